@@ -87,7 +87,7 @@ class Api:
             lora=msgspec.json.encode(form.lora_config).decode(),
             user_metadata=forms.words(form.user_metadata),
         )
-        return self._create(run, "create_model", call)
+        return self._desk.submit(run, 0, "create_model", call.body, is_new=True)
 
     def load_weights(self, call: Call) -> Json:
         """Accept a load, into a run or as a new one."""
@@ -105,11 +105,7 @@ class Api:
             user_metadata=forms.words(form.user_metadata),
             is_unloaded=False,
         )
-        return self._create(run, "load_weights", call)
-
-    def _create(self, run: Run, kind: str, call: Call) -> Json:
-        request_id = self._desk.submit(run, 0, kind, call.body, is_new=True)
-        return {"request_id": request_id, "model_id": run.run_id}
+        return self._desk.submit(run, 0, "load_weights", call.body, is_new=True)
 
     def _check_base(self, name: str | None) -> None:
         # A program names a model of the hub, the service perhaps the directory with its copy.
@@ -123,26 +119,25 @@ class Api:
         kind = "forward" if request.forward_only else "forward_backward"
         # Equal requests have one form of the body.
         same = bytes(request.SerializeToString(deterministic=True))
-        return self._submit(request.model_id, request.seq_id, kind, same)
+        run = self._store.known(Run, request.model_id)
+        return self._desk.submit(run, request.seq_id, kind, same)
 
     def numbered(self, kind: str, call: Call) -> Json:
         """Accept a request of a training run in JSON."""
         form = call.read(forms.Numbered)
-        return self._submit(form.model_id, form.seq_id, kind, call.body)
-
-    def _submit(self, run_id: str, seq_id: int, kind: str, body: bytes) -> Json:
-        request_id = self._desk.submit(self._store.known(Run, run_id), seq_id, kind, body)
-        return {"request_id": request_id, "model_id": run_id}
+        run = self._store.known(Run, form.model_id)
+        return self._desk.submit(run, form.seq_id, kind, call.body)
 
     def unload(self, call: Call) -> Json:
         """Accept the end of a training run."""
-        run_id = call.read(forms.Named).model_id
+        run = self._store.known(Run, call.read(forms.Named).model_id)
         # It comes without a number.
         query = (
             "SELECT coalesce(max(seq_id) FILTER (WHERE kind='unload_model'), 1 + max(seq_id)) FROM"
             " requests WHERE owner=?"
         )
-        return self._submit(run_id, self._store.value(query, [run_id]), "unload_model", call.body)
+        seq_id = self._store.value(query, [run.run_id])
+        return self._desk.submit(run, seq_id, "unload_model", call.body)
 
     def create_sampler(self, call: Call) -> Json:
         """Open a sampling session of the base model or of a checkpoint."""

@@ -90,9 +90,11 @@ class Desk:
         statement = "UPDATE sessions SET ended=?, seen_s=0 WHERE session_id=? AND ended=''"
         self.store.change(statement, reason, session_id)
 
-    def submit(self, run: Run, seq_id: int, kind: str, body: bytes, *, is_new: bool = False) -> str:
-        """Accept a request of a training run, and return its id. Raises Refused, also for a number
-        that another request has.
+    def submit(
+        self, run: Run, seq_id: int, kind: str, body: bytes, *, is_new: bool = False
+    ) -> dict[str, Any]:
+        """Accept a request of a training run. Raises Refused, also for a number that another
+        request has.
         """
         self.session(run.session_id)
         if run.is_unloaded and kind != "unload_model":
@@ -103,7 +105,7 @@ class Desk:
         request, is_known = self.store.put(run.run_id, seq_id, kind, body, new=new)
         if not is_known:
             self._order.put(run.run_id, seq_id)
-        return request.request_id
+        return {"request_id": request.request_id, "model_id": run.run_id}
 
     def sample(self, body: bytes) -> dict[str, Any]:
         """Accept a request for samples. Raises Refused, DataError."""

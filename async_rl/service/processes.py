@@ -8,11 +8,12 @@ import contextlib
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable
-from async_rl.core.frozen import frozen
+from async_rl.protocol.base import Message
 from async_rl.protocol.generator import FreeSlot, LoadWeights
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import (
@@ -26,7 +27,6 @@ from async_rl.protocol.service import (
 )
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.runtime.context import ProcessContext
-from async_rl.runtime.directory import Incarnation
 from async_rl.service.sampling import folder_of
 from async_rl.weights.block import checksum
 from async_rl.weights.membership import Life, life_of
@@ -36,26 +36,19 @@ _LONGEST_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
-@frozen
-class _Adapter:
-    """The newest weights of a slot."""
-
-    directory: Path
-    version: int
-
-
 class Processes:
     """Calls them across their restarts."""
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self._directory = context.directory
-        self._learners: dict[str, Incarnation] = {}
+        self._learners: dict[str, Member] = {}
         """The life of the learner that said the position of each training run."""
         self._busy = collections.Counter[Life]()
         self._broken: set[Life] = set()
-        self._slots: dict[str, _Adapter] = {}
-        self._loaded: dict[tuple[Life, str], _Adapter] = {}
+        self._slots: dict[str, LoadWeights] = {}
+        """The newest weights of each slot."""
+        self._loaded: dict[tuple[Life, str], LoadWeights] = {}
         self._loading = collections.defaultdict[tuple[Life, str], asyncio.Lock](asyncio.Lock)
 
     async def position(self, run_id: str) -> Position:
@@ -64,11 +57,9 @@ class Processes:
             revision = self._directory.revision
             member = self._directory.find("learner")
             if member is not None:
-                self._learners[run_id] = self._context.incarnation_of(member)
+                self._learners[run_id] = member
                 try:
-                    found: Position = await self._learners[run_id].call(
-                        AskPosition(run_id=run_id), timeout_s=_LONGEST_S
-                    )
+                    found: Position = await self._call(member, AskPosition(run_id=run_id))
                 except Unavailable as error:
                     _log.warning("the learner left: %s", error)
                 else:
@@ -80,9 +71,7 @@ class Processes:
         """Let the learner that said the position execute a request; Unavailable if it left. A run
         that is unloaded gives its slot back.
         """
-        executed: Executed = await self._learners[request.run_id].call(
-            request, timeout_s=_LONGEST_S
-        )
+        executed: Executed = await self._call(self._learners[request.run_id], request)
         if request.operation == "unload_model" and not executed.error:
             await self.unload(folder_of(request.run_id))
         return executed
@@ -92,20 +81,31 @@ class Processes:
         await self.unload(folder_of(run_id))
         learner = self._learners.pop(run_id, None)
         if learner is not None:
-            await learner.call(Release(run_id=run_id), timeout_s=_LONGEST_S)
+            await self._call(learner, Release(run_id=run_id))
+
+    async def _call(self, member: Member, request: Message) -> Any:
+        return await self._context.incarnation_of(member).call(request, timeout_s=_LONGEST_S)
 
     async def sample(self, request: Sample) -> Sampled:
-        """Let a generator draw the sequences, another one if it leaves."""
+        """Let the least busy generator draw the sequences, another one if it leaves."""
         while True:
-            member = await self._generator()
+            revision = self._directory.revision
+            usable = [
+                member
+                for member in self._directory.of_role("generator")
+                if member.state != DRAINING and life_of(member) not in self._broken
+            ]
+            if not usable:
+                with self._context.activity.waiting("a generator"):
+                    await self._directory.changed(revision)
+                continue
+            member = min(usable, key=lambda member: self._busy[life_of(member)])
             life = life_of(member)
             self._busy[life] += 1
             try:
                 if request.policy:
                     await self._load(member, request.policy)
-                sampled: Sampled = await self._context.incarnation_of(member).call(
-                    request, timeout_s=_LONGEST_S
-                )
+                sampled: Sampled = await self._call(member, request)
             except DeadlineExceeded:
                 raise
             except Unavailable as error:
@@ -116,25 +116,11 @@ class Processes:
             finally:
                 self._busy[life] -= 1
 
-    async def _generator(self) -> Member:
-        """The least busy generator."""
-        while True:
-            revision = self._directory.revision
-            usable = [
-                member
-                for member in self._directory.of_role("generator")
-                if member.state != DRAINING and life_of(member) not in self._broken
-            ]
-            if usable:
-                return min(usable, key=lambda member: self._busy[life_of(member)])
-            with self._context.activity.waiting("a generator"):
-                await self._directory.changed(revision)
-
     async def load(self, policy: str, directory: Path, version: int) -> None:
         """Put these weights into the slot of a policy on every generator, also on later ones.
         Requests in flight continue with them. Raises DataError if a generator has no free slot.
         """
-        self._slots[policy] = _Adapter(directory=directory, version=version)
+        self._slots[policy] = await asyncio.to_thread(_load_of, policy, directory, version)
         for member in self._directory.of_role("generator"):
             try:
                 await self._load(member, policy)
@@ -152,32 +138,26 @@ class Processes:
                 self._loaded.pop(key, None)
                 # A generator that has left has no slots.
                 with contextlib.suppress(Unavailable):
-                    life = self._context.incarnation_of(member)
-                    await life.call(FreeSlot(policy=policy), timeout_s=_LONGEST_S)
+                    await self._call(member, FreeSlot(policy=policy))
 
     async def _load(self, member: Member, policy: str) -> None:
         key = life_of(member), policy
         async with self._loading[key]:
-            adapter = self._slots[policy]
-            if self._loaded.get(key) == adapter:
-                return
-            life = self._context.incarnation_of(member)
-            source = await asyncio.to_thread(_stored, adapter.directory)
-            # Nothing names the tensors of the base model, which is the same file everywhere.
-            manifest = Manifest(
-                version=adapter.version, path="", tensors=[], total_bytes=0, checksum=0
-            )
-            load = LoadWeights(manifest=manifest, source=source, policy=policy)
-            await life.call(load, timeout_s=_LONGEST_S)
-            self._loaded[key] = adapter
+            load = self._slots[policy]
+            if self._loaded.get(key) is not load:
+                await self._call(member, load)
+                self._loaded[key] = load
 
 
-def _stored(directory: Path) -> StoredFile:
+def _load_of(policy: str, directory: Path, version: int) -> LoadWeights:
     file = directory / "adapter_model.safetensors"
     described = json.loads((directory / "adapter_config.json").read_bytes())
     content = np.frombuffer(file.read_bytes(), np.uint8)
-    return StoredFile(
+    source = StoredFile(
         url=file.as_uri(),
         scaling=described["lora_alpha"] / described["r"],
         checksum=checksum(content),
     )
+    # Nothing names the tensors of the base model, which is the same file everywhere.
+    manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
+    return LoadWeights(manifest=manifest, source=source, policy=policy)

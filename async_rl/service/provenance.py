@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -41,31 +40,29 @@ def _compare(
     start = 0
     for span, is_sampled in spans:
         drawn = find(span.sequence_id)
-        source = drawn.tokens if is_sampled else drawn.prompt
-        if min(span.offset, span.length) < 0 or span.offset + span.length > len(source):
+        source: AnyArray = drawn.tokens if is_sampled else drawn.prompt
+        end = span.offset + span.length
+        if min(span.offset, span.length) < 0 or end > len(source):
             raise DataError(
                 f"{name}: {span.sequence_id} has {len(source)} tokens, not {span.length} from"
                 f" {span.offset}"
             )
-        there = slice(span.offset, span.offset + span.length)
-        here = slice(start, start + span.length)
-        _equal(name, start, tokens[here], source[there], span)
+        pairs = [(name, tokens, source)]
         if is_sampled:
-            parts.append(dataclasses.replace(drawn, versions=drawn.versions[there]))
+            versions = drawn.versions[span.offset : end]
+            parts.append(dataclasses.replace(drawn, versions=versions))
             if logprobs is not None and logprobs.shape == tokens.shape:
-                _equal(f"{name}: logprobs", start, logprobs[here], drawn.logprobs[there], span)
+                pairs.append((f"{name}: logprobs", logprobs, drawn.logprobs))
+        for label, claimed, true in pairs:
+            wrong = np.flatnonzero(claimed[start : start + span.length] != true[span.offset : end])
+            if len(wrong):
+                here, there = start + wrong[0], span.offset + wrong[0]
+                raise DataError(
+                    f"{label}[{here}] is {claimed[here]}, and {true[there]} at {there} of"
+                    f" {span.sequence_id}"
+                )
         start += span.length
     return parts
-
-
-def _equal(name: str, start: int, claimed: AnyArray, source: AnyArray, span: Any) -> None:
-    wrong = np.flatnonzero(claimed != source)
-    if len(wrong):
-        at = int(wrong[0])
-        raise DataError(
-            f"{name}[{start + at}] is {claimed[at]}, and {source[at]} at {span.offset + at} of"
-            f" {span.sequence_id}"
-        )
 
 
 def with_ages(answer: bytes, versions: Sequence[IntArray], version: int) -> bytes:

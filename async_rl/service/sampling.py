@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,34 +128,33 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
 
 def sequences(store: Store) -> Callable[[str], Drawn]:
     """Return a function that finds the sequences of ids. It raises DataError for an unknown id."""
-    found: dict[str, Drawn] = {}
+
+    @functools.cache
+    def of_request(request_id: str) -> dict[str, Drawn]:
+        request = store.one(Request, "request_id=? AND kind='sample'", request_id)
+        if request is None or not request.answer:
+            return {}
+        # It is deleted with its session.
+        sampler = store.one(Sampler, "sampler_id=?", request.owner)
+        prompt = prompt_of(forms.read(request.body or b"", forms.AskSample))
+        return {
+            f"{request_id}.{index}": Drawn(
+                prompt=prompt,
+                tokens=np.frombuffer(sequence.tokens, "<i4"),
+                logprobs=np.frombuffer(sequence.logprobs, "<f4"),
+                versions=np.frombuffer(sequence.versions, "<i4"),
+                run_id=sampler.run_id if sampler else "",
+            )
+            for index, sequence in enumerate(SampleResponse.FromString(request.answer).sequences)
+        }
 
     def find(sequence_id: str) -> Drawn:
-        request_id = sequence_id.rpartition(".")[0]
-        if sequence_id not in found:
-            request = store.one(Request, "request_id=? AND kind='sample'", request_id)
-            if request is not None and request.answer and request.body:
-                found.update(_drawn(store, request, request.answer, request.body))
-        if sequence_id not in found:
+        found = of_request(sequence_id.rpartition(".")[0]).get(sequence_id)
+        if found is None:
             raise DataError(f"no sequence {sequence_id!r} was sampled here in the last day")
-        return found[sequence_id]
+        return found
 
     return find
-
-
-def _drawn(store: Store, request: Request, answer: bytes, body: bytes) -> dict[str, Drawn]:
-    sampler = store.one(Sampler, "sampler_id=?", request.owner)
-    prompt = prompt_of(forms.read(body, forms.AskSample))
-    return {
-        f"{request.request_id}.{index}": Drawn(
-            prompt=prompt,
-            tokens=np.frombuffer(sequence.tokens, "<i4"),
-            logprobs=np.frombuffer(sequence.logprobs, "<f4"),
-            versions=np.frombuffer(sequence.versions, "<i4"),
-            run_id=sampler.run_id if sampler else "",
-        )
-        for index, sequence in enumerate(SampleResponse.FromString(answer).sequences)
-    }
 
 
 def _fill(table: Any, ids: IntArray, logprobs: FloatArray) -> None:
