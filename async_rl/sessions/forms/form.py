@@ -185,42 +185,41 @@ def new_id(prefix: str) -> str:
 
 async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[Event]]:
     """Yield the events of a streamed answer, in lists that are sent together."""
-    news: asyncio.Queue[tuple[int, str | asyncio.Task[Answer]]] = asyncio.Queue()
-    tasks = []
-    for index, call in enumerate(exchange.calls):
-        # The defaults keep the values of this call for the time when the function runs.
-        def show(text: str, index: int = index, in_pieces: bool = call.in_pieces) -> None:
-            if in_pieces and text:
+    news: asyncio.Queue[tuple[int, str | None]] = asyncio.Queue()
+
+    async def answer(index: int, call: Call) -> Answer:
+        def show(text: str) -> None:
+            if call.in_pieces and text:
                 news.put_nowait((index, text))
 
-        def finish(task: asyncio.Task[Answer], index: int = index) -> None:
-            news.put_nowait((index, task))
+        try:
+            return await session.answer(call, show)
+        finally:
+            # The end of the answer, or its failure.
+            news.put_nowait((index, None))
 
-        tasks.append(asyncio.create_task(session.answer(call, show)))
-        tasks[-1].add_done_callback(finish)
-    answers: dict[int, Answer] = {}
+    tasks = [asyncio.create_task(answer(*each)) for each in enumerate(exchange.calls)]
+    left = set(range(len(tasks)))
     has_text: set[int] = set()
     try:
         events: list[Event] | None = None
-        while len(answers) < len(tasks):
-            index, part = await news.get()
-            text = answer = None
-            if isinstance(part, str):
-                text = part
-            else:
+        while left:
+            index, text = await news.get()
+            done = None
+            if text is None:
                 # Raises the error of a call that failed.
-                answer = part.result()
+                done = await tasks[index]
+                left.remove(index)
                 # All text of an answer that does not come in pieces.
-                text = None if index in has_text else answer.content
+                text = None if index in has_text else done.content
             events = exchange.opened() if events is None else []
             if text is not None:
                 events += exchange.text(index, text, is_first=index not in has_text)
                 has_text.add(index)
-            if answer is not None:
-                answers[index] = answer
-                events += exchange.done(index, answer)
+            if done is not None:
+                events += exchange.done(index, done)
             yield events
-        yield exchange.closed([answers[index] for index in sorted(answers)])
+        yield exchange.closed([task.result() for task in tasks])
     finally:
         # A client that disconnects cancels its calls; they record the text that it has read.
         for task in tasks:
