@@ -124,7 +124,6 @@ async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
             engine.load_weights(manifest, StoredFile(url="file:///nowhere/x", scaling=1.0))
         ),
         "rank": await refusal(engine.load_weights(manifest, large)),
-        "whole": await refusal(engine.load_weights(manifest, StoredFile(url=large.url))),
     }
 
 

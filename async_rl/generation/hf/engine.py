@@ -27,7 +27,7 @@ from async_rl.generation.engine import OpenEngine, read_model_facts, require_ver
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf.decoding import Samples, seed_of
 from async_rl.protocol.generator import Completion, LoadReport
-from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
 from async_rl.weights.routes import Receivers
 
@@ -100,10 +100,6 @@ class HfEngine:
             f"the transformers engine stopped: {self._ended}; start the generator again"
         )
 
-    def _require_usable(self) -> None:
-        require_version(self.version)
-        self._require_open()
-
     async def close(self) -> None:
         """Stop after the next token; all requests in flight fail then."""
         self._ended = self._ended or "it was closed"
@@ -115,7 +111,7 @@ class HfEngine:
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         """Yield each completion as it finishes."""
-        self._require_usable()
+        require_version(self.version)
         samples = Samples(
             prompt_token_ids,
             num_samples,
@@ -157,11 +153,6 @@ class HfEngine:
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Copy and verify the version next to the steps, then change tensors between two tokens."""
         self._require_open()
-        if isinstance(source, DeviceBlock):
-            raise WeightsError(
-                "the transformers engine cannot map GPU memory; set weights.transfer=auto, or"
-                " generation.engine=vllm"
-            )
         started_s = time.perf_counter()
         tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receivers)
         for name, parameter in self._model.named_parameters():
@@ -188,7 +179,7 @@ class HfEngine:
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows between two tokens."""
-        self._require_usable()
+        require_version(self.version)
         return await self._do(self._score, rows)
 
     @torch.no_grad()

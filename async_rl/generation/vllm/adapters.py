@@ -58,11 +58,7 @@ class AppliedAdapter(VllmEngine):
         self.version = NO_VERSION
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
-        if not isinstance(source, StoredFile) or source.scaling is None:
-            raise WeightsError(
-                f"version {manifest.version} came as {type(source).__name__} with all weights, and"
-                " this engine takes adapters only; set model.lora.slots for the learner too"
-            )
+        assert isinstance(source, StoredFile), "model.lora.slots is the learner's setting too"
         # vLLM reads an adapter from a directory of PEFT's form only.
         with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
             await asyncio.to_thread(_fetch_peft, manifest, source, Path(directory))

@@ -105,8 +105,7 @@ class SharedWeightsExtension:
 
     def stage_shared_weights(self, manifest: bytes, source: bytes) -> str:
         """Load and pack the second copy; may run next to the engine's steps."""
-        if self._spare is None:
-            raise WeightsError("this worker has no second copy of the model to stage weights in")
+        assert self._spare is not None, "the engine knows which workers have one"
         _return_freed_memory()
         try:
             with self._weights(manifest, source) as tensors:
@@ -118,8 +117,8 @@ class SharedWeightsExtension:
 
     def exchange_shared_weights(self) -> str:
         """Put the staged weights into use; between two steps only."""
-        if self._spare is not None:
-            self._spare.exchange()
+        assert self._spare is not None, "weights have been staged in it"
+        self._spare.exchange()
         return ""
 
     def load_shared_weights(self, manifest: bytes, source: bytes) -> str:
