@@ -32,12 +32,9 @@ order of their numbers."""
 
 
 class Position(Message):
-    """The newest request in the state of a training run; -1 = no state. version: optimizer steps
-    of that state.
-    """
+    """The newest request in the state of a training run; -1 = no state."""
 
     seq_id: int
-    version: int
 
 
 class AskPosition(Message):

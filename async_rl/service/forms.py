@@ -91,7 +91,8 @@ class Adam(msgspec.Struct):
     learning_rate: Rate = 1e-4
     beta1: Share = 0.9
     beta2: Share = 0.95
-    eps: Rate = 1e-12
+    # Below, a gradient of 0 would give 0 / 0.
+    eps: Annotated[float, Meta(ge=1e-30, le=1e6)] = 1e-12
     weight_decay: Rate = 0.0
     grad_clip_norm: Annotated[float, Meta(ge=0)] = 0.0
 

@@ -9,7 +9,7 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torch import Tensor
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 
-Inputs = Mapping[str, Tensor]
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"
 
@@ -27,74 +26,67 @@ class Loss:
     """One loss.
 
     inputs: what a datum must have besides target_tokens; defaults: the configuration, where NaN
-    has to be replaced; compute: (log-probs [R], inputs [R], lengths of the datums in them)
-    -> loss [R]. A threshold of the configuration may also be an input: then each token has its own.
-    has_alternatives: the targets may have K columns, and so everything else [R, K].
+    has to be replaced. A threshold of the configuration may also be an input: then each token has
+    its own.
     """
 
-    inputs: Sequence[str]
-    compute: Callable[[Tensor, Inputs, Sequence[int]], Tensor]
+    name: str
+    inputs: Sequence[str] = ("logprobs", "advantages")
     defaults: Mapping[str, float]
-    has_alternatives: bool = False
+
+    @property
+    def has_alternatives(self) -> bool:
+        """Return whether the targets may have K columns, and so everything else [R, K]."""
+        return self.name == "cross_entropy"
+
+    def compute(self, p: Tensor, inputs: Mapping[str, Tensor], lengths: Sequence[int]) -> Tensor:
+        """Return the loss of each token, as p.
+
+        p: log-probs [R]; inputs: each [R], also of the configuration; lengths: of the datums in
+        them.
+        """
+        if self.name == "cross_entropy":
+            return -p * inputs["weights"]
+        advantages = inputs["advantages"]
+        gap = p - inputs["logprobs"]
+        if self.name == "dro":
+            return inputs["beta"] / 2 * gap.square() - p * advantages
+        if self.name == "importance_sampling":
+            return -gap.exp() * advantages
+        low, high = inputs[LOW], inputs[HIGH]
+        if self.name == "cispo":
+            return -gap.detach().exp().clamp(low, high) * p * advantages
+        if self.name == "gspo":
+            means = _of_sequences(gap.detach(), inputs["sequence_ratio_mask"], lengths)
+            # Each token has the value of its sequence's ratio, and its own gradient (GSPO-token).
+            gap = means + p - p.detach()
+        ratio = gap.exp()
+        return -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
 
 
-def _cross_entropy(p: Tensor, inputs: Inputs, lengths: Sequence[int]) -> Tensor:
-    return -p * inputs["weights"]
-
-
-def _importance_sampling(p: Tensor, inputs: Inputs, lengths: Sequence[int]) -> Tensor:
-    return -(p - inputs["logprobs"]).exp() * inputs["advantages"]
-
-
-def _clipped(ratio: Tensor, inputs: Inputs) -> Tensor:
-    advantages = inputs["advantages"]
-    bounded = ratio.clamp(inputs[LOW], inputs[HIGH])
-    return -torch.minimum(ratio * advantages, bounded * advantages)
-
-
-def _ppo(p: Tensor, inputs: Inputs, lengths: Sequence[int]) -> Tensor:
-    return _clipped((p - inputs["logprobs"]).exp(), inputs)
-
-
-def _cispo(p: Tensor, inputs: Inputs, lengths: Sequence[int]) -> Tensor:
-    ratio = (p.detach() - inputs["logprobs"]).exp()
-    return -ratio.clamp(inputs[LOW], inputs[HIGH]) * p * inputs["advantages"]
-
-
-def _dro(p: Tensor, inputs: Inputs, lengths: Sequence[int]) -> Tensor:
-    penalty = inputs["beta"] / 2 * (p - inputs["logprobs"]).square()
-    return penalty - p * inputs["advantages"]
-
-
-def _gspo(p: Tensor, inputs: Inputs, lengths: Sequence[int]) -> Tensor:
-    """Each token has the value of its sequence's ratio, and its own gradient (GSPO-token)."""
-    detached = p.detach()
-    gaps = torch.split(detached - inputs["logprobs"], list(lengths))
-    masks = torch.split(inputs["sequence_ratio_mask"], list(lengths))
+def _of_sequences(gaps: Tensor, masks: Tensor, lengths: Sequence[int]) -> Tensor:
+    """For each token the mean of the marked tokens of its datum."""
+    sizes = list(lengths)
+    parts = zip(torch.split(gaps, sizes), torch.split(masks, sizes), strict=True)
     # A datum without a marked token is refused before.
-    means = torch.cat(
-        [gap[mask != 0].mean().expand(len(gap)) for gap, mask in zip(gaps, masks, strict=True)]
-    )
-    return _clipped((means + p - detached).exp(), inputs)
+    return torch.cat([gap[mask != 0].mean().expand(len(gap)) for gap, mask in parts])
 
 
-_SAMPLED = ("logprobs", "advantages")
-LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(
-        inputs=("weights",), compute=_cross_entropy, defaults={}, has_alternatives=True
-    ),
-    "importance_sampling": Loss(inputs=_SAMPLED, compute=_importance_sampling, defaults={}),
-    "ppo": Loss(inputs=_SAMPLED, compute=_ppo, defaults={LOW: 0.8, HIGH: 1.2}),
-    "cispo": Loss(inputs=_SAMPLED, compute=_cispo, defaults={LOW: 0.0, HIGH: 4.0}),
+_ALL = (
+    Loss(name="cross_entropy", inputs=("weights",), defaults={}),
+    Loss(name="importance_sampling", defaults={}),
+    Loss(name="ppo", defaults={LOW: 0.8, HIGH: 1.2}),
+    Loss(name="cispo", defaults={LOW: 0.0, HIGH: 4.0}),
     # The API has no published default of beta.
-    "dro": Loss(inputs=_SAMPLED, compute=_dro, defaults={"beta": math.nan}),
+    Loss(name="dro", defaults={"beta": math.nan}),
     # The API's own defaults are not published; these are those of arXiv 2507.18071 sec. 5.1.
-    "gspo": Loss(
-        inputs=(*_SAMPLED, "sequence_ratio_mask"),
-        compute=_gspo,
+    Loss(
+        name="gspo",
+        inputs=("logprobs", "advantages", "sequence_ratio_mask"),
         defaults={LOW: 1 - 3e-4, HIGH: 1 + 4e-4},
     ),
-}
+)
+LOSSES: Mapping[str, Loss] = {loss.name: loss for loss in _ALL}
 
 
 def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[str, float]]:

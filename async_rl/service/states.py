@@ -48,7 +48,7 @@ def written(directory: Path) -> Iterator[Path]:
         ) from error
 
 
-def write_state(directory: Path, run: Tenant) -> None:
+def write_state(run: Tenant, directory: Path) -> None:
     """Write weights, moments and numbers."""
     (directory / _NUMBERS).write_bytes(msgspec.json.encode(run.numbers))
     tensors = {name: x.detach().cpu() for name, x in run.tensors().items()}
@@ -110,7 +110,7 @@ class States:
             return
         try:
             with written(self._directory / f"{_PREFIX}{run.numbers.seq_id}") as partial:
-                write_state(partial, run)
+                write_state(run, partial)
         except DataError as error:
             _log.warning("%s: %s", run.run_id, error)
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ from async_rl.weights.lora import (
     adapter_weights,
     add_adapter,
     merged_weights,
-    remove_adapter,
     targets_of,
-    use_adapter,
+)
+
+_WEIGHTS = shutil.ignore_patterns(
+    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json"
 )
 
 
@@ -124,14 +127,6 @@ class Tenant:
         """Clear the gradients without a step."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def use(self) -> None:
-        """Let the next passes compute this run."""
-        use_adapter(self._lm, self.run_id)
-
-    def close(self) -> None:
-        """Free the memory of the run."""
-        remove_adapter(self._lm, self.run_id)
-
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
         """Add the gradients of the block to the earlier ones, or nothing if the block raises.
@@ -194,17 +189,19 @@ class Tenant:
         if not with_moments:
             self.forget_moments()
 
-    def write_adapter(self, directory: Path, base: str) -> None:
-        """Write the adapter as PEFT's files. base: the model's name in them."""
+    def write_adapter(self, directory: Path) -> None:
+        """Write the adapter as PEFT's files."""
         adapter = Adapter(
             tensors={name: x.detach().cpu().contiguous() for name, x in self.weights.items()},
             scaling=self._scaling,
         )
-        facts = {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
+        facts = {"task_type": "CAUSAL_LM", "base_model_name_or_path": self._lm.name_or_path}
         write_peft(directory, adapter.to_bytes(), adapter.scaling, **facts)
 
     def export(self, directory: Path) -> None:
-        """Write base and adapter together as a Hugging Face model directory, without tokenizer."""
+        """Write base and adapter together as a Hugging Face model directory."""
+        # Tokenizer and licence; the configuration is then written anew.
+        shutil.copytree(self._lm.name_or_path, directory, ignore=_WEIGHTS, dirs_exist_ok=True)
         dtype = self._lm.dtype
         merged = merged_weights(self._lm, self.run_id)
         state = {name: x.detach().to("cpu", dtype).contiguous() for name, x in merged}

@@ -9,9 +9,8 @@ Invariants
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -34,13 +33,15 @@ from async_rl.service.losses import find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.states import States, read_state, write_state, written
 from async_rl.service.tenants import Numbers, Tenant, load_base
+from async_rl.weights.lora import remove_adapter, use_adapter
 
 _SAVE_S = 10.0
 """Seconds of work after which the state of a run is saved: a kill repeats about that much."""
-_LEAST_EPS = 1e-30
-_WEIGHTS = shutil.ignore_patterns(
-    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json"
-)
+_WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
+    "save_weights": write_state,
+    "save_weights_for_sampler": Tenant.write_adapter,
+    "save_weights_external": Tenant.export,
+}
 
 
 class TrainingRuns:
@@ -65,7 +66,6 @@ class TrainingRuns:
         adapter = config.model.adapter
         assert adapter is not None, "checked with the configuration"
         self._adapter = adapter
-        self._model_path = model_path
         self._directory = directory
         self._device = device
         self._clock = clock
@@ -100,9 +100,7 @@ class TrainingRuns:
             if (newest := self._states(run_id).newest()) is not None:
                 self._add(run_id, newest.numbers).restore(newest, with_moments=True)
         run = self._runs[run_id]
-        if run is None:
-            return Position(seq_id=-1, version=0)
-        return Position(seq_id=run.numbers.seq_id, version=run.numbers.version)
+        return Position(seq_id=-1 if run is None else run.numbers.seq_id)
 
     def _new(self, run_id: str, lora: LoraConfig) -> Tenant:
         return self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
@@ -169,7 +167,7 @@ class TrainingRuns:
         run = self._runs.pop(run_id, None)
         if run is not None:
             self._save(run)
-            run.close()
+            remove_adapter(self._policy.lm, run_id)
 
     def close(self) -> None:
         """Save the states of all runs."""
@@ -191,17 +189,9 @@ class TrainingRuns:
                 return self._step(run, request.body), 0
             case "unload_model":
                 run.forget_gradients()
-            case "save_weights":
+            case operation:
                 with written(path) as partial:
-                    write_state(partial, run)
-            case "save_weights_for_sampler":
-                with written(path) as partial:
-                    run.write_adapter(partial, str(self._model_path))
-            case "save_weights_external":
-                with written(path) as partial:
-                    # Tokenizer and licence; the configuration is then written anew.
-                    shutil.copytree(self._model_path, partial, ignore=_WEIGHTS, dirs_exist_ok=True)
-                    run.export(partial)
+                    _WRITERS[operation](run, partial)
         return b"", 0
 
     def _create(self, run: Tenant | None, request: Execute) -> None:
@@ -230,7 +220,7 @@ class TrainingRuns:
         is_training = request.operation == "forward_backward"
         logprobs: dict[int, FloatArray] = {}
         total = 0.0
-        run.use()
+        use_adapter(self._policy.lm, run.run_id)
         with run.accumulating() if is_training else torch.no_grad():
             for row in pack_rows(examples, self._limits, self._device):
                 of_row, row_loss = run_row(self._policy, row, loss, self._chunk_tokens)
@@ -247,8 +237,6 @@ class TrainingRuns:
 
     def _step(self, run: Tenant, body: bytes) -> bytes:
         adam = read(body, OptimStep).adam_params
-        if adam.eps < _LEAST_EPS:
-            raise DataError(f"adam_params.eps={adam.eps:g}: 0 / 0 for a gradient of 0; use 1e-12")
         norm = run.step(adam)
         self._num_steps += 1
         scalars = {

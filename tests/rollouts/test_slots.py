@@ -147,7 +147,7 @@ class Service:
         if isinstance(message, Execute):
             is_refused = message.body == b"refuse"
             return Executed(body=b"", version=0, error="refused" if is_refused else "")
-        return Ok() if isinstance(message, Release) else Position(seq_id=0, version=0)
+        return Ok() if isinstance(message, Release) else Position(seq_id=0)
 
     def places(self, number: int = 0) -> list[list[tuple[str, int]]]:
         return [place.loaded for place in self.engines[number].places]

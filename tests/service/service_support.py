@@ -87,7 +87,7 @@ class Played:
         if run_id not in self.memory:
             self.memory[run_id] = self.saved.get(run_id, State()).copy()
         state = self.memory[run_id]
-        return Position(seq_id=state.seq_id, version=state.version)
+        return Position(seq_id=state.seq_id)
 
     async def execute(self, request: Execute) -> Executed:
         self.on("execute", request)

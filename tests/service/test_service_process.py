@@ -77,8 +77,8 @@ async def test_requests_are_executed_in_order_reported_and_saved_at_the_end(
     counters = world.context.activity.snapshot().counters
     assert counters["tokens_trained"] == 18
     await world.handlers[Release](Release(run_id=RUN))
-    assert (await world.handlers[AskPosition](AskPosition(run_id=RUN))).version == 2
-    await world.ask(5, "optim_step", optim())
+    assert (await world.handlers[AskPosition](AskPosition(run_id=RUN))).seq_id == 4
+    assert (await world.ask(5, "optim_step", optim())).version == 3
     world.context.stopping.set()
     await process
     again = make_runs(model_path, tmp_path / "service" / "runs")
