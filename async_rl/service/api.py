@@ -13,7 +13,7 @@ from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.service import forms
 from async_rl.service.desk import Desk
-from async_rl.service.deviations import DEVIATIONS, WARNING, refuse
+from async_rl.service.deviations import WARNING, refuse
 from async_rl.service.proto import decode
 from async_rl.service.sampling import sequences
 from async_rl.service.store import Checkpoint, Run, Sampler, Session
@@ -49,14 +49,16 @@ class Api:
         form = call.read(forms.NewSession)
         session = Session(
             session_id=self._store.new_id()[:16],
-            created_s=self._store.now(),
             seen_s=self._store.now(),
             display_name=form.display_name,
             user_metadata=forms.words(form.user_metadata),
         )
         self._store.add(session)
-        head = {"type": "create_session", "session_id": session.session_id}
-        return {**head, "warning_message": WARNING}
+        return {
+            "type": "create_session",
+            "session_id": session.session_id,
+            "warning_message": WARNING,
+        }
 
     def heartbeat(self, call: Call) -> Json:
         """Keep a session alive."""
@@ -64,22 +66,23 @@ class Api:
         return {"type": "session_heartbeat"}
 
     def finish(self, call: Call) -> None:
-        """End a session."""
+        """End a session. The first reason stays."""
+        session = self._store.known(Session, call.path["session_id"])
+        statement = "UPDATE sessions SET ended=?, seen_s=0 WHERE session_id=? AND ended=''"
         reason = call.read(forms.Finish).reason.type
-        self._store.known(Session, call.path["session_id"])
-        self._desk.finish(call.path["session_id"], reason)
+        self._store.change(statement, reason, session.session_id)
 
     def create_model(self, call: Call) -> Json:
         """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
         form = call.read(forms.CreateModel)
         self._check_base(form.base_model)
         refuse(form.optimizer_config.type)
-        if form.lora_config is None or form.lora_config.rank == 0:
-            raise DataError(f"rank 0 is {DEVIATIONS['rank 0']}")
-        if form.lora_config.rank > self._desk.model.most_rank:
+        rank, most = form.lora_config.rank if form.lora_config else 0, self._desk.model.most_rank
+        if not rank:
+            refuse("rank 0")
+        if rank > most:
             raise DataError(
-                f"rank={form.lora_config.rank} is above {self._desk.model.most_rank}, the value of"
-                " model.lora.rank of this server"
+                f"rank={rank} is above {most}, the value of model.lora.rank of this server"
             )
         run = Run(
             run_id=f"{form.session_id}:train:{form.model_seq_id}",
@@ -158,8 +161,7 @@ class Api:
             self._store.add(sampler)
         elif known != sampler:
             raise Refused(f"{sampler.sampler_id} is another sampling session", status=409)
-        head = {"type": "create_sampling_session"}
-        return {**head, "sampling_session_id": sampler.sampler_id}
+        return {"type": "create_sampling_session", "sampling_session_id": sampler.sampler_id}
 
     def sequence(self, call: Call) -> Json:
         """Return a sampled sequence with the version of each token."""

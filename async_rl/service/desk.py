@@ -18,11 +18,10 @@ from typing import Any
 
 from async_rl.core.errors import DataError
 from async_rl.service import forms
-from async_rl.service.answers import Answers
 from async_rl.service.backend import Backend, Model
 from async_rl.service.order import Order
 from async_rl.service.sampling import encoded, load, sample_of
-from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session
+from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
 from async_rl.sessions.errors import Refused
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Desk:
         poll_s: float = 30.0,
     ) -> None:
         self.model = model
-        self.store = Answers(directory, now=now, new_id=new_id, poll_s=poll_s)
+        self.store = Store(directory, now=now, new_id=new_id, poll_s=poll_s)
         # While no front was there, no client could give a sign.
         self.store.change("UPDATE sessions SET seen_s=?", now())
         self._order = Order(self.store, backend, directory)
@@ -84,11 +83,6 @@ class Desk:
             raise Refused(f"the session {session_id} is finished ({ended})", status=410)
         seen = "UPDATE sessions SET seen_s=? WHERE session_id=?"
         self.store.change(seen, self.store.now(), session_id)
-
-    def finish(self, session_id: str, reason: str) -> None:
-        """Finish a session. The first reason stays."""
-        statement = "UPDATE sessions SET ended=?, seen_s=0 WHERE session_id=? AND ended=''"
-        self.store.change(statement, reason, session_id)
 
     def submit(
         self, run: Run, seq_id: int, kind: str, body: bytes, *, is_new: bool = False

@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +23,12 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.service import CHANGING, Execute, Executed, Operation
 from async_rl.service import forms
-from async_rl.service.answers import Answers
 from async_rl.service.backend import Backend
 from async_rl.service.deviations import refuse
 from async_rl.service.proto import parse_forward_backward
 from async_rl.service.provenance import check, with_ages
 from async_rl.service.sampling import folder_of, load, sequences
-from async_rl.service.store import Checkpoint, Request, Run, Sampler
+from async_rl.service.store import Checkpoint, Request, Run, Sampler, Store
 from async_rl.sessions.errors import Refused
 
 _log = logging.getLogger(__name__)
@@ -76,27 +76,26 @@ class _Line:
 class Order:
     """Executes the requests of training runs. directory: of the service."""
 
-    def __init__(self, store: Answers, backend: Backend, directory: Path) -> None:
+    def __init__(self, store: Store, backend: Backend, directory: Path) -> None:
         self._store = store
         self._backend = backend
         self._directory = directory
-        self._lines: dict[str, _Line] = {}
+        self._lines = collections.defaultdict[str, _Line](_Line)
         self._leaving: set[str] = set()
         self._has_work = asyncio.Event()
         for run in store.all(Run, "TRUE"):
-            line = self._lines[run.run_id] = _Line()
             query = "SELECT 1 + max(seq_id) FROM requests WHERE owner=? AND answered_s IS NOT NULL"
-            line.next_seq = store.value(query, [run.run_id]) or 0
+            self._lines[run.run_id].next_seq = store.value(query, [run.run_id]) or 0
         for request in self._store.all(Request, "answered_s IS NULL AND kind!='sample'"):
             self._lines[request.owner].waiting.add(request.seq_id)
 
     def next_seq(self, run_id: str) -> int:
         """Return the number of the next request of a run to execute."""
-        return self._lines[run_id].next_seq if run_id in self._lines else 0
+        return self._lines[run_id].next_seq
 
     def put(self, run_id: str, seq_id: int) -> None:
         """Add a request, which is in the store."""
-        line = self._lines.setdefault(run_id, _Line())
+        line = self._lines[run_id]
         if not line.is_ready:
             # A run that paused has no right to the work that it did not ask for.
             ready = [other.work for other in self._lines.values() if other.is_ready]
@@ -106,7 +105,7 @@ class Order:
 
     def release(self, run_id: str) -> None:
         """Free the learner's memory of a run, until its next request."""
-        if run_id in self._lines and self._lines[run_id].is_held:
+        if self._lines[run_id].is_held:
             self._leaving.add(run_id)
             self._has_work.set()
 
@@ -168,7 +167,7 @@ class Order:
             return Plan(versions=[it.versions for it in drawn if it.run_id == request.owner])
         if kind == "optim_step":
             return Plan()
-        answer = {"model_id": request.owner, "type": kind}
+        answer = {"model_id": request.owner}
         if kind != "load_weights":
             return Plan(answer=answer)
         path = forms.read(body, forms.Load).path
@@ -204,7 +203,7 @@ class Order:
             user_metadata=forms.words(form.user_metadata),
             expires_s=now_s + form.ttl_seconds if form.ttl_seconds else None,
         )
-        answer = {"path": path, "type": request.kind}
+        answer = {"path": path}
         if name:
             return Plan(directory=directory, answer=answer, saved=saved)
         session_id = store.known(Run, run_id).session_id
@@ -217,7 +216,7 @@ class Order:
         )
         if store.one(Sampler, "sampler_id=?", sampler.sampler_id):
             raise DataError(f"the sampling session {sampler.sampler_id} exists")
-        answer = {"sampling_session_id": sampler.sampler_id, "type": request.kind}
+        answer = {"sampling_session_id": sampler.sampler_id}
         return Plan(directory=directory, answer=answer, saved=saved, sampler=sampler)
 
     def _complete(self, request: Request, plan: Plan, executed: Executed) -> None:
@@ -225,7 +224,7 @@ class Order:
         store, sampler, run_id = self._store, plan.sampler, request.owner
         answer = with_ages(executed.body, plan.versions, executed.version)
         if plan.answer is not None:
-            answer = msgspec.json.encode(plan.answer)
+            answer = msgspec.json.encode({"type": request.kind, **plan.answer})
         with store.transaction():
             if plan.saved is not None:
                 # Samplers in flight have the newer weights now.
@@ -238,8 +237,8 @@ class Order:
                 )
                 files = Path(plan.directory).rglob("*")
                 size = sum(file.stat().st_size for file in files if file.is_file())
-                made = msgspec.structs.replace(plan.saved, version=executed.version)
-                store.add(msgspec.structs.replace(made, size_bytes=size))
+                made = {"version": executed.version, "size_bytes": size}
+                store.add(msgspec.structs.replace(plan.saved, **made))
             if sampler is not None:
                 store.add(msgspec.structs.replace(sampler, version=executed.version))
             if request.kind == "unload_model":

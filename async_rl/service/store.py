@@ -4,14 +4,17 @@ and checkpoints, in one SQLite file.
 Invariants
 - A change is committed when the call, or the block of `transaction`, returns: nothing is answered
   that a kill could undo.
+- A request is accepted once and answered once, and both are in the store before anybody sees them.
 - The row of a request of a training run stays: its number is known for ever, and the same number
   with another body is recognized. Its body and its answer are deleted when nobody needs them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +22,7 @@ import msgspec
 
 from async_rl.buffer.store.connection import Values, connect, select
 from async_rl.core.frozen import Value
+from async_rl.protocol.service import CHANGING
 from async_rl.sessions.errors import Refused
 
 FILE = "requests.sqlite"
@@ -32,7 +36,6 @@ class Session(Value):
     """
 
     session_id: str
-    created_s: float
     display_name: str | None
     user_metadata: str
     seen_s: float = 0.0
@@ -122,9 +125,17 @@ CREATE INDEX IF NOT EXISTS loaded ON requests (directory) WHERE directory != '';
 
 
 class Store:
-    """The open file. Raises InfrastructureError if it cannot be opened."""
+    """The open file, and the clients that wait for answers in it. poll_s: for how long a client
+    waits before it has to ask again. Raises InfrastructureError if the file cannot be opened.
+    """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, now: Callable[[], float], new_id: Callable[[], str], poll_s: float
+    ) -> None:
+        self.now = now
+        self.new_id = new_id
+        self._poll_s = poll_s
+        self._events: dict[str, asyncio.Event] = {}
         directory.mkdir(parents=True, exist_ok=True)
         self._connection = connect(directory / FILE)
         self._connection.execute("PRAGMA journal_mode=WAL")
@@ -190,6 +201,78 @@ class Store:
         """Return what a query has as its only result, None if it has none."""
         found = self._connection.execute(query, values).fetchone()
         return found and found[0]
+
+    def put(
+        self, owner: str, seq_id: int, kind: str, body: bytes, *, new: Run | None = None
+    ) -> tuple[Request, bool]:
+        """Store a request, with its new run. Returns it, and whether it was there already. Raises
+        Refused if its number has another body.
+        """
+        digest = hashlib.sha256(f"{kind} ".encode() + body).hexdigest()
+        known = self.one(Request, "owner=? AND seq_id=?", owner, seq_id)
+        if known is not None:
+            if known.digest != digest:
+                reason = f"number {seq_id} of {owner} is another request ({known.kind})"
+                raise Refused(reason, status=409)
+            return known, True
+        request = Request(
+            request_id=self.new_id(),
+            owner=owner,
+            seq_id=seq_id,
+            kind=kind,
+            digest=digest,
+            body=body,
+            accepted_s=self.now(),
+        )
+        with self.transaction():
+            if new is not None:
+                self.add(new)
+            self.add(request)
+        return request, False
+
+    async def wait(self, request_id: str) -> Request | None:
+        """Return a request with its answer, None if there is none in time. Raises Refused."""
+        request = self.known(Request, request_id)
+        if request.answered_s is None:
+            event = self._events.setdefault(request_id, asyncio.Event())
+            try:
+                async with asyncio.timeout(self._poll_s):
+                    await event.wait()
+            except TimeoutError:
+                return None
+            request = self.known(Request, request_id)
+        if request.answer is None and not request.error:
+            raise Refused(f"the answer to {request_id} was delivered, and is deleted", status=410)
+        if request.delivered_s is None:
+            statement = "UPDATE requests SET delivered_s=? WHERE request_id=?"
+            self.change(statement, self.now(), request_id)
+        return request
+
+    def finish(
+        self,
+        request: Request,
+        answer: bytes | None = None,
+        *,
+        error: str = "",
+        directory: str = "",
+        outcome: int = 0,
+    ) -> None:
+        """Store the answer or the error of a request, and wake its client."""
+        is_needed = request.kind in CHANGING or request.kind == "sample"
+        self.change(
+            "UPDATE requests SET answer=?, error=?, directory=?, outcome=?, answered_s=?, body=?"
+            " WHERE request_id=?",
+            answer,
+            error,
+            directory,
+            outcome,
+            self.now(),
+            request.body if is_needed and not error else None,
+            request.request_id,
+        )
+        event = self._events.pop(request.request_id, None)
+        if event is not None:
+            event.set()
 
 
 def _table(kind: type[Value]) -> str:

@@ -136,9 +136,7 @@ async def end_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Live until the program has ended. Returns its answers and the state."""
     desk = open_desk(directory, played)
-    desk.store.add(
-        Session(session_id=SESSION, created_s=0.0, display_name=None, user_metadata="{}")
-    )
+    desk.store.add(Session(session_id=SESSION, display_name=None, user_metadata="{}"))
     desk.store.close()
     answers, life = None, 0
     while answers is None:

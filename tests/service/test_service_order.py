@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from service_support import (
+    Clock,
     Played,
     batch,
     front,
+    ids,
     open_desk,
 )
 
@@ -143,9 +145,13 @@ async def test_the_order_of_fields_makes_no_other_batch(tmp_path: Path) -> None:
         assert len(ids) == 1
 
 
+def opened(directory: Path) -> Store:
+    return Store(directory, now=Clock(), new_id=ids(), poll_s=0.0)
+
+
 def test_a_block_that_raises_leaves_no_row(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    session = Session(session_id="a", created_s=0.0, display_name=None, user_metadata="{}")
+    store = opened(tmp_path)
+    session = Session(session_id="a", display_name=None, user_metadata="{}")
 
     def change() -> None:
         with store.transaction():
@@ -158,6 +164,6 @@ def test_a_block_that_raises_leaves_no_row(tmp_path: Path) -> None:
     with store.transaction():
         store.add(session)
     store.close()
-    again = Store(tmp_path)
+    again = opened(tmp_path)
     assert again.all(Session, "TRUE") == [session]
     again.close()
