@@ -76,23 +76,27 @@ def properties() -> dict[tuple[str, str], frozenset[str]]:
 
 def is_read(path: str) -> bool:
     """Whether a file that has to do with the setting's section reads an attribute of the setting's
-    name, or a property of the section that does.
+    name, or a property of the section that does. A file may reach the section by a property.
     """
     parents, _, leaf = path.rpartition(".")
     section = parents.rpartition(".")[2]
-    classes = section_classes(path)
-    names = {
-        leaf,
-        *(
-            name
-            for (owner, name), reads in properties().items()
-            if owner in classes and leaf in reads
-        ),
-    }
-    mention = rf"\b({'|'.join(classes)})\b" + (
-        rf"|\.{section}\b" if section else rf"|\bconfig\.({'|'.join(names)})\b"
-    )
+    names = readers(section_classes(path), leaf)
+    mention = rf"\b({'|'.join(section_classes(path))})\b"
+    if section:
+        mention += rf"|\.({'|'.join(readers(section_classes(parents), section))})\b"
+    else:
+        mention += rf"|\bconfig\.({'|'.join(names)})\b"
     return any(names & reads and re.search(mention, text) for text, reads in product_files())
+
+
+def readers(classes: list[str], attribute: str) -> set[str]:
+    """The attribute, and the properties of these classes that read it."""
+    found = (
+        name
+        for (owner, name), reads in properties().items()
+        if owner in classes and attribute in reads
+    )
+    return {attribute, *found}
 
 
 @pytest.mark.parametrize("path", list(settings()))
