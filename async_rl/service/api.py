@@ -166,8 +166,11 @@ class Api:
     def sequence(self, call: Call) -> Json:
         """Return a sampled sequence with the version of each token."""
         drawn = sequences(self._store)(call.path["sequence_id"])
-        arrays = {"tokens": drawn.tokens, "logprobs": drawn.logprobs, "versions": drawn.versions}
-        return {"model_id": drawn.run_id, **{name: it.tolist() for name, it in arrays.items()}}
+        arrays = ("tokens", "logprobs", "versions")
+        return {
+            "model_id": drawn.run_id,
+            **{name: getattr(drawn, name).tolist() for name in arrays},
+        }
 
     def shown(self, query: str, call: Call) -> msgspec.Raw:
         """Return what a query of lists.py makes."""

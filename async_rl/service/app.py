@@ -7,7 +7,7 @@ status; a request that is refused after it was accepted is answered by `{"error"
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, ExceptionHandler
+from starlette.types import ASGIApp
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.service import forms
@@ -109,7 +109,12 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
             for method, paths in handlers.items()
             for path, handler in paths.items()
         ],
-        exception_handlers=_HANDLERS,
+        exception_handlers={
+            **HANDLERS,
+            AsyncRLError: _refuse,
+            HTTPException: _refuse,
+            msgspec.ValidationError: _refuse,
+        },
     )
 
 
@@ -122,11 +127,3 @@ async def _refuse(request: HttpRequest, error: Exception) -> Response:
     if status == 429:
         response.headers["Retry-After"] = "1"
     return response
-
-
-_HANDLERS: Mapping[Any, ExceptionHandler] = {
-    **HANDLERS,
-    AsyncRLError: _refuse,
-    HTTPException: _refuse,
-    msgspec.ValidationError: _refuse,
-}

@@ -10,10 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import time
-import uuid
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from async_rl.core.errors import DataError
@@ -41,23 +37,14 @@ _DELIVERED_S = 600.0
 
 
 class Desk:
-    """Accepts requests, and executes them in `run`. directory: of the service, in the run's."""
+    """Accepts requests, and executes them in `run`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        backend: Backend,
-        *,
-        model: Model,
-        now: Callable[[], float] = time.time,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
-        poll_s: float = 30.0,
-    ) -> None:
+    def __init__(self, store: Store, backend: Backend, model: Model) -> None:
+        self.store = store
         self.model = model
-        self.store = Store(directory, now=now, new_id=new_id, poll_s=poll_s)
         # While no front was there, no client could give a sign.
-        self.store.change("UPDATE sessions SET seen_s=?", now())
-        self._order = Order(self.store, backend, directory)
+        store.change("UPDATE sessions SET seen_s=?", store.now())
+        self._order = Order(store, backend)
         self._backend = backend
         self._drawing: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None

@@ -18,6 +18,7 @@ from async_rl.service.app import build_app
 from async_rl.service.backend import Model
 from async_rl.service.desk import Desk
 from async_rl.service.processes import Processes
+from async_rl.service.store import Store
 from async_rl.sessions.server import KEEP_ALIVE_S, spare_heap
 from async_rl.wire.http import listen, serving, url_of
 
@@ -29,7 +30,8 @@ async def serve(context: ProcessContext) -> None:
     await context.directory.changed(-1)  # the first member list
     spare_heap()
     address = address_of(context.run_dir)
-    desk = Desk(context.run_dir / FOLDER, Processes(context), model=model_of(context))
+    store = Store(context.run_dir / FOLDER)
+    desk = Desk(store, Processes(context), model_of(context))
 
     async def drain(_: Drain) -> Message:
         # What was accepted is in the store, for the next life.

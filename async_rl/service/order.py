@@ -74,12 +74,11 @@ class _Line:
 
 
 class Order:
-    """Executes the requests of training runs. directory: of the service."""
+    """Executes the requests of training runs."""
 
-    def __init__(self, store: Store, backend: Backend, directory: Path) -> None:
+    def __init__(self, store: Store, backend: Backend) -> None:
         self._store = store
         self._backend = backend
-        self._directory = directory
         self._lines = collections.defaultdict[str, _Line](_Line)
         self._leaving: set[str] = set()
         self._has_work = asyncio.Event()
@@ -184,7 +183,7 @@ class Order:
         if not name and (number is None or kind != "sampler_weights"):
             name = f"{request.seq_id:06d}"
         path = f"tinker://{run_id}/{kind}/{name}"
-        folder = self._directory / "runs" / folder_of(run_id) / kind
+        folder = store.directory / "runs" / folder_of(run_id) / kind
         directory = str(folder / (name or f"~{number}"))
         if name and not form.overwrite and store.one(Checkpoint, "path=? AND NOT is_gone", path):
             raise DataError(f"{path} exists; choose another name, or overwrite it")
@@ -197,9 +196,7 @@ class Order:
             run_id=run_id,
             kind=kind,
             name=name,
-            version=0,
             created_s=now_s,
-            size_bytes=0,
             user_metadata=forms.words(form.user_metadata),
             expires_s=now_s + form.ttl_seconds if form.ttl_seconds else None,
         )

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,10 +84,10 @@ class Checkpoint(Value):
     run_id: str
     kind: str
     name: str
-    version: int
     created_s: float
-    size_bytes: int
     user_metadata: str
+    version: int = 0
+    size_bytes: int = 0
     expires_s: float | None = None
     is_gone: bool = False
 
@@ -130,8 +132,14 @@ class Store:
     """
 
     def __init__(
-        self, directory: Path, *, now: Callable[[], float], new_id: Callable[[], str], poll_s: float
+        self,
+        directory: Path,
+        *,
+        now: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        poll_s: float = 30.0,
     ) -> None:
+        self.directory = directory
         self.now = now
         self.new_id = new_id
         self._poll_s = poll_s
@@ -152,13 +160,10 @@ class Store:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit the changes of the block together, or none if it raises."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        # The connection commits or rolls back at the end of its own block.
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     def add(self, row: Value) -> None:
         """Add a row."""

@@ -36,6 +36,7 @@ from async_rl.service.proto import (
     forward_backward_output,
     parse_forward_backward,
 )
+from async_rl.service.store import Store
 
 KEY = "tml-test"
 MODEL = Model(
@@ -235,7 +236,8 @@ def open_desk(
     poll_s: float = 0.0,
 ) -> Desk:
     now = clock or Clock()
-    return Desk(directory, played, model=MODEL, now=now, new_id=ids(prefix), poll_s=poll_s)
+    store = Store(directory, now=now, new_id=ids(prefix), poll_s=poll_s)
+    return Desk(store, played, MODEL)
 
 
 @contextlib.asynccontextmanager

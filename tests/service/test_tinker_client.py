@@ -13,6 +13,7 @@ from service_support import KEY, MODEL, Played, folder
 
 from async_rl.service.app import build_app
 from async_rl.service.desk import Desk
+from async_rl.service.store import Store
 from async_rl.wire.http import listen, serving, url_of
 
 pytest.importorskip("tinker")
@@ -22,7 +23,7 @@ PROGRAMS = Path(__file__).with_name("tinker_program.py")
 async def use(directory: Path, program: str, played: Played) -> Any:
     """Return what a program printed."""
     listener = listen("127.0.0.1", 0)
-    desk = Desk(directory, played, model=MODEL)
+    desk = Desk(Store(directory), played, MODEL)
     async with serving(build_app(desk, KEY), listener):
         working = asyncio.create_task(desk.run())
         command = (sys.executable, str(PROGRAMS), program, url_of(listener), KEY)
