@@ -19,11 +19,10 @@ from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 class LoadReport(Message):
     """The generator now samples with `version`.
 
-    load_s: seconds of the whole load. pause_s: seconds without generation.
+    pause_s: seconds without generation.
     """
 
     version: int
-    load_s: float
     pause_s: float
 
 

@@ -76,7 +76,7 @@ class _Fleet:
     async def call(self, request: LoadWeights, *, timeout_s: float) -> LoadReport:
         """Answer as a generator that loads the version."""
         await asyncio.sleep(self._rng.uniform(0, ANSWER_S))
-        return LoadReport(version=request.manifest.version, load_s=0.02, pause_s=0.01)
+        return LoadReport(version=request.manifest.version, pause_s=0.01)
 
     async def publish(self, version: int) -> Manifest:
         """Write the block, as the ranks do."""

@@ -71,16 +71,18 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
         writers = [
             asyncio.create_task(writes(engine, f"group {i}"), name=f"group {i}") for i in range(8)
         ]
-        written, reports = [], []
+        written, loads, reports = [], [], []
         for version in range(1, num_pushes + 1):
             started_s = time.perf_counter()
             manifest = await asyncio.to_thread(publisher.write, version, tensors.values())
             written.append(time.perf_counter() - started_s)
+            started_s = time.perf_counter()
             reports.append(await engine.load_weights(manifest))
+            loads.append(time.perf_counter() - started_s)
         for writer in writers:
             writer.cancel()
         await asyncio.wait(writers)
-        report(size, manifest.total_bytes, written, floors, reports)
+        report(size, manifest.total_bytes, written, floors, loads, reports)
     await engine.close()
 
 
@@ -89,6 +91,7 @@ def report(
     total_bytes: int,
     written: list[float],
     floors: list[float],
+    loads: list[float],
     reports: list[LoadReport],
 ) -> None:
     """Print the figures of one model."""
@@ -97,7 +100,7 @@ def report(
     name = f"{size} ({total_bytes / 1e6:.0f} MB)"
     figure(f"{name}: write the block", 1e3 * statistics.median(written), "ms")
     figure(f"{name}: load and pack, idle", floor, "ms")
-    figure(f"{name}: load while writing", 1e3 * statistics.median(r.load_s for r in reports), "ms")
+    figure(f"{name}: load while writing", 1e3 * statistics.median(loads), "ms")
     figure(
         f"{name}: pause, median",
         statistics.median(pauses),

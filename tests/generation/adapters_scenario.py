@@ -60,7 +60,7 @@ class Pusher:
     async def push(self, engine: Any, policy: str, version: int) -> None:
         report = await engine.load_weights(self.manifest(version), self.stored(policy, version))
         assert report.version == version == engine.version
-        assert 0 < report.pause_s <= report.load_s
+        assert report.pause_s > 0
 
 
 async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:

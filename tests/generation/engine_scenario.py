@@ -200,7 +200,7 @@ class Scenario:
             for version in range(1, LAST + 1):
                 report = await self.push(version)
                 assert report.version == version
-                assert 0 < report.pause_s <= report.load_s
+                assert report.pause_s > 0
         return [task.result() for task in groups]
 
     async def trained_again(self) -> dict[str, Any]:

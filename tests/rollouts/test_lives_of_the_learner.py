@@ -26,7 +26,7 @@ class LoadingEngine(ScriptedEngine):
 
     async def load_weights(self, manifest: Manifest, source: object) -> LoadReport:
         self.loaded.append((manifest.life, manifest.version))
-        return LoadReport(version=manifest.version, load_s=0.0, pause_s=0.0)
+        return LoadReport(version=manifest.version, pause_s=0.0)
 
     async def close(self) -> None:
         pass

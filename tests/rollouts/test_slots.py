@@ -71,7 +71,7 @@ class Place:
             raise self.error
         self.loaded.append((Path(source.url).parent.name, manifest.version))
         self.version = manifest.version
-        return LoadReport(version=manifest.version, load_s=0.2, pause_s=0.1)
+        return LoadReport(version=manifest.version, pause_s=0.1)
 
     async def sample(self, request: Sample) -> Sampled:
         self.is_drawing.set()

@@ -75,7 +75,7 @@ class Generator:
             raise BroadcastBroken(said)
         self.versions.append(request.manifest.version)
         self.digests.append(said)
-        return LoadReport(version=request.manifest.version, load_s=0.1, pause_s=0.1)
+        return LoadReport(version=request.manifest.version, pause_s=0.1)
 
     def end(self) -> None:
         self.process.kill()

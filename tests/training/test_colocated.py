@@ -130,7 +130,7 @@ class Still:
 
     async def load_weights(self, manifest: Manifest) -> LoadReport:
         self.did.append(f"load {manifest.version}")
-        return LoadReport(version=manifest.version, load_s=0.1, pause_s=0.1)
+        return LoadReport(version=manifest.version, pause_s=0.1)
 
 
 @asynccontextmanager

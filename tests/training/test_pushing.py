@@ -61,7 +61,7 @@ class Generator:
         self.versions.append(request.manifest.version)
         self.has_loaded.set()
         pause_s = self._pause_s * len(self.versions)
-        return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=pause_s)
+        return LoadReport(version=request.manifest.version, pause_s=pause_s)
 
 
 def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ class InTurn:
         async with self._turn:
             for _ in range(5):  # the pusher's loop runs between two answers if it is woken
                 await asyncio.sleep(0)
-        return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=0.1)
+        return LoadReport(version=request.manifest.version, pause_s=0.1)
 
 
 def looks_at_the_fleet(

@@ -41,7 +41,7 @@ class Generator:
         assert isinstance(request.source, StoredFile)
         self.bases.append(request.source.base)
         self.manifest = self.files.fetch(request.source, request.manifest)
-        return LoadReport(version=request.manifest.version, load_s=0.0, pause_s=0.0)
+        return LoadReport(version=request.manifest.version, pause_s=0.0)
 
     def has(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether it has these, bit for bit."""

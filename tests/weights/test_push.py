@@ -56,7 +56,7 @@ class Generator:
         self.asked.append(source.url if isinstance(source, StoredFile) else "")
         if not isinstance(source, StoredFile) and not self._shares_memory:
             raise BlockUnreachable("no such block here")
-        return LoadReport(version=self._loads, load_s=0.2, pause_s=0.1)
+        return LoadReport(version=self._loads, pause_s=0.1)
 
 
 @pytest.fixture(autouse=True)

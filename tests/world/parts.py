@@ -128,7 +128,7 @@ class Engine:
         self._world.history.loads(self._life, manifest.life)
         self._life = max(self._life, manifest.life)
         self.version, self.identity = manifest.version, manifest.checksum
-        return LoadReport(version=self.version, load_s=0.01, pause_s=0.001)
+        return LoadReport(version=self.version, pause_s=0.001)
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling

@@ -153,7 +153,6 @@ class HfEngine:
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Copy and verify the version next to the steps, then change tensors between two tokens."""
         self._require_open()
-        started_s = time.perf_counter()
         tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receivers)
         for name, parameter in self._model.named_parameters():
             found = list(tensors[name].shape) if name in tensors else "missing"
@@ -164,9 +163,7 @@ class HfEngine:
                 )
         pause_s = await self._do(self._exchange, manifest.version, tensors)
         self._awake.set()
-        return LoadReport(
-            version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
-        )
+        return LoadReport(version=manifest.version, pause_s=pause_s)
 
     def _exchange(self, version: int, tensors: dict[str, torch.Tensor]) -> float:
         started_s = time.perf_counter()

@@ -177,7 +177,6 @@ class VllmEngine:
         steps.
         """
         async with self._vllm.loading:
-            started_s = time.perf_counter()
             self._vllm.require_clean()
             if isinstance(source, SharedBlock):
                 await asyncio.to_thread(verify_block, manifest)
@@ -186,10 +185,7 @@ class VllmEngine:
             switch = asyncio.create_task(
                 self._switch(manifest.version, method, args), name=f"weights {manifest.version}"
             )
-            pause_s = await asyncio.shield(switch)
-            return LoadReport(
-                version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
-            )
+            return LoadReport(version=manifest.version, pause_s=await asyncio.shield(switch))
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         """Do the part that can run next to the engine's steps; returns the workers' method and its
