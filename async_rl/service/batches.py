@@ -57,50 +57,49 @@ def check_data(
     """
     if not data:
         raise DataError("the request has no datum")
-    return [_checked(i, datum, loss, config, limits) for i, datum in enumerate(data)]
-
-
-def _checked(
-    index: int, datum: Datum, loss: Loss, config: Mapping[str, float], limits: Limits
-) -> Example:
-    name = f"datum {index}"
-    size = len(datum.tokens)
-    if not 0 < size <= limits.most_tokens:
-        raise DataError(f"{name} has {size} tokens; 1 to {limits.most_tokens} can be trained")
-    needed = {TARGETS, *loss.inputs}
-    if odd := needed ^ (datum.inputs.keys() - config.keys()):
-        raise DataError(
-            f"{name} lacks, or should not have, {min(odd)}; its loss needs"
-            f" {', '.join(sorted(needed))}"
+    examples = []
+    for index, datum in enumerate(data):
+        name = f"datum {index}"
+        size = len(datum.tokens)
+        if not 0 < size <= limits.most_tokens:
+            raise DataError(f"{name} has {size} tokens; 1 to {limits.most_tokens} can be trained")
+        needed = {TARGETS, *loss.inputs}
+        if odd := needed ^ (datum.inputs.keys() - config.keys()):
+            raise DataError(
+                f"{name} lacks, or should not have, {min(odd)}; its loss needs"
+                f" {', '.join(sorted(needed))}"
+            )
+        targets = datum.inputs[TARGETS]
+        shape = targets.shape
+        if shape[:1] != (size,) or len(shape) > 1 + loss.has_alternatives or 0 in shape:
+            raise DataError(f"{name}: {TARGETS} has the shape {shape}, its tokens ({size},)")
+        if targets.dtype.kind != "i":
+            raise DataError(f"{name}: {TARGETS} has the type {targets.dtype}; send int64")
+        for field, ids in (("tokens", datum.tokens), (TARGETS, targets)):
+            _check_range(f"{name}: {field}", ids, 0, limits.vocab_size - 1)
+        inputs: dict[str, AnyArray] = {}
+        for field in (*loss.inputs, *config):
+            values = datum.inputs.get(field)
+            if values is None:
+                values = np.full(shape, config[field])
+            if values.shape != shape:
+                raise DataError(f"{name}: {field} has the shape {values.shape}, {TARGETS} {shape}")
+            # The lower threshold is before the upper one, which is not below it.
+            least = {LOW: 0.0, HIGH: inputs.get(LOW)}.get(field, -_MOST)
+            _check_range(f"{name}: {field}", values, least, _MOST)
+            inputs[field] = values.astype(np.float32)
+        mask = inputs.get("sequence_ratio_mask")
+        if mask is not None and not mask.any():
+            raise DataError(f"{name}: sequence_ratio_mask marks no token")
+        examples.append(
+            Example(
+                index=index,
+                tokens=datum.tokens.astype(np.int64),
+                targets=targets.astype(np.int64),
+                inputs=inputs,
+            )
         )
-    targets = datum.inputs[TARGETS]
-    shape = targets.shape
-    if shape[:1] != (size,) or len(shape) > 1 + loss.has_alternatives or 0 in shape:
-        raise DataError(f"{name}: {TARGETS} has the shape {shape}, its tokens ({size},)")
-    if targets.dtype.kind != "i":
-        raise DataError(f"{name}: {TARGETS} has the type {targets.dtype}; send int64")
-    for field, ids in (("tokens", datum.tokens), (TARGETS, targets)):
-        _check_range(f"{name}: {field}", ids, 0, limits.vocab_size - 1)
-    inputs: dict[str, AnyArray] = {}
-    for field in (*loss.inputs, *config):
-        values = datum.inputs.get(field)
-        if values is None:
-            values = np.full(shape, config[field])
-        if values.shape != shape:
-            raise DataError(f"{name}: {field} has the shape {values.shape}, {TARGETS} {shape}")
-        # The lower threshold is before the upper one, which is not below it.
-        least = {LOW: 0.0, HIGH: inputs.get(LOW)}.get(field, -_MOST)
-        _check_range(f"{name}: {field}", values, least, _MOST)
-        inputs[field] = values.astype(np.float32)
-    mask = inputs.get("sequence_ratio_mask")
-    if mask is not None and not mask.any():
-        raise DataError(f"{name}: sequence_ratio_mask marks no token")
-    return Example(
-        index=index,
-        tokens=datum.tokens.astype(np.int64),
-        targets=targets.astype(np.int64),
-        inputs=inputs,
-    )
+    return examples
 
 
 def _check_range(name: str, values: AnyArray, low: Any, high: float) -> None:
@@ -190,8 +189,7 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
         row.add_tokens(family.members[0].tokens[:shared])
         for member in family.members:
             rest = member.tokens[shared:]
-            own = np.arange(row.size, row.size + len(rest))
-            positions.append(np.concatenate([np.arange(start, start + shared), own]))
+            positions.append(np.r_[start : start + shared, row.size : row.size + len(rest)])
             if len(rest):
                 row.segments.append((row.size, len(rest), start, shared))
                 row.add_tokens(rest)
@@ -203,13 +201,13 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
     row.predict.append(unique[:, 0])
     row.targets.append(unique[:, 1:].reshape(len(unique), *targets.shape[1:]))
     inputs = {
-        field: torch.from_numpy(np.concatenate([e.inputs[field] for e in examples])).to(device)
+        field: torch.as_tensor(np.concatenate([e.inputs[field] for e in examples]), device=device)
         for field in examples[0].inputs
     }
     return Row(
         examples=examples,
         packed=row.finish([], device),
-        pair=torch.from_numpy(pair.reshape(-1)).to(device),
+        pair=torch.as_tensor(pair.reshape(-1), device=device),
         inputs=inputs,
     )
 

@@ -120,8 +120,6 @@ class Load(msgspec.Struct):
 
     path: str
     optimizer: bool
-    model_id: str | None = None
-    seq_id: Number | None = None
     session_id: str | None = None
     model_seq_id: Number | None = None
     base_model: str | None = None

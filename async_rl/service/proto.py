@@ -143,13 +143,12 @@ def decode(body: bytes) -> Any:
 def parse_forward_backward(body: bytes) -> ForwardBackward:
     """Return what a request has. Raises DataError if it is none."""
     request = decode(body)
-    config: dict[str, float | str] = dict(request.loss_fn_config)
-    for name, value in request.loss_fn_config_v2.items():
-        config[name] = value.text if value.HasField("text") else value.number
+    values = request.loss_fn_config_v2.items()
+    given = {key: it.text if it.HasField("text") else it.number for key, it in values}
     return ForwardBackward(
         data=[_datum(index, datum) for index, datum in enumerate(request.data)],
         loss_fn=request.loss_fn,
-        config=config,
+        config={**request.loss_fn_config, **given},
     )
 
 
@@ -205,9 +204,9 @@ def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str)
         len(shape) == 2
         and len(crow) == shape[0] + 1
         and crow[0] == 0
-        and bool((np.diff(crow) >= 0).all())
+        and (np.diff(crow) >= 0).all()
         and crow[-1] == len(col) == len(values)
-        and bool(((col >= 0) & (col < shape[1])).all())
+        and ((col >= 0) & (col < shape[1])).all()
     )
     if not is_valid or shape[0] * shape[1] > _MOST_CELLS:
         raise DataError(f"{name} is no CSR matrix of the shape {shape}")

@@ -51,8 +51,7 @@ def written(directory: Path) -> Iterator[Path]:
 def write_state(run: Tenant, directory: Path) -> None:
     """Write weights, moments and numbers."""
     (directory / _NUMBERS).write_bytes(msgspec.json.encode(run.numbers))
-    tensors = {name: x.detach().cpu() for name, x in run.tensors().items()}
-    save_file(tensors, directory / _TENSORS)
+    save_file(run.tensors(), directory / _TENSORS)
 
 
 def _numbers_in(directory: Path) -> Numbers:
@@ -121,18 +120,18 @@ class States:
         """Return the newest state that is whole; None if there is none. Raises DataError if all are
         damaged: the requests that they cover are gone.
         """
-        problems = []
+        damaged = []
         for _, path in self._kept():
             try:
-                found = read_state(path, self._base_sha256)
+                state = read_state(path, self._base_sha256)
             except DataError as error:
-                problems.append((path, str(error)))
+                _log.warning("%s", error)
+                damaged.append((path, error))
                 continue
-            for damaged, problem in problems:
-                _log.warning("%s; the run continues from %s", problem, path.name)
+            for older, _ in damaged:
                 # Its name becomes free, and it no longer counts as a state.
-                damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
-            return found
-        if problems:
-            raise DataError("; ".join(problem for _, problem in problems))
+                older.rename(older.with_name(f"damaged-{older.name}"))
+            return state
+        if damaged:
+            raise damaged[0][1]
         return None

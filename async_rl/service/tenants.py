@@ -102,11 +102,8 @@ class Tenant:
         seed = checksum(run_id) if lora.seed is None else lora.seed
         wanted = replace(config, rank=lora.rank, targets=targets)
         add_adapter(self._lm, wanted, run_id, seed=seed)
-        device = next(self._lm.parameters()).device
+        self._lm.to(self._lm.device)
         self.weights: dict[str, nn.Parameter] = dict(adapter_weights(self._lm, run_id))
-        for parameter in self.weights.values():
-            parameter.data = parameter.data.to(device)
-            parameter.requires_grad_()
         self._parameters = list(self.weights.values())
         self._optimizer = torch.optim.AdamW(self._parameters, fused=True)
         self.forget_moments()
@@ -191,10 +188,7 @@ class Tenant:
 
     def write_adapter(self, directory: Path) -> None:
         """Write the adapter as PEFT's files."""
-        adapter = Adapter(
-            tensors={name: x.detach().cpu().contiguous() for name, x in self.weights.items()},
-            scaling=self._scaling,
-        )
+        adapter = Adapter(tensors=self.weights, scaling=self._scaling)
         facts = {"task_type": "CAUSAL_LM", "base_model_name_or_path": self._lm.name_or_path}
         write_peft(directory, adapter.to_bytes(), adapter.scaling, **facts)
 

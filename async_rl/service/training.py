@@ -28,7 +28,7 @@ from async_rl.protocol.service import (
     Position,
 )
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
-from async_rl.service.forms import CreateModel, Load, LoraConfig, OptimStep, read
+from async_rl.service.forms import CreateModel, Load, OptimStep, read
 from async_rl.service.losses import find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.states import States, read_state, write_state, written
@@ -101,9 +101,6 @@ class TrainingRuns:
                 self._add(run_id, newest.numbers).restore(newest, with_moments=True)
         run = self._runs[run_id]
         return Position(seq_id=-1 if run is None else run.numbers.seq_id)
-
-    def _new(self, run_id: str, lora: LoraConfig) -> Tenant:
-        return self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
 
     def _add(self, run_id: str, numbers: Numbers) -> Tenant:
         run = Tenant(self._policy, run_id, numbers, self._adapter)
@@ -199,7 +196,7 @@ class TrainingRuns:
             raise DataError(f"{request.run_id} exists already")
         lora = read(request.body, CreateModel).lora_config
         assert lora is not None, "the front refuses it"
-        self._new(request.run_id, lora)
+        self._add(request.run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
 
     def _load(self, run: Tenant | None, run_id: str, path: Path, wanted: Load) -> None:
         if not path.is_dir():
@@ -208,7 +205,7 @@ class TrainingRuns:
         if run is not None and run.has_gradients:
             raise DataError("gradients wait for their optim_step; load before forward_backward")
         version = 0 if run is None else run.numbers.version + 1
-        run = run or self._new(run_id, state.numbers.lora)
+        run = run or self._add(run_id, state.numbers)
         run.restore(state, with_moments=wanted.optimizer)
         run.numbers.version = version
 
