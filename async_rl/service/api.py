@@ -90,7 +90,7 @@ class Api:
             lora=msgspec.json.encode(form.lora_config).decode(),
             user_metadata=forms.words(form.user_metadata),
         )
-        return self._desk.submit(run, 0, "create_model", call.body, is_new=True)
+        return self._desk.submit(run.run_id, 0, "create_model", call.body, new=run)
 
     def load_weights(self, call: Call) -> Json:
         """Accept a load, into a run or as a new one."""
@@ -108,7 +108,7 @@ class Api:
             user_metadata=forms.words(form.user_metadata),
             is_unloaded=False,
         )
-        return self._desk.submit(run, 0, "load_weights", call.body, is_new=True)
+        return self._desk.submit(run.run_id, 0, "load_weights", call.body, new=run)
 
     def _check_base(self, name: str | None) -> None:
         # A program names a model of the hub, the service perhaps the directory with its copy.
@@ -122,25 +122,23 @@ class Api:
         kind = "forward" if request.forward_only else "forward_backward"
         # Equal requests have one form of the body.
         same = bytes(request.SerializeToString(deterministic=True))
-        run = self._store.known(Run, request.model_id)
-        return self._desk.submit(run, request.seq_id, kind, same)
+        return self._desk.submit(request.model_id, request.seq_id, kind, same)
 
     def numbered(self, kind: str, call: Call) -> Json:
         """Accept a request of a training run in JSON."""
         form = call.read(forms.Numbered)
-        run = self._store.known(Run, form.model_id)
-        return self._desk.submit(run, form.seq_id, kind, call.body)
+        return self._desk.submit(form.model_id, form.seq_id, kind, call.body)
 
     def unload(self, call: Call) -> Json:
         """Accept the end of a training run."""
-        run = self._store.known(Run, call.read(forms.Named).model_id)
+        run_id = call.read(forms.Named).model_id
         # It comes without a number.
         query = (
             "SELECT coalesce(max(seq_id) FILTER (WHERE kind='unload_model'), 1 + max(seq_id)) FROM"
             " requests WHERE owner=?"
         )
-        seq_id = self._store.value(query, [run.run_id])
-        return self._desk.submit(run, seq_id, "unload_model", call.body)
+        seq_id = self._store.value(query, [run_id]) or 0
+        return self._desk.submit(run_id, seq_id, "unload_model", call.body)
 
     def create_sampler(self, call: Call) -> Json:
         """Open a sampling session of the base model or of a checkpoint."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from pathlib import Path
 from typing import Any
 
 from async_rl.core.errors import DataError
 from async_rl.service import forms
 from async_rl.service.backend import Backend, Model
 from async_rl.service.order import Order
-from async_rl.service.sampling import encoded, load, sample_of
+from async_rl.service.sampling import encoded, folder_of, sample_of
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
 from async_rl.sessions.errors import Refused
 
@@ -54,7 +55,8 @@ class Desk:
         newest = "is_inflight AND adapter IN (SELECT directory FROM checkpoints WHERE NOT is_gone)"
         for sampler in self.store.all(Sampler, newest):
             try:
-                await load(self._backend, sampler)
+                adapter = Path(sampler.adapter)
+                await self._backend.load(folder_of(sampler.run_id), adapter, sampler.version)
             except DataError as error:
                 _log.error("%s cannot be sampled: %s", sampler.sampler_id, error)
         async with asyncio.TaskGroup() as self._tasks:
@@ -72,21 +74,21 @@ class Desk:
         self.store.change(seen, self.store.now(), session_id)
 
     def submit(
-        self, run: Run, seq_id: int, kind: str, body: bytes, *, is_new: bool = False
+        self, run_id: str, seq_id: int, kind: str, body: bytes, *, new: Run | None = None
     ) -> dict[str, Any]:
-        """Accept a request of a training run. Raises Refused, also for a number that another
-        request has.
+        """Accept a request of a training run, which may be new. Raises Refused, also for a number
+        that another request has.
         """
+        run = new or self.store.known(Run, run_id)
         self.session(run.session_id)
         if run.is_unloaded and kind != "unload_model":
-            raise Refused(f"{run.run_id} is unloaded", status=404)
-        if not (0 if is_new else 1) <= seq_id <= self._order.next_seq(run.run_id) + _FURTHEST:
-            raise Refused(f"seq_id={seq_id} is no number of a request of {run.run_id}")
-        new = run if is_new else None
-        request, is_known = self.store.put(run.run_id, seq_id, kind, body, new=new)
+            raise Refused(f"{run_id} is unloaded", status=404)
+        if not (0 if new else 1) <= seq_id <= self._order.next_seq(run_id) + _FURTHEST:
+            raise Refused(f"seq_id={seq_id} is no number of a request of {run_id}")
+        request, is_known = self.store.put(run_id, seq_id, kind, body, new=new)
         if not is_known:
-            self._order.put(run.run_id, seq_id)
-        return {"request_id": request.request_id, "model_id": run.run_id}
+            self._order.put(run_id, seq_id)
+        return {"request_id": request.request_id, "model_id": run_id}
 
     def sample(self, body: bytes) -> dict[str, Any]:
         """Accept a request for samples. Raises Refused, DataError."""

@@ -26,8 +26,7 @@ from async_rl.service import forms
 from async_rl.service.backend import Backend
 from async_rl.service.deviations import refuse
 from async_rl.service.proto import parse_forward_backward
-from async_rl.service.provenance import check, with_ages
-from async_rl.service.sampling import folder_of, load, sequences
+from async_rl.service.sampling import check, folder_of, with_ages
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Store
 from async_rl.sessions.errors import Refused
 
@@ -143,8 +142,8 @@ class Order:
             if executed.error:
                 raise DataError(executed.error)
             if plan.sampler is not None and plan.sampler.is_inflight:
-                newest = msgspec.structs.replace(plan.sampler, version=executed.version)
-                await load(self._backend, newest)
+                directory = Path(plan.directory)
+                await self._backend.load(folder_of(run_id), directory, executed.version)
         except (DataError, Refused) as error:
             self._store.finish(request, error=str(error))
         else:
@@ -162,7 +161,7 @@ class Order:
         if kind in ("forward", "forward_backward"):
             parsed = await asyncio.to_thread(parse_forward_backward, body)
             refuse(parsed.loss_fn)
-            drawn = check(parsed.data, sequences(self._store))
+            drawn = check(parsed.data, self._store)
             return Plan(versions=[it.versions for it in drawn if it.run_id == request.owner])
         if kind == "optim_step":
             return Plan()
