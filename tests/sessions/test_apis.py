@@ -19,6 +19,20 @@ LONG = " ".join(f"w{i}" for i in range(60))
 
 
 @each_api
+def test_an_answer_that_only_calls_a_tool_is_continued(name: str) -> None:
+    api = APIS[name]
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        first = await api.ask(found, [user("go")], tools=True)
+        ((call_id, *_),) = first.calls
+        assert first.text == ""
+        history = [user("go"), *first.items, api.result(call_id, "2")]
+        await api.ask(found, history, tools=True)
+
+    assert Row(use(agent, [CALL, "2"])).num_segments == 1
+
+
+@each_api
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_with_a_tool_is_one_segment(name: str, stream: bool) -> None:
     api = APIS[name]
