@@ -20,7 +20,7 @@ from async_rl.batching.packing import Pass, RowInProgress
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.learner.models import Policy
-from async_rl.service.losses import HIGH, LOW, Loss
+from async_rl.service.losses import HIGH, LOW, SOFT, Loss
 from async_rl.service.proto import Datum
 
 TARGETS = "target_tokens"
@@ -71,7 +71,7 @@ def check_data(
             )
         targets = datum.inputs[TARGETS]
         shape = targets.shape
-        if shape[:1] != (size,) or len(shape) > 1 + loss.has_alternatives or 0 in shape:
+        if shape[:1] != (size,) or len(shape) > 1 + (loss.name == SOFT) or 0 in shape:
             raise DataError(f"{name}: {TARGETS} has the shape {shape}, its tokens ({size},)")
         if targets.dtype.kind != "i":
             raise DataError(f"{name}: {TARGETS} has the type {targets.dtype}; send int64")

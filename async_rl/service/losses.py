@@ -19,6 +19,8 @@ from async_rl.core.frozen import frozen
 
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"
+SOFT = "cross_entropy"
+"""The loss whose targets may have K columns."""
 
 
 @frozen
@@ -34,18 +36,13 @@ class Loss:
     inputs: Sequence[str] = ("logprobs", "advantages")
     defaults: Mapping[str, float]
 
-    @property
-    def has_alternatives(self) -> bool:
-        """Return whether the targets may have K columns, and so everything else [R, K]."""
-        return self.name == "cross_entropy"
-
     def compute(self, p: Tensor, inputs: Mapping[str, Tensor], lengths: Sequence[int]) -> Tensor:
         """Return the loss of each token, as p.
 
-        p: log-probs [R]; inputs: each [R], also of the configuration; lengths: of the datums in
-        them.
+        p: log-probs [R], and of cross_entropy also [R, K]; inputs: each as p, also of the
+        configuration; lengths: of the datums in them.
         """
-        if self.name == "cross_entropy":
+        if self.name == SOFT:
             return -p * inputs["weights"]
         advantages = inputs["advantages"]
         gap = p - inputs["logprobs"]
@@ -73,7 +70,7 @@ def _of_sequences(gaps: Tensor, masks: Tensor, lengths: Sequence[int]) -> Tensor
 
 
 _ALL = (
-    Loss(name="cross_entropy", inputs=("weights",), defaults={}),
+    Loss(name=SOFT, inputs=("weights",), defaults={}),
     Loss(name="importance_sampling", defaults={}),
     Loss(name="ppo", defaults={LOW: 0.8, HIGH: 1.2}),
     Loss(name="cispo", defaults={LOW: 0.0, HIGH: 4.0}),

@@ -120,13 +120,11 @@ class TrainingRuns:
         except (ConfigError, DataError, torch.OutOfMemoryError) as refusal:
             error = str(refusal)
         run = self._runs[run_id]
-        if run is None:
-            return Executed(body=body, version=0, error=error)
         if request.operation == "unload_model":
             self.release(run_id)
         return Executed(
             body=body,
-            version=run.numbers.version,
+            version=run.numbers.version if run else 0,
             saved_seq_id=self._states(run_id).covered,
             tokens=tokens,
             error=error,
@@ -199,8 +197,6 @@ class TrainingRuns:
         self._add(request.run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
 
     def _load(self, run: Tenant | None, run_id: str, path: Path, wanted: Load) -> None:
-        if not path.is_dir():
-            raise DataError(f"there is no checkpoint {wanted.path}")
         state = read_state(path, self._base_sha256)
         if run is not None and run.has_gradients:
             raise DataError("gradients wait for their optim_step; load before forward_backward")
