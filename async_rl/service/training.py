@@ -170,12 +170,11 @@ class TrainingRuns:
             self.release(run_id)
 
     def _perform(self, run: Tenant | None, request: Execute) -> tuple[bytes, int]:
-        path = Path(request.path)
         match request.operation:
             case "create_model":
                 self._create(run, request)
             case "load_weights":
-                self._load(run, request.run_id, path, read(request.body, Load))
+                self._load(run, request)
             case _ if run is None:
                 raise DataError(f"{request.run_id} does not exist: its create_model was refused")
             case "forward" | "forward_backward":
@@ -185,7 +184,7 @@ class TrainingRuns:
             case "unload_model":
                 run.forget_gradients()
             case operation:
-                with written(path) as partial:
+                with written(Path(request.path)) as partial:
                     _WRITERS[operation](run, partial)
         return b"", 0
 
@@ -196,12 +195,13 @@ class TrainingRuns:
         assert lora is not None, "the front refuses it"
         self._add(request.run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
 
-    def _load(self, run: Tenant | None, run_id: str, path: Path, wanted: Load) -> None:
-        state = read_state(path, self._base_sha256)
+    def _load(self, run: Tenant | None, request: Execute) -> None:
+        wanted = read(request.body, Load)
+        state = read_state(Path(request.path), self._base_sha256)
         if run is not None and run.has_gradients:
             raise DataError("gradients wait for their optim_step; load before forward_backward")
         version = 0 if run is None else run.numbers.version + 1
-        run = run or self._add(run_id, state.numbers)
+        run = run or self._add(request.run_id, state.numbers)
         run.restore(state, with_moments=wanted.optimizer)
         run.numbers.version = version
 

@@ -28,7 +28,7 @@ from async_rl.service.proto import ForwardBackwardRequest
 from async_rl.service.training import TrainingRuns
 from benchmarks.learner.learner import batches, compare, framework_step, random_model
 
-LORA = ("model.lora=lora", "model.lora.rank=8", "model.lora.slots=4")
+LORA = ("model.lora=lora", "model.lora.rank=8")
 RUN = "0000000000000000:train:0"
 FLOAT32, INT64 = 1, 2
 
@@ -55,7 +55,7 @@ def datums(groups: Sequence[Group]) -> bytes:
 
 def service_step(model_path: Path, directory: Path, groups: Sequence[Group]) -> Callable[[], None]:
     """Return forward_backward and optim_step of the batch."""
-    config = compose("grpo_code", [*LORA, "rollout.fn=tinker"])
+    config = compose("grpo_code", [*LORA, "model.lora.slots=4", "rollout.fn=tinker"])
     runs = TrainingRuns(config, model_path, directory, torch.device("cpu"))
     runs.position(RUN)
     numbers = itertools.count()
