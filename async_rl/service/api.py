@@ -75,8 +75,6 @@ class Api:
     def create_model(self, call: Call) -> Json:
         """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
         form = call.read(forms.CreateModel)
-        self._check_base(form.base_model)
-        refuse(form.optimizer_config.type)
         rank, most = form.lora_config.rank if form.lora_config else 0, self._desk.model.most_rank
         if not rank:
             refuse("rank 0")
@@ -84,31 +82,31 @@ class Api:
             raise DataError(
                 f"rank={rank} is above {most}, the value of model.lora.rank of this server"
             )
-        run = Run(
-            run_id=f"{form.session_id}:train:{form.model_seq_id}",
-            session_id=form.session_id,
-            lora=msgspec.json.encode(form.lora_config).decode(),
-            user_metadata=forms.words(form.user_metadata),
-        )
-        return self._desk.submit(run.run_id, 0, "create_model", call.body, new=run)
+        lora = msgspec.json.encode(form.lora_config).decode()
+        return self._create("create_model", form, lora, call)
 
     def load_weights(self, call: Call) -> Json:
         """Accept a load, into a run or as a new one."""
         form = call.read(forms.Load)
         if form.session_id is None or form.model_seq_id is None:
             return self.numbered("load_weights", call)
+        saved = self._store.checkpoint(form.path, "weights")
+        lora = self._store.known(Run, saved.run_id).lora
+        return self._create("load_weights", form, lora, call)
+
+    def _create(
+        self, kind: str, form: forms.CreateModel | forms.Load, lora: str, call: Call
+    ) -> Json:
         self._check_base(form.base_model)
         if form.optimizer_config is not None:
             refuse(form.optimizer_config.type)
-        saved = self._store.checkpoint(form.path, "weights")
-        run = msgspec.structs.replace(
-            self._store.known(Run, saved.run_id),
+        run = Run(
             run_id=f"{form.session_id}:train:{form.model_seq_id}",
-            session_id=form.session_id,
+            session_id=str(form.session_id),
+            lora=lora,
             user_metadata=forms.words(form.user_metadata),
-            is_unloaded=False,
         )
-        return self._desk.submit(run.run_id, 0, "load_weights", call.body, new=run)
+        return self._desk.submit(run.run_id, 0, kind, call.body, new=run)
 
     def _check_base(self, name: str | None) -> None:
         # A program names a model of the hub, the service perhaps the directory with its copy.

@@ -156,9 +156,9 @@ def sequences(store: Store) -> Callable[[str], Drawn]:
 
 def check(data: Sequence[Datum], store: Store) -> list[Drawn]:
     """Compare what a client says about the origin of its data with what was sampled, and return the
-    sampled parts of the targets. Raises DataError at the first token that is not the
-    token of the sequence that its span names, or whose log-prob is not the sampled one. The learner
-    checks the rest.
+    sampled parts of the targets. Raises DataError at the first token that is not the token of the
+    sequence that its span names, or whose log-prob is not the sampled one. The learner checks the
+    rest.
     """
     find = sequences(store)
     drawn: list[Drawn] = []
