@@ -25,7 +25,7 @@ from service_support import (
 
 from async_rl.service.deviations import DEVIATIONS
 from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
-from async_rl.service.store import Request
+from async_rl.service.store import Checkpoint, Request
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"tokens": [3]}]}
 DAY_S = 86_400
@@ -203,6 +203,13 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         two = f"training_runs/{run}/checkpoints/weights/two.b"
         assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 3600})).status_code == 200
         assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 5})).status_code == 400
+        row = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
+        assert row is not None
+        assert row.expires_s == clock.now_s + 3600
+        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": None})).status_code == 200
+        row = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
+        assert row is not None
+        assert row.expires_s is None
         assert (await api.http.delete(two)).status_code == 200
         assert (await api.http.delete(two)).status_code == 404
 
@@ -362,6 +369,17 @@ async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path
         assert played.released == [run]
         await api.forward_backward_result(await api.batch(run, 3, [1], forward_only=True))
         assert played.memory[run].chain == chain
+
+
+async def test_time_without_a_front_is_no_silence_of_a_client(tmp_path: Path) -> None:
+    clock, played = Clock(), Played()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+        session_id = await api.session()
+    clock.now_s += 2 * DAY_S
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+        await api.desk.sweep()
+        beat = await api.http.post("session_heartbeat", json={"session_id": session_id})
+        assert beat.status_code == 200
 
 
 async def test_a_finished_session_refuses_requests_and_loses_its_ephemeral_samplers(
