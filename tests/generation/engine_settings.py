@@ -29,7 +29,7 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     config = compose_unchecked("grpo_code", overrides)
     asked: dict[str, Any] = {}
 
-    async def outputs(_: str, __: object, params: Any) -> AsyncGenerator[Any, None]:
+    async def outputs(_: str, __: object, params: Any, lora: object) -> AsyncGenerator[Any, None]:
         asked.update({name: getattr(params, name) for name in params.__struct_fields__})
         return
         yield
@@ -41,7 +41,7 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     async def ask() -> None:
         opening.open_llm = open_llm  # type: ignore[assignment]
         engine: Any = await opening.vllm_opener(config, model, config.seed)()
-        engine._outputs, engine.version = outputs, 0
+        engine._vllm.outputs, engine.version = outputs, 0
         async for _ in engine.generate("r", [1], 2, SAMPLING):
             pass
 
