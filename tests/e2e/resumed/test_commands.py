@@ -79,7 +79,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = (
     "launch",  # tests/repo/test_documented_launches.py
     *("stop", "resume", "export", "verifier", "init", "scale", "eval", "convert"),
-    *("view", "replay", "compare"),
+    *("view", "replay", "compare", "serve"),
 )
 """Commands that start or end something, or serve until Ctrl-C: tests of their own run them."""
 EXAMPLES = {
