@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 
 from async_rl.wire.addresses import LOOPBACK
-from async_rl.wire.http import listen
-from async_rl.wire.keys import write_private
 
 FOLDER = "service"
 """Folder of a service in the run's directory."""
@@ -27,6 +25,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def free_port(port: int) -> int:
     """Return a port that can be bound. port: 0 = any. Raises ConfigError if it is in use."""
+    # The command line imports this module, and only a service needs the packages of a server.
+    from async_rl.wire.http import listen
+
     with listen(LOOPBACK, port) as listener:
         found: int = listener.getsockname()[1]
         return found
@@ -36,6 +37,8 @@ def address_of(run_dir: Path, port: int = 0) -> Address:
     """Return the address of the service; the first call decides it. port: 0 = a free one. Raises
     ConfigError if the port is in use.
     """
+    from async_rl.wire.keys import write_private
+
     file = run_dir / FOLDER / _FILE
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Address)

@@ -218,7 +218,7 @@ class TrainingRuns:
             for row in pack_rows(examples, self._limits, self._device):
                 of_row, row_loss = run_row(self._policy, row, loss, self._chunk_tokens)
                 if is_training:
-                    torch.autograd.backward(row_loss)
+                    row_loss.backward()  # type: ignore[no-untyped-call]
                 total += float(row_loss.detach())
                 logprobs.update(by_example(row, of_row))
         num_tokens = sum(len(example.tokens) for example in examples)

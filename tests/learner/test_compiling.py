@@ -91,7 +91,7 @@ def make_policy(*, is_sharded: bool, has_adapter: bool) -> tuple[Policy, list[nn
         lm.train()
     use_segments(lm)
     if has_adapter:
-        add_adapter(lm, LoraAdapter(kind="lora", rank=2, alpha=4, targets=[], slots=1, host=None))
+        add_adapter(lm, LoraAdapter(kind="lora", rank=2, alpha=4, targets=[], slots=1))
         for name, parameter in lm.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.1)

@@ -98,7 +98,7 @@ READERS = {
     "rewards/verifier/languages.py:_MAIN": "java names",
     "rewards/verifier/languages.py:_PACKAGE": "java names",
     "rewards/verifier/languages.py:_PUBLIC_CLASS": "java names",
-    "rewards/verifier/languages.py:re.sub": "none: the table of languages",
+    "rewards/verifier/compiling.py:re.sub": "none: the table of languages",
     "rewards/verifier/judging.py:self._package": "words",
 }
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""

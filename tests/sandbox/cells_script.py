@@ -38,7 +38,7 @@ async def main() -> None:
         }
         request = JobSpec(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
         for name, code in PROGRAMS.items():
-            outcome = await cells.run(job(request, (code, [("f", [3], {})], False, False)))
+            outcome = await cells.run(job(request, (code, [("f", [3])], False, False)))
             frames = read_frames(outcome.contents[0], 1).frames
             said[name] = (
                 frames[-1].body.decode() if frames and frames[-1].run == 0 else outcome.reply.ending

@@ -28,7 +28,7 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
     async def unsafe() -> tuple[int, bytes]:
         async with await Cells.start(1, allow_unsafe=True) as cells:
             outcome = await cells.run(
-                job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False))
+                job(REQUEST, ("def f(x): return x * x", [("f", [3])], False, False))
             )
             return cells.level, read_frames(outcome.contents[0], 1).frames[-1].body
 

@@ -34,7 +34,7 @@ def _value(packages: list[str], level: int, code: str) -> Any:
     async def run() -> Any:
         async with await Cells.start(1, best_level=level, packages=packages) as cells:
             assert cells.level == level
-            outcome = await cells.run(job(REQUEST, (code, [("f", [3], {})], False, False)))
+            outcome = await cells.run(job(REQUEST, (code, [("f", [3])], False, False)))
             return json.loads(read_frames(outcome.contents[0], 1).frames[-1].body)
 
     return asyncio.run(run())

@@ -176,10 +176,10 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
             bodies = []
             for first in (-1, 0):
                 outcome = await cells.run(
-                    job(request, (PROBE, [("f", [denied, first], {})], False, False))
+                    job(request, (PROBE, [("f", [denied, first])], False, False))
                 )
                 bodies.append(read_frames(outcome.contents[0], 1).frames[-1].body)
-            outcome = await cells.run(job(request, (PROBE, [("f", [[435], 0], {})], False, False)))
+            outcome = await cells.run(job(request, (PROBE, [("f", [[435], 0])], False, False)))
             bodies.append(read_frames(outcome.contents[0], 1).frames[-1].body)
             return bodies
 
@@ -211,7 +211,7 @@ def f():
 
     async def run() -> int:
         async with await Cells.start(1) as cells:
-            outcome = await cells.run(job(request, (source, [("f", [], {})], False, False)))
+            outcome = await cells.run(job(request, (source, [("f", [])], False, False)))
             return outcome.reply.code
 
     assert asyncio.run(run()) == 31  # SIGSYS
