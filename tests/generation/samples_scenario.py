@@ -104,6 +104,7 @@ async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
     )
     said["mixed"] = dict(zip(["base", *names[-2:], "a0"], mixed, strict=True))
     said["seeded"] = [await draw(seed=5) for _ in range(2)]
+    said["greedy"] = await draw(temperature=0.0, num_samples=3, stop_ids=())
     said["top"] = await draw(num_top=3, num_prompt_top=2, top_k=2)
     first = said["seeded"][0]["sequences"][0]["token_ids"]
     said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())

@@ -73,6 +73,13 @@ def test_a_seed_repeats_the_samples(case: Case) -> None:
     assert ids[0] != ids[1]
 
 
+def test_greedy_samples_are_equal(case: Case) -> None:
+    model, said = case
+    first, second, third = (one["token_ids"] for one in said["greedy"]["sequences"])
+    assert first == second == third
+    assert first[0] == int(scores(model, [*PROMPT.tolist(), first[0]])[-1].argmax())
+
+
 def test_alternatives_are_the_most_likely_tokens(case: Case) -> None:
     model, said = case
     prompt = PROMPT.tolist()

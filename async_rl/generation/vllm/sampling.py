@@ -26,6 +26,8 @@ from async_rl.protocol.service import Sample, Sampled, SampledSequence
 _FIRST_ID = 1000
 """The number of the first adapter that comes from a directory; slots have smaller numbers."""
 _NO_ALTERNATIVE = -99999.0
+_GREEDY = 1e-5
+"""A lower temperature is 0 to vLLM (_SAMPLING_EPS)."""
 _WEIGHTS = "adapter_model.safetensors"
 
 Ask = Callable[[Sequence[int], SamplingParams], AsyncGenerator[RequestOutput, None]]
@@ -77,22 +79,28 @@ async def draw(
         # The first token has no entry.
         given, top_ids[1:], top_logprobs[1:] = _columns(last.prompt_logprobs, top_ids.shape[1])
         prompt_logprobs[1:] = given[: len(prompt_logprobs[1:])]
+    drawn = [
+        _sequence(sample, versions(sample), request.num_top)
+        for sample in sorted(last.outputs, key=lambda sample: sample.index)
+    ]
     return Sampled(
-        sequences=[
-            _sequence(sample, versions(sample), request.num_top)
-            for sample in sorted(last.outputs, key=lambda sample: sample.index)
-        ],
+        sequences=drawn * (request.num_samples // len(drawn)),
         prompt_logprobs=prompt_logprobs,
         prompt_top_ids=top_ids,
         prompt_top_logprobs=top_logprobs,
     )
 
 
+def _num_drawn(request: Sample) -> int:
+    """Greedy samples of a prompt are equal, and vLLM draws only one."""
+    return 1 if request.temperature < _GREEDY else request.num_samples
+
+
 def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     stops = end_token_ids if request.stop_ids is None else request.stop_ids
     wants_prompt = request.wants_prompt_logprobs or request.num_prompt_top > 0
     return SamplingParams(
-        n=request.num_samples,
+        n=_num_drawn(request),
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_k=request.top_k,
