@@ -99,7 +99,7 @@ class Console:
         if step - first < _LEAST_PACE_STEPS or step >= self._config.num_steps:
             return None
         left_s = (self._config.num_steps - step) * (self._clock() - first_s) / (step - first)
-        # A service has no last step that anybody waits for.
+        # A service runs until it is stopped.
         return None if self._config.agent.is_service else left_s
 
     def note(self, text: str) -> None:

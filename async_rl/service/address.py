@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from async_rl.core.os import owner_only, replace_file
 from async_rl.wire.addresses import LOOPBACK
 
 FOLDER = "service"
@@ -37,13 +38,13 @@ def address_of(run_dir: Path, port: int = 0) -> Address:
     """Return the address of the service; the first call decides it. port: 0 = a free one. Raises
     ConfigError if the port is in use.
     """
-    from async_rl.wire.keys import write_private
-
     file = run_dir / FOLDER / _FILE
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Address)
     # The client refuses a key that begins with anything else.
     address = Address(port=free_port(port), api_key=f"tml-{secrets.token_urlsafe(24)}")
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    write_private(file, msgspec.json.encode(address))
+    # Whole or not at all: a front that is killed here must be able to start again.
+    with owner_only():
+        replace_file(file, msgspec.json.encode(address))
     return address

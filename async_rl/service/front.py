@@ -34,7 +34,7 @@ async def serve(context: ProcessContext) -> None:
     desk = Desk(store, Processes(context), model_of(context))
 
     async def drain(_: Drain) -> Message:
-        # What was accepted is in the store, for the next life.
+        # The next life finds the accepted requests in the store.
         context.stopping.set()
         return Ok()
 

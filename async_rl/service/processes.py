@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable
+from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable, WeightsError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import FreeSlot, LoadWeights
 from async_rl.protocol.membership import DRAINING, Member
@@ -118,7 +118,8 @@ class Processes:
 
     async def load(self, policy: str, directory: Path, version: int) -> None:
         """Put these weights into the slot of a policy on every generator, also on later ones.
-        Requests in flight continue with them. Raises DataError if a generator has no free slot.
+        Requests in flight continue with them. Raises DataError if a generator has no free slot or
+        refuses them.
         """
         self._slots[policy] = await asyncio.to_thread(_load_of, policy, directory, version)
         for member in self._directory.of_role("generator"):
@@ -143,16 +144,25 @@ class Processes:
     async def _load(self, member: Member, policy: str) -> None:
         key = life_of(member), policy
         async with self._loading[key]:
-            load = self._slots[policy]
+            load = self._slots.get(policy)
+            if load is None:
+                raise DataError(f"{policy} has no weights here; save them for sampling again")
             if self._loaded.get(key) is not load:
-                await self._call(member, load)
+                try:
+                    await self._call(member, load)
+                except WeightsError as error:
+                    # It concerns this policy only, and must not end the front.
+                    raise DataError(f"{member.name}: {error}") from error
                 self._loaded[key] = load
 
 
 def _load_of(policy: str, directory: Path, version: int) -> LoadWeights:
     file = directory / "adapter_model.safetensors"
-    described = json.loads((directory / "adapter_config.json").read_bytes())
-    content = np.frombuffer(file.read_bytes(), np.uint8)
+    try:
+        described = json.loads((directory / "adapter_config.json").read_bytes())
+        content = np.frombuffer(file.read_bytes(), np.uint8)
+    except OSError as error:
+        raise DataError(f"{directory} has no adapter: {error}") from error
     source = StoredFile(
         url=file.as_uri(),
         scaling=described["lora_alpha"] / described["r"],

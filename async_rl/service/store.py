@@ -160,7 +160,7 @@ class Store:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit the changes of the block together, or none if it raises."""
-        # The connection commits or rolls back at the end of its own block.
+        # The connection commits at the end of the block, or rolls back.
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             yield

@@ -34,7 +34,7 @@ from benchmarks.generation.generation import (
 
 RANK = 16
 KINDS = ("merged", "adapter", "grouped")
-# Of token ids, so that both engines score the same text.
+# Token ids, so that all engines score the same text.
 ROW = [3 + 7 * i % 400 for i in range(40)]
 
 

@@ -197,8 +197,22 @@ async def test_a_later_generator_has_the_newest_weights_before_its_first_sample(
     service.remove("generator-0")
     await service.front.sample(request("a.1"))
     assert service.places(1)[0] == [("a.1", 3)]
-    with pytest.raises(KeyError):
+    with pytest.raises(DataError, match="unknown has no weights here"):
         await service.front.sample(request("unknown"))
+
+
+@in_a_loop
+async def test_weights_that_cannot_be_loaded_concern_their_policy_only(tmp_path: Path) -> None:
+    """Any other error would end the front, again at each of its starts."""
+    service = Service(tmp_path)
+    service.engines[0].places[0].error = WeightsError("vLLM refuses the adapter")
+    with pytest.raises(DataError, match="generator-0: vLLM refuses"):
+        await service.load("a:1")
+    with pytest.raises(DataError, match="generator-0: vLLM refuses"):
+        await service.front.sample(request("a.1"))
+    with pytest.raises(DataError, match="nowhere has no adapter"):
+        await service.front.load("b.1", tmp_path / "nowhere", 0)
+    await service.front.sample(request(""))
 
 
 @in_a_loop
@@ -228,7 +242,7 @@ async def test_a_refused_adapter_leaves_other_policies_as_they_are(tmp_path: Pat
     service = Service(tmp_path)
     await service.load("a:1")
     service.engines[0].places[1].error = WeightsError("its rank is above 8")
-    with pytest.raises(WeightsError, match="its rank is above 8"):
+    with pytest.raises(DataError, match="generator-0: its rank is above 8"):
         await service.load("b:1")
     await service.front.sample(request("a.1"))
     with pytest.raises(DataError, match=r"b\.1 has no weights here"):

@@ -146,5 +146,5 @@ def _columns(
     """
     ids = np.array(flat.token_ids, np.int32).reshape(-1, 1 + num_top)
     logprobs = np.array(flat.logprobs, np.float32).reshape(-1, 1 + num_top)
-    # Outside top_k and top_p a token has the log-prob -inf, which is no number for JSON.
+    # Outside top_k and top_p a token has the log-prob -inf, which JSON cannot have.
     return logprobs[:, 0], ids[:, 1:], np.maximum(logprobs[:, 1:], _NO_ALTERNATIVE)
