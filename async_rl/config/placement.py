@@ -23,10 +23,6 @@ class OwnDevices:
         """Return the memory of a device that its processes use at one time."""
         return sum(loads_mb)
 
-    def room_mb(self, device_mb: int, gpus: float) -> float:
-        """Return the memory of a device that a process with this number of GPUs may use."""
-        return device_mb * min(gpus, 1.0)
-
     def resting_bytes(self, kept: float) -> float:
         """Return how much of the learner's tensors is in main memory while engines generate."""
         return 0.0
@@ -40,10 +36,6 @@ class TurnsOnDevices(OwnDevices):
     def used_mb(self, loads_mb: Iterable[int]) -> int:
         """Return the memory of the largest process: two are never on the device together."""
         return max(loads_mb)
-
-    def room_mb(self, device_mb: int, gpus: float) -> float:
-        """Return the whole memory: each process has it in its turn."""
-        return device_mb
 
     def resting_bytes(self, kept: float) -> float:
         """Return all of it: models and moments leave the device with the learner."""

@@ -8,13 +8,10 @@ a launcher of one machine: what is free on the nodes of a cluster is not known h
 from __future__ import annotations
 
 import collections
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from async_rl.config.base import replace, with_settings
 from async_rl.config.pool_sizes import in_words_of, role_of
 from async_rl.config.pools import config_of, generator_pools, pool_of
 from async_rl.config.run import RunConfig
@@ -27,13 +24,23 @@ from async_rl.planning.estimate import (
     total_memory_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
-from async_rl.planning.nodes import rank_counts
 from async_rl.planning.shape import ModelShape, read_shape
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
 from async_rl.protocol.membership import PoolCount
 
-# The GPUs of one machine at most: the exchange in every layer is slow between machines.
-_CONTEXT_RANKS = (1, 2, 4, 8)
+_REMEDIES = {
+    # More ranks before host memory, which slows every step; shared sequences last, because only
+    # activations become smaller.
+    "learner": (
+        "set learner.gradient_checkpointing=true, lower learner.budget_tokens, raise learner.ranks,"
+        " set learner.offload=optimizer or parameters, or raise learner.context_ranks"
+    ),
+    "generator": (
+        "lower generation.vllm.kv_cache_mb, or set generation.vllm.tensor_parallel_size and"
+        " generators.gpus_each to 2, 4 or 8"
+    ),
+}
+"""Changes that make a process need less of its GPU, in the order to try them."""
 
 
 def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list[str]:
@@ -131,70 +138,12 @@ def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Ite
         taken_mb = config.devices.used_mb(loads.values())
         if taken_mb > machine.gpu_mb:
             parts = " and ".join(f"{name} {gb(load)}" for name, load in loads.items())
-            remedies = (_remedy(config, spec, shape, machine) for spec in specs)
+            remedies = dict.fromkeys(_REMEDIES[spec.role] for spec in specs)
             yield (
                 f"the model does not fit its GPU: about {gb(taken_mb)} are needed ({parts}), one"
-                f" GPU has {gb(machine.gpu_mb)}; {' and '.join(dict.fromkeys(remedies))}"
+                f" GPU has {gb(machine.gpu_mb)}; {' and '.join(remedies)}, or take a smaller model"
             )
             return
-
-
-def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Machine) -> str:
-    """Return the smallest change that fits a process to its share of a GPU."""
-    share_mb = config.devices.room_mb(machine.gpu_mb, spec.gpus)
-    if spec.role == "generator":
-        return _generator_remedy(config, spec, shape, share_mb)
-    learner = config.learner
-    most = learner.ranks if learner.gpus_each < 1 else max(learner.ranks, machine.num_gpus - 1)
-    # More ranks before host memory, which slows every step; shared sequences last, because only
-    # activations become smaller.
-    for context_ranks, offload in itertools.product(
-        [n for n in _CONTEXT_RANKS if n >= learner.context_ranks and shape.num_heads % n == 0],
-        ("none", "optimizer", "parameters"),
-    ):
-        # One row is the least that a rank must be able to compute.
-        least_tokens = -(-longest_sequence(config) // context_ranks)
-        changes: dict[str, Any] = {
-            "gradient_checkpointing": True,
-            "budget_tokens": min(learner.budget_tokens, least_tokens),
-            "context_ranks": context_ranks,
-            "offload": offload,
-        }
-        if learner.forward_budget_tokens is not None:
-            changes["forward_budget_tokens"] = least_tokens
-        changed = replace(config, learner=replace(learner, **changes))
-        for num_ranks in rank_counts(changed, machine, most):
-            changes["ranks"] = num_ranks
-            changed = replace(config, learner=replace(learner, **changes))
-            if gpu_memory_mb(changed, "learner", shape) <= share_mb:
-                settings = (
-                    f"learner.{name}={str(value).lower()}"
-                    for name, value in changes.items()
-                    if value != getattr(learner, name)
-                )
-                return f"set {' '.join(settings)} (needs {num_ranks} GPUs for the learner)"
-    return "take a smaller model or more GPUs for the learner"
-
-
-def _generator_remedy(
-    config: RunConfig, spec: ProcessSpec, shape: ModelShape, share_mb: float
-) -> str:
-    own = config_of(config, pool_of(spec.name))
-    vllm = own.generation.vllm
-    for parts in (vllm.tensor_parallel_size, 2, 4, 8):
-        changes = {
-            "generation.vllm.tensor_parallel_size": parts,
-            "generation.vllm.kv_cache_mb": 0,
-        }
-        needed_mb = gpu_memory_mb(with_settings(own, changes), "generator", shape)
-        if needed_mb <= share_mb * vllm.gpu_memory_utilization:
-            if parts == vllm.tensor_parallel_size:
-                return "lower generation.vllm.kv_cache_mb or generation.vllm.max_num_seqs"
-            return (
-                f"set generation.vllm.tensor_parallel_size={parts} generators.gpus_each={parts}"
-                " and lower generators.count"
-            )
-    return "take a smaller model for the engine"
 
 
 class Headroom:
