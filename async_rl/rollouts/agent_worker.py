@@ -32,8 +32,7 @@ _MOST_BYTES = 16 << 20
 class Task(Value, frozen=True):
     """One call of the function."""
 
-    url: str
-    token: str
+    endpoint: Endpoint
     task: dict[str, Any]
 
 
@@ -45,12 +44,11 @@ class Done(Value, frozen=True):
 
 
 async def _call(function: Callable[..., Any], task: Task) -> Done:
-    endpoint = Endpoint.of(task.url, task.token)
     call: Awaitable[Any]
     if inspect.iscoroutinefunction(function):
-        call = function(task.task, endpoint)
+        call = function(task.task, task.endpoint)
     else:
-        call = asyncio.to_thread(function, task.task, endpoint)
+        call = asyncio.to_thread(function, task.task, task.endpoint)
     # The user's code; its failure is data of the sample.
     results = await asyncio.gather(call, return_exceptions=True)
     value: Any = results[0]

@@ -26,6 +26,7 @@ from async_rl.rollouts.conversation import Write, Written
 from async_rl.rollouts.environments import Environments
 from async_rl.rollouts.journal import Journal
 from async_rl.sessions.chat import Chat, Reader
+from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import read
 from async_rl.sessions.open_sessions import Sessions
@@ -99,7 +100,8 @@ class Agents:
         )
         # Closed before the sample is made: no call that is still open can add to it.
         with self._sessions.open(session):
-            returned = await self._environments.run(self._url, session.token, session.task)
+            endpoint = Endpoint.of(self._url, session.token, session.session_key)
+            returned = await self._environments.run(endpoint, session.task)
         return self._written(ticket.prompt, session, score_of(returned, session.rewards))
 
     def _environment_of(self, row: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Run the environments of agents: a process per sample for a command, or worker processes that call
 a function.
 
-takes: the address, the token and the task of a session
+takes: the endpoint and the task of a session
 waits for: a free place, then the end of the environment
 returns: the reward that it returned, or None
 woken by: the environment; a cancelled run, whose process is killed
@@ -28,7 +28,7 @@ from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
 from async_rl.rewards.child_process import ChildEnded, ChildProcess
 from async_rl.rollouts.agent_worker import Done, Task
-from async_rl.sessions.endpoint import Endpoint
+from async_rl.sessions.endpoint import Endpoint, for_agent
 
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""
@@ -39,7 +39,7 @@ _GRACE_S = 5.0
 class Environments(Protocol):
     """Runs environments."""
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Return the environment's result: a reward as JSON, or None. Raises AgentError."""
 
     async def close(self) -> None:
@@ -53,17 +53,18 @@ def open_environments(config: Agent) -> Environments:
     return Commands(config)
 
 
-def variables(url: str, token: str, task: dict[str, Any]) -> dict[str, str]:
-    """Return the environment variables that OpenAI's and Anthropic's packages read."""
-    endpoint = Endpoint.of(url, token)
+def variables(endpoint: Endpoint, task: dict[str, Any]) -> dict[str, str]:
+    """Return the environment variables that OpenAI's and Anthropic's packages read. A command is
+    the agent, so they have neither the session's key nor the secrets of the task.
+    """
     return {
         "OPENAI_BASE_URL": endpoint.base_url,
-        "OPENAI_API_KEY": token,
+        "OPENAI_API_KEY": endpoint.api_key,
         "OPENAI_MODEL": endpoint.model,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": token,
+        "ANTHROPIC_BASE_URL": endpoint.anthropic_base_url,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
         "ASYNC_RL_SESSION_URL": endpoint.session_url,
-        "ASYNC_RL_TASK": msgspec.json.encode(task).decode(),
+        "ASYNC_RL_TASK": msgspec.json.encode(for_agent(task)).decode(),
     }
 
 
@@ -74,13 +75,13 @@ class Commands:
         self._config = config
         self._slots = asyncio.Semaphore(config.workers)
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Run the command to its end."""
         async with self._slots:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._config.command,
-                    env={**os.environ, **variables(url, token, task)},
+                    env={**os.environ, **variables(endpoint, task)},
                     # An agent that reads its input fails, instead of waiting for its time limit.
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
@@ -118,10 +119,10 @@ class Workers:
         self._num_running = collections.Counter[ChildProcess[Done]]()
         self._starting = asyncio.Lock()
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Call the function in the worker with the fewest samples."""
         worker = await self._worker()
-        asking = asyncio.create_task(worker.ask(Task(url=url, token=token, task=task)))
+        asking = asyncio.create_task(worker.ask(Task(endpoint=endpoint, task=task)))
         # Counted at once: the next sample is placed before this call is sent.
         self._num_running[worker] += 1
         asking.add_done_callback(functools.partial(self._finished, worker))

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from async_rl.core.frozen import frozen
+from typing import Any
+
+from async_rl.core.frozen import Value
 
 MODEL = "policy"
 """The name under which every endpoint serves the model that is trained."""
 
 
-@frozen
-class Endpoint:
+class Endpoint(Value, frozen=True):
     """The second argument of an agent's function: how it reaches the policy.
 
-    base_url, api_key and model are the arguments of `openai.OpenAI` and of its calls; session_url
-    takes rewards (docs/agents.md).
+    base_url, api_key and model are the arguments of `openai.OpenAI` and of its calls,
+    anthropic_base_url of `anthropic.Anthropic`. session_url takes rewards, with session_key
+    (docs/agents.md): who has it decides what is trained, so a process in which the policy acts
+    must not have it.
     """
 
     base_url: str
+    anthropic_base_url: str
     api_key: str
     model: str
     session_url: str
+    session_key: str
 
     @classmethod
-    def of(cls, url: str, token: str) -> Endpoint:
+    def of(cls, url: str, api_key: str, session_key: str) -> Endpoint:
         """Return the endpoint of a session at the address of a gateway."""
-        session_url = f"{url}/v1/session"
-        return cls(base_url=f"{url}/v1", api_key=token, model=MODEL, session_url=session_url)
+        return cls(
+            base_url=f"{url}/v1",
+            anthropic_base_url=url,
+            api_key=api_key,
+            model=MODEL,
+            session_url=f"{url}/v1/session",
+            session_key=session_key,
+        )
+
+
+def for_agent(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a task that the policy may see: a row has the answer in most data sets."""
+    return {name: task[name] for name in task if name not in ("row", "tests")}

@@ -19,6 +19,7 @@ Json = dict[str, Any]
 """A JSON object."""
 _KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     503: "api_error",

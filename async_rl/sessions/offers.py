@@ -20,6 +20,7 @@ from typing import Any
 
 from async_rl.core.errors import AgentError, NotTaken
 from async_rl.core.frozen import frozen
+from async_rl.sessions.endpoint import Endpoint
 
 LONGEST_WAIT_S = 60.0
 """The longest request for a session: below the idle timeouts of proxies."""
@@ -29,8 +30,7 @@ LONGEST_WAIT_S = 60.0
 class Offer:
     """A session that a program may take. is_taken: set by that; ended: by its end."""
 
-    url: str
-    token: str
+    endpoint: Endpoint
     task: dict[str, Any]
     is_taken: asyncio.Event
     ended: asyncio.Future[None]
@@ -51,10 +51,10 @@ class Offers:
         # In constant time, because a comparison that stops early shows how much of a key is right.
         return hmac.compare_digest(key.encode(), self._key)
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Offer the session until a program has taken and ended it."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        offer = Offer(url=url, token=token, task=task, is_taken=asyncio.Event(), ended=ended)
+        offer = Offer(endpoint=endpoint, task=task, is_taken=asyncio.Event(), ended=ended)
         self._waiting.append(offer)
         self._offered.set()
         try:
@@ -69,9 +69,7 @@ class Offers:
             await ended
         finally:
             # The run is over or cancelled: no program can take or end the session any more.
-            if token in self._taken:
-                del self._taken[token]
-            else:
+            if self._taken.pop(endpoint.session_key, None) is None:
                 self._waiting.remove(offer)
 
     async def available(self, wait_s: float) -> None:
@@ -88,15 +86,15 @@ class Offers:
         if not self._waiting:
             return None
         offer = self._waiting.popleft()
-        self._taken[offer.token] = offer
+        self._taken[offer.endpoint.session_key] = offer
         offer.is_taken.set()
         return offer
 
-    def end(self, token: str, error: str) -> None:
+    def end(self, session_key: str, error: str) -> None:
         """The program has exited, or failed with this reason. It may say so twice, or while its
         group is given up, because another sample failed.
         """
-        offer = self._taken.get(token)
+        offer = self._taken.get(session_key)
         if offer is None or offer.ended.done():
             return
         if error:

@@ -21,6 +21,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._by_token: dict[str, Session] = {}
+        self._by_session_key: dict[str, Session] = {}
         self._ended: deque[Usage] = deque(maxlen=_NUM_SESSIONS)
         # An environment without open sessions is still shown, with 0.
         self._names = {"open": None, "calling": None}
@@ -47,25 +48,39 @@ class Sessions:
     def open(self, session: Session) -> Iterator[Session]:
         """Serve the session during the block."""
         self._by_token[session.token] = session
+        self._by_session_key[session.session_key] = session
         for name in ("open", "calling"):
             self._names[f"{name}_in/{session.usage.environment}"] = None
         try:
             yield session
         finally:
-            del self._by_token[session.token]
+            del self._by_token[session.token], self._by_session_key[session.session_key]
             session.usage.close()
             self._ended.append(session.usage)
             session.close("its sample is complete or was given up")
 
     def of(self, request: Request) -> Session:
-        """Return the session of a request. Raises Refused."""
-        session = self._by_token.get(token_of(request))
+        """Return the session of a request with one of its keys. Raises Refused."""
+        key = token_of(request)
+        session = self._by_token.get(key) or self._by_session_key.get(key)
         if session is None:
             raise Refused(
                 "the token is missing, or its session is unknown or closed; send the"
                 " OPENAI_API_KEY that the agent was given",
                 status=401,
                 code="invalid_api_key",
+            )
+        return session
+
+    def owned(self, request: Request) -> Session:
+        """Return the session of a request with its second key. Raises Refused."""
+        session = self.of(request)
+        if token_of(request) != session.session_key:
+            raise Refused(
+                "the key of an agent calls the model only; send session_key, which the function or"
+                " the program that starts the agent has",
+                status=403,
+                code="insufficient_permissions",
             )
         return session
 

@@ -3,14 +3,14 @@
 POST to the paths of FORMS, /v1/session/run, /v1/session/reward and /v1/session/end; GET /v1/models
 and /v1/session/task; POST /sessions, if programs outside the run are the agents. Invariants: every
 request needs the token of an open session, as `Authorization: Bearer T` or `x-api-key: T`, and
-/sessions the key of the run's sessions; a bad request is answered in the form of its API; the calls
-of a client that disconnects end with it.
+/sessions the key of the run's sessions; only a session's second key sets its reward, ends it and
+reads its row and tests; a bad request is answered in the form of its API; the calls of a client
+that disconnects end with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from async_rl.sessions.endpoint import MODEL, Endpoint
+from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import Form, events_of, lines_of, read
@@ -94,18 +94,17 @@ class _Endpoint:
             raise Refused(
                 "no session waits for a program; try again", status=503, code="no_session"
             )
-        endpoint = dataclasses.asdict(Endpoint.of(offer.url, offer.token))
-        head = {"object": "session", "task": offer.task, "anthropic_base_url": offer.url}
-        return json_response({**head, **endpoint}, 201)
+        endpoint = msgspec.structs.asdict(offer.endpoint)
+        return json_response({"object": "session", "task": offer.task, **endpoint}, 201)
 
     async def end(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = self._sessions.owned(request)
         outcome: _Outcome = read(await _body(request) or b"{}", _Outcome)
         if self._offers is None:
             raise Refused(
                 "the run closes this session itself when its agent has exited", status=409
             )
-        self._offers.end(session.token, outcome.error)
+        self._offers.end(session.session_key, outcome.error)
         session.close("its program has closed it")
         return json_response({"object": "session.ended"})
 
@@ -120,14 +119,16 @@ class _Endpoint:
         return json_response(_MODEL)
 
     async def task(self, request: Request) -> Response:
-        return json_response(self._sessions.of(request).task)
+        session = self._sessions.of(request)
+        is_owner = token_of(request) == session.session_key
+        return json_response(session.task if is_owner else for_agent(session.task))
 
     async def run(self, request: Request) -> Response:
         session = self._sessions.of(request)
         return json_response(await session.run_tool(await _body(request)))
 
     async def reward(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = self._sessions.owned(request)
         session.require_open()
         session.rewards.append(reward_of(read(await _body(request), Any)))
         return json_response({"object": "reward", "num_rewards": len(session.rewards)})

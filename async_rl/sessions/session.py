@@ -97,8 +97,9 @@ class _Writing:
 class Session:
     """The calls of one sample.
 
-    limit: the most tokens of all segments together. task: the task as the agent receives it. run: a
-    Python tool. responses: the messages up to each response that a client may name.
+    limit: the most tokens of all segments together. task: with its row and tests. run: a
+    Python tool. responses: the messages up to each response that a client may name. token: the
+    agent's; session_key: of who started the agent and rewards it.
     """
 
     record: Record
@@ -110,6 +111,7 @@ class Session:
     run: Run
     usage: Usage = field(default_factory=Usage)
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
+    session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
     rewards: list[dict[str, float]] = field(default_factory=list)
     responses: dict[str, list[Any]] = field(default_factory=dict)
     is_truncated: bool = False

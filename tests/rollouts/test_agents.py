@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import re
 import socket
 import sys
@@ -37,10 +38,11 @@ from async_rl.protocol.generator import (
 )
 from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.agents import Agents, score_of
-from async_rl.rollouts.environments import open_environments
+from async_rl.rollouts.environments import open_environments, variables
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.runtime.directory import Directory
+from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import build_app
 from async_rl.wire.http import serving, url_of
@@ -77,8 +79,8 @@ def rewrites(task, endpoint):
 
 async def posts(task, endpoint):
     say(endpoint, {"role": "user", "content": task["prompt"]})
-    post(endpoint.session_url + "/reward", endpoint.api_key, 0.25)
-    post(endpoint.session_url + "/reward", endpoint.api_key, 0.5)
+    post(endpoint.session_url + "/reward", endpoint.session_key, 0.25)
+    post(endpoint.session_url + "/reward", endpoint.session_key, 0.5)
 
 
 def pid(task, endpoint):
@@ -215,6 +217,15 @@ def test_a_command_is_told_its_task_and_endpoint_by_variables(tmp_path: Path) ->
     group, judge = made(tmp_path, command)
     assert [len(sample.token_ids) for sample in group.trajectories] == [10, 10]
     assert judge.texts == ["v", "v"]
+
+
+def test_a_command_gets_neither_the_key_that_rewards_nor_the_answer() -> None:
+    task = {"prompt": "1 + 1", "prompt_id": "p", "row": {"answer": "two"}, "tests": ["two"]}
+    endpoint = Endpoint.of("http://gateway", "sk-agent", "session-owner")
+    found = variables(endpoint, task)
+    assert found["ANTHROPIC_API_KEY"] == found["OPENAI_API_KEY"] == "sk-agent"
+    assert json.loads(found["ASYNC_RL_TASK"]) == {"prompt": "1 + 1", "prompt_id": "p"}
+    assert not any("owner" in value or "two" in value for value in found.values())
 
 
 def test_a_rewritten_history_is_a_segment_and_its_reward_has_parts(tmp_path: Path) -> None:

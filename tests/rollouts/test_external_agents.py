@@ -86,7 +86,7 @@ class Gateway:
 
     async def end(self, session: dict[str, Any], body: Any = None) -> httpx.Response:
         path = session["session_url"].removeprefix("http://gateway")
-        return await self.post(f"{path}/end", session["api_key"], body)
+        return await self.post(f"{path}/end", session["session_key"], body)
 
 
 def run(path: Path, do: Callable[[Gateway], Awaitable[None]], **more: Any) -> None:
@@ -120,7 +120,7 @@ def test_programs_take_the_sessions_of_a_group_and_end_them(tmp_path: Path) -> N
         assert first["api_key"] != second["api_key"]
         for session in (first, second):
             await gateway.say(session)
-        reward = await gateway.post("/v1/session/reward", first["api_key"], {"style": 0.25})
+        reward = await gateway.post("/v1/session/reward", first["session_key"], {"style": 0.25})
         assert reward.status_code == 200
         for session in (first, second):
             assert (await gateway.end(session)).status_code == 200
@@ -130,7 +130,7 @@ def test_programs_take_the_sessions_of_a_group_and_end_them(tmp_path: Path) -> N
         # The other one posted none, so its last answer is scored.
         assert rewards[second["task"]["sample"]] == 1.0
         assert gateway.judge.texts == ["u"]
-        late = await gateway.post("/v1/session/reward", first["api_key"], 1.0)
+        late = await gateway.post("/v1/session/reward", first["session_key"], 1.0)
         assert late.status_code == 401
 
     run(tmp_path, do)

@@ -310,10 +310,22 @@ def test_a_session_that_was_closed_says_so() -> None:
 
 def test_a_reward_is_a_finite_number_or_parts() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        owner = {"authorization": f"Bearer {session.session_key}"}
+        session.task = {"prompt": "1 + 1", "row": {"answer": 2}, "tests": ["2"]}
         for value in (0.5, {"style": 1.0, "tests": 0.25}):
-            assert (await found.http.post("/v1/session/reward", json=value)).status_code == 200
+            reply = await found.http.post("/v1/session/reward", json=value, headers=owner)
+            assert reply.status_code == 200
         for wrong in ("much", {}, {"a": None}, [1.0]):
-            assert (await found.http.post("/v1/session/reward", json=wrong)).status_code == 400
-        assert (await found.http.get("/v1/session/task")).json() == {}
+            reply = await found.http.post("/v1/session/reward", json=wrong, headers=owner)
+            assert reply.status_code == 400
+        # The agent's own key neither rewards nor shows the answer.
+        for path in ("reward", "end"):
+            refused = await found.http.post(f"/v1/session/{path}", json=1.0)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (
+                403,
+                "permission_error",
+            )
+        assert (await found.http.get("/v1/session/task")).json() == {"prompt": "1 + 1"}
+        assert (await found.http.get("/v1/session/task", headers=owner)).json() == session.task
 
     assert use(agent).rewards == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]

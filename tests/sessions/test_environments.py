@@ -97,9 +97,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def play(adapter: Any, row: dict[str, Any], session: Session) -> Any:
     async with endpoint(session) as url:
-        reached = Endpoint(
-            base_url=f"{url}/v1", api_key=session.token, model="policy", session_url=""
-        )
+        reached = Endpoint.of(url, session.token, session.session_key)
         return await adapter.play({"row": row}, reached)
 
 

@@ -21,6 +21,7 @@ from loop import CURRENT, Process
 from network import Network
 
 from async_rl.core.errors import AgentError
+from async_rl.sessions.endpoint import Endpoint
 
 _TEXT = re.compile(rb'"(?:content|text)":"([^"]*)"')
 GONE = object()
@@ -174,18 +175,19 @@ class Agents:
     def __init__(self, world: Any) -> None:
         self._world = world
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
-        return await _Agent(self._world, url, token, task).run()
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
+        return await _Agent(self._world, endpoint, task).run()
 
     async def close(self) -> None:
         pass
 
 
 class _Agent:
-    def __init__(self, world: Any, url: str, token: str, task: dict[str, Any]) -> None:
-        self._world, self._task = world, task
+    def __init__(self, world: Any, endpoint: Endpoint, task: dict[str, Any]) -> None:
+        self._world, self._endpoint, self._task = world, endpoint, task
         self._script = random.Random(f"{world.seed} {task['prompt_id']} {task['sample']}")
-        headers = {"authorization": f"Bearer {token}"}
+        headers = {"authorization": f"Bearer {endpoint.api_key}"}
+        url = endpoint.anthropic_base_url
         self._http = httpx.AsyncClient(
             transport=Transport(), base_url=url, headers=headers, timeout=None
         )
@@ -207,7 +209,8 @@ class _Agent:
         if self._task["purpose"] == "eval":
             return float(min(self._world.history.tokens[id].identity for id in self._read))
         if self._script.random() < 0.5:
-            await self._post("/v1/session/reward", 1.0)
+            key = {"authorization": f"Bearer {self._endpoint.session_key}"}
+            await self._post("/v1/session/reward", 1.0, **key)
             return None
         return self._script.random()
 
