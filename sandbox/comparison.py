@@ -61,21 +61,16 @@ class Returned(NamedTuple):
     """
 
     body: bytes
-    expected: Any
-    types: str
     function: str
     args: Sequence[Any]
+    expected: Any
+    types: str
 
-    def read(self) -> Any:
-        """The value. Raises ValueError if it is malformed."""
-        return decode(self.body, foreign if self.types == "exact" else plain)
-
-    def is_right(self, value: Any, comparison: Comparison) -> bool:
-        """Return whether the value is the expected one."""
-        return comparison.values_equal(value, self.expected, self.types)
-
-    def message(self, value: Any) -> str:
-        """The reason why a value is wrong."""
+    def failure(self, comparison: Comparison) -> str:
+        """As the function. Raises ValueError if the value is malformed."""
+        value = decode(self.body, foreign if self.types == "exact" else plain)
+        if comparison.values_equal(value, self.expected, self.types):
+            return ""
         call = f"{self.function}({', '.join(map(shorten, self.args))})"
         return f"{call} returned {shorten(value)}, not {shorten(self.expected)}"
 
@@ -87,24 +82,18 @@ class Printed(NamedTuple):
     expected: str
     rules: tuple[Any, ...]
 
-    def read(self) -> str:
-        """The text."""
-        return self.output.decode(errors="replace")
-
-    def is_right(self, value: str, comparison: Comparison) -> bool:
-        """Return whether the text is the expected one."""
-        return comparison.outputs_equal(value, self.expected, Rules(*self.rules))
-
-    def message(self, value: str) -> str:
-        """The reason why a text is wrong."""
+    def failure(self, comparison: Comparison) -> str:
+        """As the function."""
+        value = self.output.decode(errors="replace")
+        if comparison.outputs_equal(value, self.expected, Rules(*self.rules)):
+            return ""
         return f"printed {shorten(value)}, not {shorten(self.expected)}"
 
 
 def failure(emitted: Returned | Printed, comparison: Comparison) -> str:
     """The reason why the emitted value or text is wrong; empty if it is right."""
     try:
-        value = emitted.read()
-        return "" if emitted.is_right(value, comparison) else emitted.message(value)
+        return emitted.failure(comparison)
     # Comparing a signaling NaN raises.
     except (ArithmeticError, ValueError, MemoryError):
         return "the returned value is malformed"

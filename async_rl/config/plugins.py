@@ -57,7 +57,6 @@ class Kind:
 REWARD = Kind(group="async_rl.rewards", takes=("sample",))
 AGENT = Kind(group="async_rl.agents", takes=("task", "endpoint"))
 ROLLOUT = Kind(group="async_rl.rollouts", takes=("talk",))
-CHECKER = Kind(group="async_rl.checkers", takes=("input", "got", "expected"))
 ENGINE = Kind(group="async_rl.engines", takes=("config", "model_path"), named=("seed",))
 POLICY_LOSS = Kind(
     group="async_rl.policy_losses",

@@ -49,9 +49,6 @@ class SandboxConfig(Section):
     float_tolerance: Annotated[float, Field(ge=0, lt=1)]
     """largest relative difference of floats that count as equal, in problems that state none; 0 =
     exact"""
-    checker: Annotated[str, Field(pattern="^[\\w.]+:\\w+$")] | None
-    """module:function(input, got, expected) -> bool that decides stdin and call tests; null = the
-    built-in comparison"""
     checker_headers: Annotated[str, Field(pattern="^/")] | None
     """directory with testlib.h and other headers that checkers in C++ include; null = none"""
     container_engine: Annotated[list[str], Field(min_length=1), OneOrMore]

@@ -41,7 +41,7 @@ from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.nodes import fleet
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.rulings import load_checker, load_headers
+from async_rl.rewards.verifier.rulings import load_headers
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
 from async_rl.training import checkpoints
@@ -124,7 +124,6 @@ def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator
         except CellFailed as error:
             yield f"sandbox.packages={package}: {error}"
     yield from _problem(load_headers, sandbox.checker_headers)
-    yield from _problem(load_checker, sandbox.checker)
     yield from check_functions(reward)
 
 

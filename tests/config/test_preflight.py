@@ -37,15 +37,14 @@ def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_or_a_checker_that_the_verifier_could_not_load_is_named_before_anything_starts(
+def test_a_package_or_headers_that_the_verifier_could_not_load_are_named_before_anything_starts(
     tmp_path: Path,
 ) -> None:
-    found = problems(
-        tmp_path, "sandbox.packages=[numpy,no_such_package]", "sandbox.checker=math:nothing"
-    )
+    headers = f"sandbox.checker_headers={tmp_path}/x"
+    found = problems(tmp_path, "sandbox.packages=[numpy,no_such_package]", headers)
     assert [line.split(":")[0] for line in found] == [
         "sandbox.packages=no_such_package",
-        "sandbox.checker=math",
+        headers,
     ]
 
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 LIMITS = SandboxConfig(
     timeout_s=0.5, memory_mb=128, allow_unsafe=False,
     packages=[], float_tolerance=0,
-    checker=None, checker_headers=None, container_engine=["podman"], rootfs={},
+    checker_headers=None, container_engine=["podman"], rootfs={},
 )  # fmt: skip
 
 

@@ -1,87 +1,19 @@
-"""Facts about the parts of the comparison that a person chooses: float tolerance, checker functions
-of the configuration, and checker programs of rows.
+"""Facts about the parts of the comparison that a person chooses: the float tolerance, and the
+checker programs of rows.
 """
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
-from rewards_support import LIMITS, Jail
+from rewards_support import Jail
 
-from async_rl.config.base import replace
-from async_rl.core.errors import ConfigError, DataError
+from async_rl.core.errors import DataError
 from async_rl.core.output_rules import Checker
-from async_rl.core.types import CallTest, StdinTest, Verdict
+from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
-from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
-from async_rl.rewards.verifier.rulings import load_checker
-from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import Comparison
-
-CODE = "def f(x):\n    return x\nif __name__ == '__main__':\n    print(input())"
-IN_ORDER = [
-    CallTest(function="f", args=[[1, 2]], expected=[1, 2]),
-    StdinTest(input="1 2", output="1 2"),
-]
-OUT_OF_ORDER = [
-    CallTest(function="f", args=[[1, 2]], expected=[2, 1]),
-    StdinTest(input="1 2", output="2 1"),
-]
-ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(input="1 2", output="")]
-
-
-def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str]:
-    async def run() -> list[str]:
-        async with await Cells.start(1) as cells:
-            judge = Judge(cells, replace(LIMITS, checker=checker))
-            return [
-                str(test.verdict)
-                for test in (
-                    await judge.verify(
-                        VerifyRequest(code=CODE, tests=list(tests), stop_at_first_failure=False)
-                    )
-                ).tests
-            ]
-
-    return asyncio.run(run())
-
-
-@pytest.mark.proves("sandbox.checker")
-def test_checker_decides_instead_of_the_built_in_comparison() -> None:
-    assert verdicts(None, IN_ORDER) == ["pass", "pass"]
-    assert verdicts(None, OUT_OF_ORDER) == ["wrong_answer", "wrong_answer"]
-    assert verdicts("checkers_for_tests:any_order", OUT_OF_ORDER) == ["pass", "pass"]
-    assert verdicts("checkers_for_tests:any_order", [StdinTest(input="1 2", output="1 3")]) == [
-        "wrong_answer"
-    ]
-
-
-def test_checker_sees_what_the_program_was_given() -> None:
-    assert verdicts("checkers_for_tests:echoes_the_input", [ANYTHING[1]]) == ["pass"]
-    assert verdicts("checkers_for_tests:echoes_the_input", [ANYTHING[0]]) == ["wrong_answer"]
-
-
-@pytest.mark.parametrize("checker", ["broken", "vague"])
-def test_output_on_which_a_checker_fails_is_rejected(checker: str) -> None:
-    """Otherwise a program could choose not to be judged."""
-    found = verdicts(f"checkers_for_tests:{checker}", IN_ORDER)
-    assert found == ["wrong_answer", "wrong_answer"]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("no_such_module:f", "cannot be imported"),
-        ("math:nothing", "has no nothing"),
-        ("math:pi", "is a float"),
-    ],
-)
-def test_checker_that_cannot_be_had_is_refused_at_the_start(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"sandbox.checker={name}: .*{said}"):
-        load_checker(name)
 
 
 @pytest.mark.parametrize(("tolerance", "got", "expected", "passes"), [

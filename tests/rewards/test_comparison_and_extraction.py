@@ -123,7 +123,7 @@ def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
 ) -> None:
     body = encode(value)
     for types, is_right in (("exact", exact), ("json", json)):
-        assert (not failure(Returned(body, expected, types, "f", ()), EXACT)) is is_right
+        assert (not failure(Returned(body, "f", (), expected, types), EXACT)) is is_right
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
 def test_an_assert_statement_compares_as_python_does(
     value: object, expected: object, is_right: bool
 ) -> None:
-    assert (not failure(Returned(encode(value), expected, "python", "f", ()), EXACT)) is is_right
+    assert (not failure(Returned(encode(value), "f", (), expected, "python"), EXACT)) is is_right
 
 
 def test_a_wrong_output_is_not_read_to_its_end() -> None:

@@ -2,34 +2,26 @@
 
 A program controls how long its output takes to decode and compare, so a large value never enters
 the server's process: `sandbox/comparison.py` compares it in a child with the program's own limits.
-A row's checker always runs in a cell. `sandbox.checker=module:function` is trusted code of the
-person who runs the verifier: the configuration names it, a request cannot, and it runs here, in a
-thread, also on large values.
+A row's checker always runs in a cell.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from async_rl.config.plugins import CHECKER, load_function
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.languages import PYTHON
-from async_rl.core.output_rules import Checker as ProgramOfRow
+from async_rl.core.output_rules import Checker
 from async_rl.core.types import AssertTest, StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ruling, rejected
 from async_rl.rewards.verifier.program import Program, Question
-from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure, shorten
+from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure
 from async_rl.sandbox.protocol import Mode
 
-Checker = Callable[[Any, Any, Any], bool]
-"""(input text or list of arguments, program's output, expected output) -> True if it passes."""
 LARGE_BYTES = 1 << 16
 """The most that is decoded in the server's process for one test."""
 # Memory of a decoded value, in multiples of its bytes.
@@ -44,32 +36,23 @@ class Rulings:
     def __init__(self, config: SandboxConfig, commands: CommandJudge) -> None:
         self._commands, self._headers = commands, load_headers(config.checker_headers)
         self._comparison = Comparison(relative_tolerance=config.float_tolerance)
-        self._checker = load_checker(config.checker)
 
     async def of(self, question: Question, body: bytes, program: Program) -> Ruling:
         """The ruling on a returned value or a printed text. Raises InfrastructureError."""
         if isinstance(question, AssertTest):
             return _RIGHT  # a judging child has decided
-        given: Any
         emitted: Returned | Printed
         if isinstance(question, StdinTest):
             # The row knows its problem better than the configuration.
             if question.checker is not None:
                 return await self._checked(question, body, question.checker, program)
-            given, expected, has_checker = question.input, question.output, True
             # Most right programs print exactly this, and it may be large.
-            if self._checker is None and body == expected.encode(errors="replace"):
+            if body == question.output.encode(errors="replace"):
                 return _RIGHT
-            emitted = Printed(body, expected, msgspec.structs.astuple(question.rules))
-            size = len(body) + len(expected)
+            rules = msgspec.structs.astuple(question.rules)
+            emitted, size = Printed(body, question.output, rules), len(body) + len(question.output)
         else:
-            given, expected, size = question.args, question.expected, len(body)
-            emitted = Returned(body, expected, question.types, question.function, given)
-            # An assert statement compares by itself.
-            has_checker = question.types != "python"
-        if self._checker is not None and has_checker:
-            # In a thread: the value may be large, and the loop serves other programs.
-            return await asyncio.to_thread(_ask, self._checker, given, emitted, expected)
+            emitted, size = Returned(body, *question), len(body)
         # A child costs 2 ms, and most values are small.
         if size <= LARGE_BYTES:
             message = failure(emitted, self._comparison)
@@ -80,7 +63,7 @@ class Rulings:
         return ran.answers[0].ruling
 
     async def _checked(
-        self, test: StdinTest, output: bytes, checker: ProgramOfRow, program: Program
+        self, test: StdinTest, output: bytes, checker: Checker, program: Program
     ) -> Ruling:
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
         files = [given, output, answer]
@@ -94,13 +77,6 @@ class Rulings:
         return _RIGHT if verdict is Verdict.PASS else rejected(message)
 
 
-def load_checker(name: str | None) -> Checker | None:
-    """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
-    if name is None:
-        return None
-    return load_function("sandbox.checker", name, CHECKER)
-
-
 def load_headers(directory: str | None) -> dict[str, str]:
     """The files of `sandbox.checker_headers` by name. Raises ConfigError."""
     if directory is None:
@@ -112,17 +88,3 @@ def load_headers(directory: str | None) -> dict[str, str]:
         raise ConfigError(
             f"sandbox.checker_headers={directory}: {error}; give a directory with only headers"
         ) from error
-
-
-def _ask(checker: Checker, given: Any, emitted: Returned | Printed, expected: Any) -> Ruling:
-    try:
-        value = emitted.read()
-        answer = checker(given, value, expected)
-    # The value of the program caused the exception: without a verdict the program would have
-    # chosen not to be judged.
-    except Exception as error:  # noqa: BLE001
-        return rejected(f"the checker raised {type(error).__name__}: {error}")
-    # A checker that forgets to return must be seen.
-    if type(answer) is not bool:
-        return rejected(f"the checker returned {shorten(answer)}, not True or False; correct it")
-    return _RIGHT if answer else Ruling(Verdict.WRONG_ANSWER, emitted.message(value))
