@@ -203,17 +203,16 @@ class ProcessContext:
         self,
         step: int,
         *,
-        scalars: Mapping[str, float] | None = None,
+        scalars: Mapping[str, float],
         histograms: Mapping[str, list[float]] | None = None,
-        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Send numbers of one learner step to the metrics writer."""
         request = ReportMetrics(
             source=self.name,
             step=step,
-            scalars=dict(scalars or {}),
+            scalars=dict(scalars),
             histograms=dict(histograms or {}),
-            texts=dict(texts or {}),
+            texts={},
         )
         await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
 
