@@ -11,7 +11,7 @@ import select
 from collections.abc import Sequence
 from typing import Any
 
-from . import child, judge, linux, namespaces, programs, seccomp, watch
+from . import child, judge, linux, namespaces, seccomp, watch
 from .checker import Checker, Comparer
 from .child import Children, Jail, Page, Part
 from .judge import Tests
@@ -52,7 +52,6 @@ class Jobs:
         seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level < NOTHING else ()
         self._ruleset = -1
         self._page = Page()
-        programs.warm_up()
         judge.warm_up()
         # Before any job: a child has the address space of its zygote from its start.
         self._base_address_space = watch.address_space(proc)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from . import values
 from .objects import RAISE, RETURN, Object, Solver, lines, number_of
-from .programs import WARM_RUNS, Runner, describe, describe_text
+from .programs import Runner, describe, describe_text
 from .protocol import Frame, JobSpec, Kind, Mode, read_frame
 
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
@@ -292,14 +292,19 @@ class Tests(Runner):
         return self._ask("await", found)
 
 
+# CPython 3.11 specialises a function after eight calls.
+_WARM_RUNS = 20
 _ANSWERED = b'-1 l 0 0\n0 v 0 {"o":[0,""]}\n0 v 0 9\n'
 
 
 def warm_up() -> None:
-    """As `programs.warm_up`, for a test and its program. The builtins must be complete."""
+    """Do in the zygote what its children will do, until the interpreter has specialised it: a page
+    that is written here is not written, and so not copied, in every child. The builtins must be
+    complete.
+    """
     _NAMES.update(vars(builtins))
     spec = JobSpec(Mode.JUDGE, 1, 1.0, 1 << 20, 1 << 16)
-    for _ in range(WARM_RUNS):
+    for _ in range(_WARM_RUNS):
         (requests, ask), (answers, answer), result = os.pipe(), os.pipe(), os.memfd_create("warm")
         os.write(answer, _ANSWERED)
         Tests(result, spec, [ask, answers]).run("import math", [("", "assert f(3) == 9", [])], True)

@@ -21,7 +21,7 @@ from typing import Any
 
 from . import values
 from .preload import CALL_BUILTINS, CALL_NAMES
-from .protocol import JobSpec, Kind, Mode
+from .protocol import JobSpec, Kind
 
 # A message goes into logs and samples.
 _MESSAGE_CHARS = 300
@@ -222,32 +222,3 @@ def open_streams() -> None:
     # As Python sets them at its start; fast readers of contests look at them.
     sys.stdin.mode, sys.stdout.mode = "r", "w"  # type: ignore[misc]
     sys.argv = ["solution.py"]
-
-
-_WARM = """
-import math, re, sys
-from typing import List
-@__import__("dataclasses").dataclass
-class A:
-    x: int
-def f(x: List[int]) -> list:
-    return sorted(set(y * 2 for y in x if y > 1), key=lambda v: -v)
-r = [f(list(range(9))), str(A(1)), re.sub("a", "b", "abc"), math.gcd(4, 6)]
-s = [f"{1.5:.2f}", {"a": [1, (2,)]}]
-"""
-# CPython 3.11 specialises a function after eight calls.
-WARM_RUNS = 20
-
-
-def warm_up() -> None:
-    """Do in the zygote what its children will do, until the interpreter has specialised it.
-
-    A page that is written here is not written, and so not copied, in every child.
-    """
-    spec = JobSpec(Mode.CALLS, 2, 1.0, 1 << 20, 1 << 16)
-    calls: list[Any] = [("f", [[1, 2, 3]]), ("f", [[]])]
-    for _ in range(WARM_RUNS):
-        result = os.memfd_create("warm")
-        Calls(result, spec).run(_WARM, calls, True, True)
-        os.close(result)
-    del sys.modules["solution"]
