@@ -10,8 +10,6 @@ import msgspec
 
 from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
-from async_rl.buffer.store.trajectories import stored_advantages, stored_group
-from async_rl.core.types import FloatArray, Group
 
 PAGE = 50
 WINDOW = 20_000
@@ -89,14 +87,6 @@ def page_of(store: Connection, chosen: Filter, *, most: int = PAGE) -> list[Grou
         newest = f"SELECT group_id FROM groups {tail} LIMIT {WINDOW}"
         tail = f"WHERE group_id IN ({newest}) ORDER BY {_SORTS[chosen.sort]}"
     return group_rows(store, f"{tail} LIMIT {most}", fields)
-
-
-def trajectories(store: Connection, group_id: int) -> tuple[Group, FloatArray | None] | None:
-    """Return a group's trajectories and its advantages, as in Rollout; None if they are no longer
-    stored.
-    """
-    group = stored_group(store, group_id)
-    return None if group is None else (group, stored_advantages(store, group_id))
 
 
 def prompt_text(store: Connection, purpose: str, prompt_id: str) -> str:

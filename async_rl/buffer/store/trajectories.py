@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from async_rl.buffer.store.browse import Filter, page_of, prompt_text
 from async_rl.buffer.store.connection import PAYLOAD, Connection, intact
 from async_rl.buffer.store.ledger import OF_STEP, STEP, GroupRow, group_rows
 from async_rl.core.types import FloatArray, Group
@@ -17,10 +18,6 @@ from async_rl.core.types import FloatArray, Group
 _COMPLETE = (
     "SELECT version FROM steps JOIN trained USING (step_id) LEFT JOIN blobs USING (group_id) WHERE"
     " undone_s IS NULL GROUP BY version HAVING count(*) = count(blobs.group_id) ORDER BY version"
-)
-_NEWEST = (
-    f"SELECT group_id, text, {STEP}, {PAYLOAD} JOIN groups USING (group_id) JOIN prompts USING"
-    " (purpose, prompt_id) WHERE purpose='train' {where} ORDER BY group_id DESC LIMIT ?"
 )
 _STEPS = (
     f"SELECT min(step), max(step) FROM (SELECT {STEP} AS step FROM blobs JOIN groups USING"
@@ -31,7 +28,7 @@ _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored training group with its prompt and the step that trained it, or None.
+    """A stored group with its prompt and the step that trained it, or None.
 
     advantages: float32 [response tokens], sample after sample, if a step with a critic trained it.
     """
@@ -59,36 +56,36 @@ def batch_of(store: Connection, step: int) -> list[Group] | None:
     """Return the batch that a step trained, in its order, or None if its trajectories are not
     all in the store.
     """
-    groups = [stored_group(store, row.group_id) for row in batch_rows(store, step)]
+    groups = [_group(store, row.group_id) for row in batch_rows(store, step)]
     complete = [group for group in groups if group is not None]
     # A batch is repeated as a whole or not at all: without a group its gradient would differ.
     return complete if complete and len(complete) == len(groups) else None
 
 
-def stored_group(store: Connection, group_id: int) -> Group | None:
-    """Return a group's trajectories, or None if they are not stored any more."""
+def _group(store: Connection, group_id: int) -> Group | None:
     row = store.execute(_PAYLOAD, (group_id,)).fetchone()
     return None if row is None else intact(group_id, row[0]).unpacked()
 
 
-def stored_advantages(store: Connection, group_id: int) -> FloatArray | None:
-    """Return the advantages of a group, as in Rollout; None if none are stored."""
-    # Stored in float16, one blob per sample.
-    stored = b"".join(row for (row,) in store.execute(_ADVANTAGES, (group_id,)))
-    return np.frombuffer(stored, dtype=np.float16).astype(np.float32) if stored else None
+def rollout_of(store: Connection, row: GroupRow) -> Rollout | None:
+    """Return a group with its trajectories, or None if they are not stored any more."""
+    group = _group(store, row.group_id)
+    if group is None:
+        return None
+    # In float16, one blob per sample. Those of an undone step belong to no step of the surviving
+    # history.
+    stored = b"".join(blob for (blob,) in store.execute(_ADVANTAGES, (row.group_id,)))
+    advantages = None
+    if stored and row.step is not None:
+        advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
+    prompt = prompt_text(store, row.purpose, row.prompt_id)
+    return Rollout(group=group, prompt=prompt, step=row.step, advantages=advantages)
 
 
 def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]:
     """Return the newest `most` stored training groups, of one step or (None) of all."""
-    query = _NEWEST.format(where="" if step is None else f"AND {STEP}=?")
-    rows = store.execute(query, (most,) if step is None else (step, most))
-    groups = []
-    for group_id, text, trained_by, group in rows:
-        # Advantages of an undone step belong to no step of the surviving history.
-        advantages = None if trained_by is None else stored_advantages(store, group_id)
-        found = intact(group_id, group).unpacked()
-        groups.append(Rollout(group=found, prompt=text, step=trained_by, advantages=advantages))
-    return groups
+    rows = page_of(store, Filter(step=step, stored=True), most=most)
+    return [rollout for row in rows if (rollout := rollout_of(store, row)) is not None]
 
 
 def stored_steps(store: Connection) -> tuple[int, int] | None:

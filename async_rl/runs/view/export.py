@@ -12,7 +12,7 @@ from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.core.types import FloatArray, Group
+from async_rl.buffer.store.trajectories import Rollout, rollout_of
 from async_rl.runs.samples import Decode, response_of
 
 
@@ -27,12 +27,11 @@ def lines(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[bytes]:
         # because the write-ahead log could then not be shortened.
         with reading(run_dir / STORE_FILE) as store:
             listed = browse.page_of(store, page, most=browse.PAGE)
-            stored = [browse.trajectories(store, row.group_id) for row in listed]
-            prompts = [browse.prompt_text(store, row.purpose, row.prompt_id) for row in listed]
-        for row, group, prompt in zip(listed, stored, prompts, strict=True):
-            if group is not None:
+            stored = [rollout_of(store, row) for row in listed]
+        for row, rollout in zip(listed, stored, strict=True):
+            if rollout is not None:
                 facts = {"run": run_dir.name, "step": row.step, "state": row.state}
-                for sample in _samples(facts | {"prompt": prompt}, *group, decode=decode):
+                for sample in _samples(facts, rollout, decode=decode):
                     is_left_out = chosen.failed and sample["is_passed"]
                     if not is_left_out and chosen.response.lower() in sample["response"].lower():
                         yield msgspec.json.encode(sample) + b"\n"
@@ -43,13 +42,15 @@ def lines(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[bytes]:
 
 
 def _samples(
-    facts: dict[str, Any], group: Group, advantages: FloatArray | None, *, decode: Decode
+    facts: dict[str, Any], rollout: Rollout, *, decode: Decode
 ) -> Iterator[dict[str, Any]]:
+    group, advantages = rollout.group, rollout.advantages
     start = 0
     for index, sample in enumerate(group.trajectories):
         end = start + sample.response_length
         yield facts | {
             "group_id": group.group_id,
+            "prompt": rollout.prompt,
             "sample": index,
             "prompt_id": group.prompt_id,
             "data_source": group.data_source,

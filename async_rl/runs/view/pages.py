@@ -14,10 +14,11 @@ import numpy as np
 from async_rl.buffer.store import browse
 from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.ledger import OF_GROUP, group_rows
+from async_rl.buffer.store.ledger import OF_GROUP, GroupRow, group_rows
+from async_rl.buffer.store.trajectories import Rollout, rollout_of
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
-from async_rl.core.types import FloatArray, Group, Trajectory
+from async_rl.core.types import Trajectory
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.comparison import compare
@@ -214,7 +215,7 @@ def sample_list(visit: Visit) -> Content:
         # Other orders are of the newest groups only and have no next page.
         has_more = len(rows) > most and chosen.sort == "newest"
         rows = rows[:most]
-        shown = [row for row in rows if _has_response(run, store, row.group_id, chosen.response)]
+        shown = [row for row in rows if _has_response(run, store, row, chosen.response)]
     return {
         "run": run,
         "chosen": chosen,
@@ -225,12 +226,12 @@ def sample_list(visit: Visit) -> Content:
     }
 
 
-def _has_response(run: RunView, store: Connection, group_id: int, part: str) -> bool:
+def _has_response(run: RunView, store: Connection, row: GroupRow, part: str) -> bool:
     """Return whether a stored response of the group has this part; True for an empty part."""
     if not part:
         return True
-    stored = browse.trajectories(store, group_id)
-    samples = () if stored is None else stored[0].trajectories
+    stored = rollout_of(store, row)
+    samples = () if stored is None else stored.group.trajectories
     return any(part.lower() in response_of(sample, run.decode).lower() for sample in samples)
 
 
@@ -242,15 +243,15 @@ def group_page(visit: Visit) -> Content:
         row = next(iter(group_rows(store, OF_GROUP, [group_id])), None)
         if row is None:
             raise ConfigError(f"{run.name} has no group {group_id}")
-        stored = browse.trajectories(store, group_id)
+        stored = rollout_of(store, row)
         prompt = browse.prompt_text(store, row.purpose, row.prompt_id)
     return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
 
 
-def _responses(run: RunView, read: tuple[Group, FloatArray | None] | None) -> list[Response]:
-    if read is None:
+def _responses(run: RunView, rollout: Rollout | None) -> list[Response]:
+    if rollout is None:
         return []
-    group, advantages = read
+    group, advantages = rollout.group, rollout.advantages
     responses = []
     for index, sample in enumerate(group.trajectories):
         tokens = tokens_of(group, index, pieces(sample, run.decode), advantages)
