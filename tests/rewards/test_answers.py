@@ -176,3 +176,17 @@ async def test_the_whole_response_is_scored_where_words_are_wanted(
     assert (await scorer.score(prompt, response)).reward == reward
     steps = await scorer.score_steps(prompt, response, num_tokens=5, tokens_until=lambda _: 1)
     assert [(step.end_tokens, step.reward) for step in steps.steps] == [(5, reward)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "response", "right"),
+    [
+        ("50", r"\boxed{50\%}", True),
+        (r"50\%", r"\boxed{50}", True),
+        (r"50\%", r"\boxed{50\%}", True),
+        ("50", r"\boxed{5\%}", False),
+        ("50", r"\boxed{5000\%}", False),
+    ],
+)
+def test_a_percent_sign_may_be_left_out(expected: str, response: str, right: bool) -> None:
+    assert is_right(AnswerTest(rule="math", expected=expected), response) is right

@@ -9,7 +9,7 @@ import pytest
 
 from async_rl.core.output_rules import OutputRules
 from async_rl.rewards.extraction import extract_code
-from async_rl.sandbox.comparison import Comparison, Returned, failure
+from async_rl.sandbox.comparison import Comparison, Returned, failure, shorten
 from async_rl.sandbox.values import encode
 
 EXACT = Comparison(relative_tolerance=0)
@@ -142,6 +142,10 @@ def test_an_assert_statement_compares_as_python_does(
     value: object, expected: object, is_right: bool
 ) -> None:
     assert (not failure(Returned(encode(value), "f", (), expected, "python"), EXACT)) is is_right
+
+
+def test_an_integer_of_many_digits_fits_into_a_message() -> None:
+    assert len(shorten(10**20_000)) < 200
 
 
 def test_a_wrong_output_is_not_read_to_its_end() -> None:

@@ -6,17 +6,13 @@ import and every style of test, each with a program that forges and one that is 
 from __future__ import annotations
 
 import builtins
-import tomllib
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rewards_support import Jail
 
-from async_rl.core.types import AssertTest, Verdict
+from async_rl.core.types import AssertTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
-FORGERIES = tomllib.loads(Path(__file__).with_name("forgeries.toml").read_text(encoding="utf-8"))
 SETUP = "from math import isclose\nfrom collections import Counter\ndef helper(x): return x * 10\n"
 IMPORTS = {
     "free": ("", "f"),
@@ -104,18 +100,3 @@ def test_a_name_that_the_row_gives_to_the_program_is_asked_of_it(jail: Jail, cod
         program = "".join(f"def {name}(x, k): return {body}\n" for name in USES)
         assert verdicts(jail, program, tests) == [right] * len(tests)
     assert verdicts(jail, "", tests) == ["runtime_error"] * len(tests)
-
-
-@pytest.mark.parametrize("row", FORGERIES["forgery"], ids=lambda row: row["test"][-40:])
-def test_forgery_is_held_and_an_honest_program_passes(jail: Jail, row: dict[str, Any]) -> None:
-    tests, setup = [AssertTest(code=row["test"])], row.get("setup", "")
-    assert verdicts(jail, row["honest"], tests, setup) == ["pass"]
-    (found,) = verdicts(jail, row["forged"], tests, setup)
-    assert found in ("wrong_answer", "runtime_error"), found
-
-
-@pytest.mark.parametrize("setup", ["1 / 0", "import no_such_module", "from math import nothing"])
-@pytest.mark.parametrize("test", ["assert f(3) == 9", "x = f(3)\nassert x == 9", "assert True"])
-@pytest.mark.parametrize("code", ["def f(x): return 9", "def f(x): return 5"])
-def test_a_setup_that_fails_is_never_passed(jail: Jail, setup: str, test: str, code: str) -> None:
-    assert verdicts(jail, code, [AssertTest(code=test)], setup) == [Verdict.TEST_ERROR]
