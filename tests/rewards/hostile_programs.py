@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
+from rewards_support import corpus
 
 from async_rl.core.types import Verdict
 
@@ -31,6 +30,6 @@ def _case(family: str, row: dict[str, Any]) -> Case:
     )
 
 
-_ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_ROWS = corpus("hostile_programs")
 CASES = [_case(family, row) for family, rows in _ROWS["hostile"].items() for row in rows]
 HONEST = [_case("honest", row) for row in _ROWS["honest"]]

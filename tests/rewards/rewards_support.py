@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.types import Verdict
@@ -16,6 +19,11 @@ LIMITS = SandboxConfig(
     packages=[], float_tolerance=0,
     checker_headers=None, container_engine=["podman"], rootfs={},
 )  # fmt: skip
+
+
+def corpus(name: str) -> Any:
+    """The content of a yaml file of this folder."""
+    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def results_with(*verdicts: Verdict) -> list[TestResult]:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from container_support import IMAGE, PYTEST, PYTHON, Engine
-from rewards_support import LIMITS
+from rewards_support import LIMITS, corpus
 from verifier_support import run_config, verifier_process
 
 from async_rl.config.base import replace
@@ -26,13 +25,8 @@ from async_rl.rewards.verifier.container_run import failure_of_report
 from async_rl.rewards.verifier.containers import Containers
 
 SQUARE = {"prints": StdinTest(input="3\n", output="9")}
-TESTS = """
-from solution import f
-
-def test_one(): assert f(1) == 1
-def test_two(): assert f(2) == 4
-def test_canary(): assert f(2) == 5
-"""
+CORPUS = corpus("sources")["container_tests"]
+TESTS = CORPUS["tests"]
 REPORT = {
     "command": PYTEST,
     "files": {"/work/test_f.py": TESTS},
@@ -71,85 +65,18 @@ def test_output_status_or_report_decides(engine: Engine) -> None:
     ]  # fmt: skip
 
 
-HOSTILE_REPORTS = {
-    "leaves before the tests": "import os; os._exit(0)",
-    "writes its own report": """
-        import os
-        open('/work/report.xml', 'w').write('<testsuite><testcase name="x"/></testsuite>')
-        os._exit(0)
-    """,
-    "writes a report that all passed": """
-        import os
-        names = ('one', 'two', 'canary')
-        cases = ''.join(f'<testcase classname="test_f" name="test_{n}"/>' for n in names)
-        open('/work/report.xml', 'w').write(f'<testsuite>{cases}</testsuite>')
-        os._exit(0)
-    """,
-    "lets every test pass": """
-        import _pytest.runner
-        _pytest.runner.CallInfo.excinfo = property(lambda self: None, lambda self, value: None)
-        class f(int):
-            def __eq__(self, other): return True
-    """,
-    "expands entities": """
-        import os
-        lines = ['<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa">']
-        for a, b in zip('abcdefgh', 'bcdefghi'):
-            lines.append(f'<!ENTITY {b} "{f"&{a};" * 10}">')
-        open('/work/report.xml', 'w').write(''.join(lines) + ']><x>&i;</x>')
-        os._exit(0)
-    """,
-    "links the report elsewhere": """
-        import os
-        try: os.unlink('/work/report.xml')
-        except OSError: pass
-        try: os.symlink('/etc/hostname', '/work/report.xml')
-        except OSError: pass
-        os._exit(0)
-    """,
-    "writes a huge report": """
-        import os
-        with open('/work/report.xml', 'w') as file:
-            for _ in range(100): file.write('<a/>' * 100_000)
-        os._exit(0)
-    """,
-}
+HOSTILE_REPORTS = CORPUS["hostile_reports"]
 
 
 def test_a_forged_report_does_not_pass(engine: Engine) -> None:
-    programs = [(textwrap.dedent(code), REPORT) for code in HOSTILE_REPORTS.values()]
+    programs = [(code, REPORT) for code in HOSTILE_REPORTS.values()]
     found = dict(zip(HOSTILE_REPORTS, engine.results(*programs), strict=True))
     assert {name: each.message for name, each in found.items() if each.verdict == "pass"} == {}
     assert found["expands entities"].message.endswith("it has a document type")
     assert found["writes a huge report"].message == "the report has more than 4 MB"
 
 
-PROBE = """
-import json, os, socket, subprocess
-def fails(work):
-    try: work()
-    except OSError as error: return type(error).__name__
-    return 'WORKED'
-def write(path):
-    with open(path, 'a') as file: file.write('x')
-status = dict(line.split(':\\t') for line in open('/proc/self/status').read().split('\\n') if line)
-names = {name: fails(lambda: write(name)) for name in (
-    '/usr/x', '/etc/x', '/work/solution.py', '/work/given', '/proc/sys/kernel/core_pattern',
-    '/dev/x')}
-names['mount'] = fails(lambda: subprocess.run(['/bin/mount'], check=True))
-sock = socket.socket()
-sock.settimeout(1)
-names['connect'] = fails(lambda: sock.connect(('127.0.0.1', PORT)))
-names['outside'] = fails(lambda: sock.connect(('1.1.1.1', 80)))
-write('/work/own')
-write('/tmp/own')
-print(json.dumps({
-    'fails': names, 'capabilities': status['CapBnd'] + status['CapEff'],
-    'privileges': status['NoNewPrivs'].strip(), 'filter': status['Seccomp'].strip(),
-    'descriptors': len(os.listdir('/proc/self/fd')), 'names': sorted(os.environ),
-    'processes': sum(name.isdigit() for name in os.listdir('/proc')),
-    'networks': os.listdir('/sys/class/net'), 'host': os.path.exists(HOST)}))
-"""
+PROBE = CORPUS["probe"]
 
 
 def test_a_container_sees_and_changes_nothing_of_the_host(
@@ -170,44 +97,15 @@ def test_a_container_sees_and_changes_nothing_of_the_host(
     }  # fmt: skip
 
 
-BOMBS = {
-    "computes in children": ("timeout", {"timeout_s": 1.0}, """
-        import os
-        for _ in range(3): os.fork()
-        while True: pass
-    """),
-    "sleeps": ("timeout", {"timeout_s": 0.5}, "import time; time.sleep(100)"),
-    "fills the memory in children": ("memory", {"memory_mb": 128}, """
-        import os, time
-        for _ in range(2): os.fork()
-        data = b'x' * (60 << 20)
-        time.sleep(30)
-    """),
-    "prints": ("output_limit", {}, "while True: print('x' * 1000)"),
-    "prints errors": ("output_limit", {}, """
-        import sys
-        while True: print('x' * 1000, file=sys.stderr)
-    """),
-    "forks": ("runtime_error", {"timeout_s": 20.0}, """
-        import os, time
-        count = 0
-        while count < 10_000:
-            if os.fork() == 0: time.sleep(30)
-            count += 1
-    """),
-    "fills the directory": ("runtime_error", {}, """
-        for i in range(100):
-            with open(f'/work/{i}', 'wb') as file: file.write(bytes(8 << 20))
-    """),
-}  # fmt: skip
+BOMBS = CORPUS["bombs"]
 
 
 def test_limits_hold_for_all_processes_of_a_container(engine: Engine) -> None:
-    programs = [(textwrap.dedent(code), {**SQUARE, **given}) for _, given, code in BOMBS.values()]
+    programs = [(bomb["code"], SQUARE | bomb["limits"]) for bomb in BOMBS.values()]
     started = time.monotonic()
     found = dict(zip(BOMBS, engine.results(*programs), strict=True))
     assert {name: str(each.verdict) for name, each in found.items()} == {
-        name: verdict for name, (verdict, _, _) in BOMBS.items()
+        name: bomb["verdict"] for name, bomb in BOMBS.items()
     }, found
     assert time.monotonic() - started < 60
     assert engine.listed() == []

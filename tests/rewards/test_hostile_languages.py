@@ -8,98 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 from language_support import Languages
+from rewards_support import corpus
 
 from async_rl.core.types import Verdict
 
-ATTEMPTS = r"""
-#define _GNU_SOURCE
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/ptrace.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-static char* none[] = {0};
-static void say(const char* name, long got) {
-    printf("%s %s\n", name, got < 0 ? strerrorname_np(errno) : "WORKED");
-}
-static void reads(const char* path) {
-    char name[200];
-    snprintf(name, sizeof name, "read:%s", path);
-    say(name, open(path, O_RDONLY));
-}
-int main(void) {
-    struct rlimit more = {1L << 40, 1L << 40};
-    int descriptors = 0;
-    for (int i = 3; i < 1024; i++) descriptors += fcntl(i, F_GETFD) >= 0;
-    printf("descriptors %d\n", descriptors);
-    say("fork", syscall(SYS_fork));
-    say("vfork", syscall(SYS_vfork));
-    say("clone", syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
-    say("clone:namespace", syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0));
-    say("clone3", syscall(SYS_clone3, 0, 0));
-    say("execve", execve("/usr/bin/true", none, none));
-    int self = open("/usr/bin/true", O_PATH);
-    say("execveat:path", syscall(SYS_execveat, AT_FDCWD, "/usr/bin/true", none, none, 0));
-    say("execveat:empty", syscall(SYS_execveat, self, "", none, none, AT_EMPTY_PATH));
-    say("execveat:absolute", syscall(SYS_execveat, 0, "/usr/bin/true", none, none, AT_EMPTY_PATH));
-    say("execveat:stdin", syscall(SYS_execveat, 0, "", none, none, AT_EMPTY_PATH));
-    say("socket:inet", socket(AF_INET, SOCK_STREAM, 0));
-    say("socket:unix", socket(AF_UNIX, SOCK_STREAM, 0));
-    say("socket:netlink", socket(AF_NETLINK, SOCK_RAW, 0));
-    say("ptrace", ptrace(PTRACE_TRACEME, 0, 0, 0));
-    say("ptrace:zygote", ptrace(PTRACE_ATTACH, 1, 0, 0));
-    say("process_vm_readv", syscall(SYS_process_vm_readv, 1, 0, 0, 0, 0, 0));
-    say("io_uring", syscall(SYS_io_uring_setup, 8, 0));
-    say("bpf", syscall(SYS_bpf, 0, 0, 0));
-    say("perf", syscall(SYS_perf_event_open, 0, 0, 0, 0, 0));
-    say("userfaultfd", syscall(SYS_userfaultfd, 0));
-    say("memfd", syscall(SYS_memfd_create, "x", 0));
-    say("pidfd", syscall(SYS_pidfd_open, 1, 0));
-    say("pidfd_getfd", syscall(SYS_pidfd_getfd, 0, 0, 0));
-    say("mount", syscall(SYS_mount, "x", "/tmp", "tmpfs", 0, 0));
-    say("unshare", unshare(CLONE_NEWUSER));
-    say("setns", setns(0, 0));
-    say("chroot", chroot("/tmp"));
-    say("mknod", syscall(SYS_mknod, "/tmp/null", 0020666, 0x103));
-    say("symlink", symlink("/etc/passwd", "/tmp/link"));
-    say("kill:zygote", kill(1, SIGINT));
-    say("kill:parent", kill(getppid(), SIGKILL));
-    say("kill:all", kill(-1, SIGKILL));
-    say("tgkill:zygote", syscall(SYS_tgkill, 1, 1, SIGINT));
-    say("sigqueue", syscall(SYS_rt_sigqueueinfo, 1, SIGINT, 0));
-    say("setrlimit", setrlimit(RLIMIT_AS, &more));
-    say("prlimit:zygote", syscall(SYS_prlimit64, 1, RLIMIT_CPU, 0, &more));
-    say("seccomp", syscall(SYS_seccomp, 1, 0, 0));
-    say("keyctl", syscall(SYS_keyctl, 0, 0, 0, 0, 0));
-    say("personality", syscall(SYS_personality, 0x0040000));
-    say("setuid", setuid(1));
-    say("shm", syscall(SYS_shmget, 0, 1 << 20, 0600));
-    int both = PROT_READ | PROT_WRITE;
-    say("shared", (long)mmap(0, 1 << 20, both, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    reads("/etc/passwd"); reads("/proc/self/environ"); reads("/proc/1/maps"); reads("/sys");
-    reads("/"); reads("/usr/bin/true"); reads("/usr/lib"); reads("/dev/zero"); reads("/dev/mem");
-    reads("/root"); reads("SECRET"); reads("FOLDER");
-    say("write:folder", open("FOLDER/new", O_CREAT | O_WRONLY, 0600));
-    say("write:dev", open("/dev/new", O_CREAT | O_WRONLY, 0600));
-    say("write:usr", open("/usr/new", O_CREAT | O_WRONLY, 0600));
-    int fd = open("/tmp/mine", O_CREAT | O_RDWR, 0700);
-    printf("scratch %d\n", fd >= 0);
-    printf("listed");
-    DIR* here = opendir("/tmp");
-    for (struct dirent* each; here && (each = readdir(here));)
-        if (each->d_name[0] != '.') printf(" %s", each->d_name);
-    puts("");
-}
-"""
+CORPUS = corpus("sources")["hostile_languages"]
+ATTEMPTS = CORPUS["attempts"]
 WORKS = {"scratch 1", "listed mine", "descriptors 0"}
 
 
@@ -134,55 +48,7 @@ def test_other_entries_into_the_kernel_end_the_program(
     assert "SIGSYS" in result.message
 
 
-BOMBS = r"""
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-#include <fcntl.h>
-static void* wait_forever(void* unused) { for (;;) pause(); }
-int main(void) {
-    char what[20];
-    if (scanf("%19s", what) != 1) return 1;
-    if (!strcmp(what, "threads")) {
-        pthread_t thread;
-        int count = 0;
-        while (count < 10000 && !pthread_create(&thread, 0, wait_forever, 0)) count++;
-        printf("%s\n", count < 70 ? "few" : "many");
-        fflush(stdout);
-        _exit(0);
-    }
-    if (!strcmp(what, "anonymous"))
-        for (long size = 0;; size += 1 << 20) {
-            char* p = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            if (p == MAP_FAILED) return puts(size < 400 << 20 ? "few" : "many"), 0;
-            memset(p, 1, 1 << 20);
-        }
-    if (!strcmp(what, "files")) {
-        char name[40], block[4096] = {1};
-        long size = 0;
-        int count = 0;
-        for (;; count++) {
-            snprintf(name, sizeof name, "/tmp/f%d", count);
-            int fd = open(name, O_CREAT | O_WRONLY, 0600);
-            if (fd < 0) break;
-            for (int i = 0; i < 8 && write(fd, block, 4096) == 4096; i++) size += 4096;
-            close(fd);
-        }
-        printf("%s\n", count < 300 && size <= 16 << 20 ? "few" : "many");
-    }
-    if (!strcmp(what, "truncate")) {
-        for (;;) {
-            if (write(1, what, 8) < 0) break;
-            ftruncate(1, 0);
-            lseek(1, 0, SEEK_SET);
-        }
-    }
-}
-"""
+BOMBS = CORPUS["bombs"]
 
 
 def test_bombs_end_at_a_limit_and_leave_nothing(languages: Languages) -> None:
@@ -193,20 +59,7 @@ def test_bombs_end_at_a_limit_and_leave_nothing(languages: Languages) -> None:
     ]  # fmt: skip
 
 
-COMPILE_BOMBS = {
-    "templates": "template<int N> struct A { A<N + 1> a; A<N + 2> b; };\nint main() { A<0> a; }",
-    "constexpr": "constexpr long f(long n) { long s = 0; for (long i = 0; i < n; i++) s += i;"
-    " return s; }\nconstexpr long x = f(1L << 60);\nint main() { return x; }",
-    "macros": "#define A x x x x x x x x\n"
-    + "".join(f"#define {chr(66 + i)} {' '.join([chr(65 + i)] * 8)}\n" for i in range(12))
-    + "int main() { M }",
-    "zero": "#include </dev/zero>\nint main() {}",
-    "random": '#include "/dev/urandom"\nint main() {}',
-    "itself": '#include __FILE__\n#include "solution.cpp"\nint main() {}',
-    "array": "char a[1L << 30] = {1};\nint main() { return a[5]; }",
-    "incbin": 'asm(".incbin \\"/dev/zero\\"");\nint main() {}',
-    "repeat": 'asm(".rept 1000000000\\n.quad 1\\n.endr");\nint main() {}',
-}
+COMPILE_BOMBS = CORPUS["compile_bombs"]
 
 
 @pytest.mark.parametrize("name", COMPILE_BOMBS)
@@ -253,19 +106,7 @@ def test_compiler_that_writes_a_gigabyte_of_errors_is_cut_off(languages: Languag
     assert len(result.message) <= 2000
 
 
-SHELL_ATTACKS = {
-    "fork bomb": ":(){ :|:& };:",
-    "daemon": "setsid sleep 1000 & disown; echo x",
-    "hidden cpu": "trap '' CHLD; while :; do (for i in 1 2 3 4 5 6 7 8 9; do :; done) & done",
-    "memory": "for i in 1 2 3 4 5 6; do (head -c 100000000 /dev/zero | tail) & done; wait",
-    "signal": "kill -INT 1; kill -TERM 1; kill -9 1; kill -9 -1",
-    "network": "exec 3<>/dev/tcp/127.0.0.1/80 && echo ok",
-    "mount": "mount -t tmpfs x /tmp && echo ok; unshare -Ur true && echo ok",
-    "host": "cat /etc/passwd /proc/1/environ /root/.bashrc && echo ok; ls / && echo ok",
-    "binary": "cp /usr/bin/true t; chmod +x t; ./t && echo ok;"
-    " /lib64/ld-linux-x86-64.so.2 ./t && echo ok",
-    "disk": "head -c 1000000000 /dev/zero > big && echo ok",
-}  # fmt: skip
+SHELL_ATTACKS = CORPUS["shell_attacks"]
 
 
 @pytest.mark.parametrize("name", SHELL_ATTACKS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rewards_support import Jail
+from rewards_support import Jail, corpus
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
@@ -22,32 +22,8 @@ def _cpu_s(jail: Jail) -> float:
     return sum(time.children_user + time.children_system for time in times)
 
 
-SLEEPERS = {
-    "drip": "import time\ndef f(x):\n    while True: time.sleep(0.001)",
-    "fast drip": "import time\ndef f(x):\n    while True: time.sleep(0.0001)",
-    "yield": (
-        "import threading\ndef f(x):\n    e = threading.Event()\n    while True: e.wait(0.002)"
-    ),
-    "awake at the samples": (
-        "import time\ndef f(x):\n    while True:\n        t = time.perf_counter()\n"
-        "        while time.perf_counter() - t < 0.0015: pass\n        time.sleep(0.0185)"
-    ),
-    "threads in turn": (
-        "import threading, time\nthreading.stack_size(1 << 16)\ndef g(k):\n"
-        "    time.sleep(k / 1000)\n    while True:"
-        " time.sleep(0.02)\ndef f(x):\n    for k in range(20):"
-        " threading.Thread(target=g, args=(k,), daemon=True).start()\n    g(0)"
-    ),
-    "new threads": (
-        "import threading, time\ndef f(x):\n    while True:\n        t ="
-        " threading.Thread(target=time.sleep, args=(0.01,)); t.start(); t.join()"
-    ),
-    "alarms": (
-        "import signal\nsignal.signal(signal.SIGALRM, lambda *a: None)\ndef f(x):\n"
-        "    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n    while True: signal.pause()"
-    ),
-    "at import": "import time\nwhile True: time.sleep(0.001)",
-}
+CORPUS = corpus("sources")["hostile_time"]
+SLEEPERS = CORPUS["sleepers"]
 
 
 @pytest.mark.parametrize("name", SLEEPERS)
@@ -66,17 +42,7 @@ def test_sleeper_in_short_pieces_is_a_timeout_within_a_small_multiple_of_its_lim
         assert took < 15, took
 
 
-CLOCK = """
-import os, sys, time
-n = int(input())
-deadline = time.process_time() + {seconds}
-while time.process_time() < deadline:
-    for fd in range(3, 200):
-        try:
-            {trick}
-        except OSError: pass
-print(n)
-"""
+CLOCK = CORPUS["clock"]
 
 
 @pytest.mark.parametrize(
@@ -110,16 +76,7 @@ def test_call_cannot_reset_its_clock_either(jail: Jail) -> None:
     assert jail.verify(request).verdict != "pass"
 
 
-SLOW = """
-import time
-def spend(s):
-    end = time.process_time() + s
-    while time.process_time() < end: pass
-if __name__ == '__main__':
-    n = int(input()); spend(0.25); print(n)
-def f(x):
-    spend(0.25); return x
-"""
+SLOW = CORPUS["slow"]
 
 
 def test_tests_that_exceed_the_limit_together_pass_one_by_one(jail: Jail) -> None:
@@ -147,30 +104,7 @@ def test_timeout_after_a_quick_test_does_not_use_the_limit_twice(jail: Jail) -> 
     assert _cpu_s(jail) - before < 1.6
 
 
-_KEY = "(2 ** 61 - 1) * i"
-COLLIDING = {
-    "set": f"def f(x): return {{{_KEY} for i in range(N)}}",
-    "list for a set": f"def f(x): return [{_KEY} for i in range(N)]",
-    "dict": f"def f(x): return {{{_KEY}: 0 for i in range(N)}}",
-    "pairs for a dict": f"def f(x): return [[{_KEY}, 0] for i in range(N)]",
-    "set of a subclass": f"class I(int):\n    pass\ndef f(x): return [I({_KEY}) for i in range(N)]",
-    "hidden by a subclass": (
-        "class I(int):\n    def __hash__(self): return id(self)\n"
-        f"def f(x): return {{I({_KEY}) for i in range(N)}}"
-    ),
-    "keys of a subclass": (
-        "class I(int):\n    def __hash__(self): return id(self)\n"
-        f"def f(x): return {{I({_KEY}): 0 for i in range(N)}}"
-    ),
-    "floats": "def f(x): return {i * 2.0 ** 61 for i in range(N)}",
-    "lists": "def f(x): return [[i] for i in range(N)]",
-    "nested": "def f(x):\n    a = []\n    for i in range(55): a = [a, a]\n    return [0] * N",
-    "long integers": "def f(x): return [1 << 60000] * 10",
-    "deep tuples": (
-        "def f(x):\n    a = frozenset([1])\n    for i in range(50): a = frozenset([(a, i)])\n"
-        "    return [a] * 200"
-    ),
-}
+COLLIDING = CORPUS["colliding"]
 TESTS: list[Any] = [
     CallTest(function="f", args=[3], expected=[1]),
     AssertTest(code="assert set(f(3)) == {1}"),
@@ -258,13 +192,7 @@ def test_a_value_that_takes_too_long_to_compare_is_the_programs_fault(jail: Jail
     assert jail.verify(request).verdict in ("timeout", "memory")
 
 
-ENDLESS = """
-def f(x):
-    while x > 1: pass
-    return x
-if __name__ == '__main__':
-    print(f(int(input())))
-"""
+ENDLESS = CORPUS["endless"]
 
 
 def test_a_program_that_never_ends_uses_the_time_of_two_tests_and_not_of_all(jail: Jail) -> None:

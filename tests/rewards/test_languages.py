@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from language_support import Languages
+from rewards_support import corpus
 
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
@@ -11,39 +12,9 @@ from async_rl.rewards.verifier.languages import Unsupported, source_names, table
 from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.cells import Cells
 
-SQUARES = {
-    "cpp": "#include <iostream>\nint main() { long long n; std::cin >> n; std::cout << n * n; }",
-    "c": '#include <stdio.h>\nint main(void) { long n; scanf("%ld", &n); printf("%ld", n * n); }',
-    "java": """
-import java.util.*;
-public class Solution {
-    static class Reader { long next(Scanner s) { return s.nextLong(); } }
-    public static void main(String[] a) {
-        long n = new Reader().next(new Scanner(System.in));
-        System.out.println(n * n);
-    }
-}""",
-    "javascript": "const n = BigInt(require('fs').readFileSync(0, 'utf8').trim());\n"
-    "console.log(String(n * n));",
-    "rust": """
-use std::io;
-fn main() {
-    let mut s = String::new();
-    io::stdin().read_line(&mut s).unwrap();
-    let n: i64 = s.trim().parse().unwrap();
-    println!("{}", n * n);
-}""",
-    "go": 'package main\nimport "fmt"\nfunc main() { var n int; fmt.Scan(&n)\n'
-    "c := make(chan int); go func() { c <- n * n }(); fmt.Println(<-c) }",
-    "shell": "read n; { echo $((n * n)) | sort | tail -n 1; } 2> /dev/null",
-}
-BROKEN = {
-    "cpp": ("int main() { return undefined_name; }", "undefined_name"),
-    "c": ("int main(void) { return undefined_name; }", "undefined_name"),
-    "java": ("public class Main { int f() { return undefinedName; } }", "undefinedName"),
-    "rust": ("fn main() { undefined_name(); }", "undefined_name"),
-    "go": ("package main\nfunc main() { undefinedName() }", "undefinedName"),
-}
+CORPUS = corpus("sources")["languages"]
+SQUARES = CORPUS["squares"]
+BROKEN = CORPUS["broken"]
 
 
 def test_every_language_of_the_table_has_a_program_here() -> None:

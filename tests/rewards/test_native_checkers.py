@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 from language_support import Languages
-from rewards_support import LIMITS
+from rewards_support import LIMITS, corpus
 
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, DataError
@@ -21,57 +21,10 @@ from async_rl.rewards.verifier.rulings import load_headers
 from async_rl.sandbox.cells import Cells
 
 # The part of the interface that these checkers use; the real header is the user's own file.
-TESTLIB = r"""
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <string>
-enum TResult { _ok = 0, _wa = 1, _pe = 2, _fail = 3 };
-[[noreturn]] inline void quitf(TResult result, const char* format, ...) {
-    va_list list; va_start(list, format); vfprintf(stderr, format, list); va_end(list);
-    exit(result);
-}
-struct InStream {
-    std::ifstream file; TResult fault = _fail;
-    int readInt() {
-        long long value;
-        if (!(file >> value)) quitf(fault, "Expected integer");
-        return (int)value;
-    }
-    bool seekEof() { return (file >> std::ws).eof(); }
-} inf, ouf, ans;
-inline void registerTestlibCmd(int argc, char* argv[]) {
-    if (argc != 4) quitf(_fail, "not three files");
-    inf.file.open(argv[1]); ouf.file.open(argv[2]); ans.file.open(argv[3]);
-    ouf.fault = _pe;
-}
-"""
-CHECKER = r"""
-#include "testlib.h"
-int main(int argc, char* argv[]) {
-    registerTestlibCmd(argc, argv);
-    int n = inf.readInt(), best = ans.readInt(), sum = 0, count = 0;
-    while (!ouf.seekEof()) { sum += ouf.readInt(); count++; }
-    if (sum != n) quitf(_wa, "the sum is %d, not %d", sum, n);
-    if (count < best) quitf(_fail, "better than the jury");
-    quitf(count == best ? _ok : _wa, "%d numbers", count);
-}
-"""
-KATTIS = r"""
-#include <fstream>
-#include <iostream>
-#include <string>
-int main(int argc, char* argv[]) {
-    std::ifstream input(argv[1]), answer(argv[2]);
-    int n, best, value, sum = 0, count = 0;
-    input >> n; answer >> best;
-    while (std::cin >> value) { sum += value; count++; }
-    if (sum == n && count == best) return 42;
-    std::ofstream(std::string(argv[3]) + "judgemessage.txt") << "wrong sum or number";
-    return 43;
-}
-"""
+CORPUS = corpus("sources")["native_checkers"]
+TESTLIB = CORPUS["testlib"]
+CHECKER = CORPUS["checker"]
+KATTIS = CORPUS["kattis"]
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +87,7 @@ def test_a_checker_in_the_form_of_kattis_decides(languages: Languages) -> None:
     assert (wrong.verdict, wrong.message) == (Verdict.WRONG_ANSWER, "wrong sum or number")
 
 
-FAILING = {
-    "the jury's own fault": '#include "testlib.h"\nint main() { quitf(_fail, "fault"); }',
-    "another status": "int main() { return 77; }",
-    "crashes": "int main() { __builtin_trap(); }",
-    "never ends": "int main() { for (volatile int i = 0;; i = i + 1); }",
-    "too much memory": "#include <vector>\nint main() { std::vector<char> v(1L << 33, 1); }",
-    "starts a program": """#include <unistd.h>
-        int main() { return execl("/bin/true", "", 0) + 50; }""",
-}
+FAILING = CORPUS["failing"]
 
 
 def test_an_output_on_which_a_checker_fails_is_rejected(

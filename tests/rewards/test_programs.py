@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import yaml
-from rewards_support import Jail
+from rewards_support import Jail, corpus
 
 from async_rl.core.types import AssertTest, CodeTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
-FACTS = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text())
+FACTS = corpus("programs")
 FAILS = ("wrong_answer", "runtime_error")
 
 

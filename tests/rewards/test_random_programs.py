@@ -13,60 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rewards_support import Jail
+from rewards_support import Jail, corpus
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
-ORACLE = """
-import io, json, sys
-from decimal import Decimal
-code, tests = json.load(sys.stdin)
-def verdict(kind, given, expected):
-    try:
-        compiled = compile(code, "p", "exec")
-    except SyntaxError:
-        return "compile_error"
-    out, sys.stdout, sys.stdin = sys.stdout, io.StringIO(), io.StringIO(f"{given}\\n")
-    try:
-        space = {"__name__": "__main__" if kind == "stdin" else "p"}
-        exec(compiled, space)
-        got = sys.stdout.getvalue().strip() if kind == "stdin" else space["f"](given)
-    except BaseException:
-        return "runtime_error"
-    finally:
-        sys.stdout = out
-    if kind == "assert":
-        same = got == expected
-    else:
-        same = repr(got) == repr(expected) or kind == "stdin" and near(got, expected)
-    return "pass" if same else "wrong_answer"
-def near(got, expected):
-    # Printed numbers are equal as decimals: 5.0 is 5.
-    try:
-        return Decimal(got) == Decimal(expected)
-    except ArithmeticError:
-        return False
-print(json.dumps([verdict(*test) for test in tests]))
-"""
+CORPUS = corpus("sources")["random_programs"]
+ORACLE = CORPUS["oracle"]
 ATOMS = ("x", "1", "2", "7", "-3", "0")
-FORMS = (
-    "({a} + {b})", "({a} * {b})", "({a} - {b})", "({a} // {b})", "({a} % {b})", "({a} / {b})",
-    "({a} if x > 2 else {b})",
-    "max({a}, {b})", "[{a}, {b}][x % 3]", "len(str({a}))", "int('12'[int({a}) % 2])",
-    "({a} > {b})", "sum(range(abs(int({a})) % 50))",
-)  # fmt: skip
-FRAMES = (
-    "def f(x):\n    return {e}\n",
-    "def f(x):\n    total = 0\n    for x in range(x):\n        total += {e}\n    return total\n",
-    (
-        "def g(x):\n    return {e}\nclass Solution:\n    def f(self, x):\n        return g(x)\nf ="
-        " Solution().f\n"
-    ),
-    "def f(x):\n    try:\n        return {e}\n    except ZeroDivisionError:\n        return 0\n",
-    "def f(x):\n    if x == 3: raise ValueError(x)\n    return {e}\n",
-    "def f(x):\n    return {e}\ndef broken(:\n",
-)
+FORMS = CORPUS["forms"]
+FRAMES = CORPUS["frames"]
 
 
 def _expression(rng: random.Random, depth: int) -> str:
