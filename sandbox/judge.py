@@ -298,9 +298,8 @@ _ANSWERED = b'-1 l 0 0\n0 v 0 {"o":[0,""]}\n0 v 0 9\n'
 
 
 def warm_up() -> None:
-    """Do in the zygote what its children will do, until the interpreter has specialised it: a page
-    that is written here is not written, and so not copied, in every child. The builtins must be
-    complete.
+    """Do in the zygote what its children will do: a page that is written here is not written, and
+    so not copied, in every child. The builtins must be complete.
     """
     _NAMES.update(vars(builtins))
     spec = JobSpec(Mode.JUDGE, 1, 1.0, 1 << 20, 1 << 16)
