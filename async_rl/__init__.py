@@ -22,23 +22,29 @@ if TYPE_CHECKING:
         InfrastructureError,
         RunFailed,
     )
-    from async_rl.launchers.api.run import Run, launch, open_run, resume
+    from async_rl.launchers.api.launching import launch
+    from async_rl.launchers.api.run import Run, open_run, resume
+    from async_rl.launchers.api.session import Session
     from async_rl.launchers.api.verifier import Verifier
     from async_rl.runs.samples import Sample
     from async_rl.runs.status import RunState, RunStatus
+    from async_rl.service.proto import Datum, Drawn
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncRLError",
     "ConfigError",
+    "Datum",
     "DeadlineExceeded",
+    "Drawn",
     "InfrastructureError",
     "Run",
     "RunFailed",
     "RunState",
     "RunStatus",
     "Sample",
+    "Session",
     "Verifier",
     "__version__",
     "launch",
@@ -49,15 +55,18 @@ __all__ = [
 _MODULES = {
     "AsyncRLError": "core.errors",
     "ConfigError": "core.errors",
+    "Datum": "service.proto",
     "DeadlineExceeded": "core.errors",
+    "Drawn": "service.proto",
     "InfrastructureError": "core.errors",
     "Run": "launchers.api.run",
     "RunFailed": "core.errors",
     "RunState": "runs.status",
     "RunStatus": "runs.status",
     "Sample": "runs.samples",
+    "Session": "launchers.api.session",
     "Verifier": "launchers.api.verifier",
-    "launch": "launchers.api.run",
+    "launch": "launchers.api.launching",
     "open_run": "launchers.api.run",
     "resume": "launchers.api.run",
 }

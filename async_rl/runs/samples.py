@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
@@ -12,6 +13,9 @@ from async_rl.buffer.store.trajectories import Rollout, rollouts, stored_steps
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Score, Trajectory
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MOST_GROUPS = 256
 _INCOMPLETE = "\ufffd"  # of the bytes of a character, some are in tokens that follow
@@ -123,8 +127,8 @@ def verdicts_of(sample: Trajectory) -> list[tuple[str, int]]:
     return [(verdict.value, len(list(same))) for verdict, same in runs]
 
 
-def decoder(run_dir: Path) -> Decode:
-    """Return the function from token ids to text, of the tokenizer of the run's model."""
+def tokenizer_of(run_dir: Path) -> Tokenizer:
+    """Return the tokenizer of the run's model. Raises ConfigError if it has no file of it."""
     # Imported late: commands that decode nothing need not wait for it.
     from tokenizers import Tokenizer
 
@@ -136,7 +140,12 @@ def decoder(run_dir: Path) -> Decode:
             f"{file} does not exist; the responses cannot be decoded without the model's fast"
             " tokenizer"
         )
-    tokenizer = Tokenizer.from_file(str(file))
+    return Tokenizer.from_file(str(file))
+
+
+def decoder(run_dir: Path) -> Decode:
+    """Return the function from token ids to text, of the tokenizer of the run's model."""
+    tokenizer = tokenizer_of(run_dir)
     # The policy writes special tokens too, so they are part of the response.
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 

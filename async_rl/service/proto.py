@@ -99,12 +99,11 @@ _CLASSES = _classes()
 SampleResponse: Any = _CLASSES["SampleResponse"]
 ForwardBackwardOutput: Any = _CLASSES["ForwardBackwardOutput"]
 ForwardBackwardRequest: Any = _CLASSES["ForwardBackwardRequest"]
+ProvenanceSpan: Any = _CLASSES["ProvenanceSpan"]
 
 
-Spans = Sequence[tuple[Any, bool]]
-"""Messages of consecutive tokens: `length` from `offset` of the sampled sequence `sequence_id`, or
-of its prompt; and whether they are sampled.
-"""
+Spans = Sequence[Any]
+"""Messages ProvenanceSpan of consecutive tokens, of a sampled sequence or of its prompt."""
 
 
 @frozen
@@ -117,8 +116,61 @@ class Datum:
 
     tokens: IntArray
     inputs: Mapping[str, AnyArray]
-    input_spans: Spans
-    target_spans: Spans
+    input_spans: Spans = ()
+    target_spans: Spans = ()
+
+
+@frozen
+class Drawn:
+    """A sampled sequence. prompt int32 [P]; tokens int32, logprobs float32, versions int32 [N];
+    run_id: whose weights drew it, empty for the base model.
+    """
+
+    sequence_id: str
+    prompt: IntArray
+    tokens: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    run_id: str
+
+    def datum(self, advantage: float) -> Datum:
+        """Return the sequence as a row for a loss with log-probs and advantages, with its origin.
+        Every sampled token has this advantage, the prompt 0.
+        """
+        size, whole = len(self.prompt), np.r_[self.prompt, self.tokens]
+        prompt = np.zeros(size - 1, np.float32)
+
+        def spans(start: int, end: int) -> Spans:
+            own = self.sequence_id
+            before = {"sequence_id": own, "offset": start, "length": size - start}
+            drawn = ProvenanceSpan(sampled_tokens={"sequence_id": own, "length": end})
+            return ProvenanceSpan(prompt_tokens=before), drawn
+
+        return Datum(
+            tokens=whole[:-1],
+            inputs={
+                "target_tokens": whole[1:],
+                "logprobs": np.r_[prompt, self.logprobs],
+                "advantages": np.r_[prompt, np.full(len(self.tokens), advantage, np.float32)],
+            },
+            input_spans=spans(0, len(self.tokens) - 1),
+            target_spans=spans(1, len(self.tokens)),
+        )
+
+
+def drawn_of(answer: bytes, request_id: str, prompt: IntArray, run_id: str) -> list[Drawn]:
+    """Return the sequences in the answer to a request for samples."""
+    return [
+        Drawn(
+            sequence_id=f"{request_id}.{index}",
+            prompt=prompt,
+            tokens=np.frombuffer(sequence.tokens, _INT32),
+            logprobs=np.frombuffer(sequence.logprobs, _FLOAT32),
+            versions=np.frombuffer(sequence.versions, _INT32),
+            run_id=run_id,
+        )
+        for index, sequence in enumerate(SampleResponse.FromString(answer).sequences)
+    ]
 
 
 @frozen
@@ -163,17 +215,29 @@ def _datum(index: int, datum: Any) -> Datum:
     return Datum(
         tokens=np.concatenate(parts),
         inputs={field: _tensor(inputs[field], f"{name}: {field}") for field in inputs},
-        input_spans=_spans(datum.model_input_spans),
-        target_spans=_spans(datum.loss_fn_input_spans),
+        input_spans=datum.model_input_spans,
+        target_spans=datum.loss_fn_input_spans,
     )
 
 
-def _spans(spans: Any) -> Spans:
-    sampled = "sampled_tokens"
-    return [
-        (it.sampled_tokens, True) if it.HasField(sampled) else (it.prompt_tokens, False)
-        for it in spans
-    ]
+def encode_batch(
+    data: Sequence[Datum], model_id: str, seq_id: int, loss_fn: str, config: Mapping[str, float]
+) -> bytes:
+    """Return the body of a request of forward_backward."""
+    request = ForwardBackwardRequest(
+        model_id=model_id, seq_id=seq_id, loss_fn=loss_fn, loss_fn_config=config
+    )
+    for datum in data:
+        made = request.data.add()
+        made.model_input.add().encoded_text.tokens = datum.tokens.astype(_INT32).tobytes()
+        for name, values in datum.inputs.items():
+            dtype = 1 if values.dtype.kind == "f" else 2
+            tensor = made.loss_fn_inputs[name]
+            tensor.dense, tensor.dtype = values.astype(_DTYPES[dtype]).tobytes(), dtype
+            tensor.shape.extend(values.shape)
+        made.model_input_spans.extend(datum.input_spans)
+        made.loss_fn_input_spans.extend(datum.target_spans)
+    return bytes(request.SerializeToString())
 
 
 def _tensor(tensor: Any, name: str) -> AnyArray:
@@ -238,3 +302,12 @@ def forward_backward_output(logprobs: Sequence[FloatArray], metrics: Mapping[str
     batched.dtype = 1
     batched.trailing_shape.extend(logprobs[0].shape[1:] if logprobs else ())
     return bytes(output.SerializeToString())
+
+
+def read_output(answer: bytes) -> tuple[list[FloatArray], dict[str, float]]:
+    """Return the log-probs of each datum, and the metrics, as `forward_backward_output`."""
+    output = ForwardBackwardOutput.FromString(answer)
+    batched = output.loss_fn_outputs[0].fields["logprobs"]
+    values = np.frombuffer(batched.data, _FLOAT32).reshape(-1, *batched.trailing_shape)
+    ends = np.frombuffer(batched.offsets, _INT64)[1:-1] // (values[:1].nbytes or 1)
+    return np.split(values, ends), dict(output.metrics)

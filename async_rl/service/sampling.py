@@ -12,27 +12,21 @@ from typing import Any
 import numpy as np
 
 from async_rl.core.errors import DataError
-from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.service import forms
 from async_rl.service.backend import Model
 from async_rl.service.deviations import refuse
-from async_rl.service.proto import AnyArray, Datum, ForwardBackwardOutput, SampleResponse, Spans
+from async_rl.service.proto import (
+    AnyArray,
+    Datum,
+    Drawn,
+    ForwardBackwardOutput,
+    SampleResponse,
+    Spans,
+    drawn_of,
+)
 from async_rl.service.store import Request, Sampler, Store
-
-
-@frozen
-class Drawn:
-    """A sampled sequence. prompt int32 [P]; tokens int32, logprobs float32, versions int32 [N];
-    run_id: whose weights drew it, empty for the base model.
-    """
-
-    prompt: IntArray
-    tokens: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    run_id: str
 
 
 def sample_of(
@@ -134,16 +128,8 @@ def sequences(store: Store) -> Callable[[str], Drawn]:
         # It is deleted with its session.
         sampler = store.one(Sampler, "sampler_id=?", request.owner)
         prompt = prompt_of(forms.read(request.body or b"", forms.AskSample))
-        return {
-            f"{request_id}.{index}": Drawn(
-                prompt=prompt,
-                tokens=np.frombuffer(sequence.tokens, "<i4"),
-                logprobs=np.frombuffer(sequence.logprobs, "<f4"),
-                versions=np.frombuffer(sequence.versions, "<i4"),
-                run_id=sampler.run_id if sampler else "",
-            )
-            for index, sequence in enumerate(SampleResponse.FromString(request.answer).sequences)
-        }
+        drawn = drawn_of(request.answer, request_id, prompt, sampler.run_id if sampler else "")
+        return {sequence.sequence_id: sequence for sequence in drawn}
 
     def find(sequence_id: str) -> Drawn:
         found = of_request(sequence_id.rpartition(".")[0]).get(sequence_id)
@@ -179,11 +165,13 @@ def _compare(
     logprobs: AnyArray | None,
 ) -> list[Drawn]:
     parts: list[Drawn] = []
-    covered = sum(span.length for span, _ in spans)
-    if spans and (tokens.ndim != 1 or covered != len(tokens)):
+    named = [(it.HasField("sampled_tokens"), it.sampled_tokens, it.prompt_tokens) for it in spans]
+    covered = sum(sampled.length + prompt.length for _, sampled, prompt in named)
+    if named and (tokens.ndim != 1 or covered != len(tokens)):
         raise DataError(f"{name} has the shape {tokens.shape}, and spans of {covered} tokens")
     start = 0
-    for span, is_sampled in spans:
+    for is_sampled, sampled, prompt in named:
+        span = sampled if is_sampled else prompt
         drawn = find(span.sequence_id)
         source: AnyArray = drawn.tokens if is_sampled else drawn.prompt
         end = span.offset + span.length

@@ -8,8 +8,9 @@ another process can use `open_run`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
@@ -31,6 +32,9 @@ from async_rl.runs.directory import find_run
 from async_rl.runs.metrics import Curves, RowReader
 from async_rl.runs.samples import MOST_GROUPS, Sample, samples
 from async_rl.runs.status import RunState, RunStatus, config_of, status_of
+
+if TYPE_CHECKING:
+    from async_rl.launchers.api.session import Session
 
 Overrides = Mapping[str, object] | Sequence[str]
 """Settings that differ from conf/: {"num_steps": 20, "learner": {"ranks": 2}}, with dotted or
@@ -95,6 +99,23 @@ class Run:
             yield from reader.new()
         self._raise_if_failed()
 
+    def follow(self, on_step: Callable[[Run, dict[str, float]], object]) -> RunStatus:
+        """Call a function after each step, until the run exits, and return its last state.
+
+        Args:
+            on_step: Receives this run and the metrics of the step, as `steps` yields them.
+                `run.rollouts(step=metrics["step"])` has the samples of the step, and `run.scale`
+                changes the run. False as its result stops the run.
+
+        Raises:
+            RunFailed: The run failed or was killed; the message starts with the cause. An error of
+                the function is raised too, and the run continues.
+        """
+        for metrics in self.steps():
+            if on_step(self, metrics) is False:
+                return self.stop()
+        return self.status()
+
     def wait(self, timeout_s: float | None = None) -> RunStatus:
         """Wait until the run exits and return its last state.
 
@@ -153,6 +174,28 @@ class Run:
                 )
         return self.status()
 
+    def session(self, *, rank: int | None = None, checkpoint: str | None = None) -> Session:
+        """Start to train an adapter on the model of a service, `launch("serve")` or `async-rl
+        serve`; waits until the service answers.
+
+        Args:
+            rank: Of the adapter; None for the largest that the service allows.
+            checkpoint: What `Session.save` returned, to continue with its weights and its
+                optimizer; its rank then holds.
+
+        Raises:
+            ConfigError: The run is no service.
+            RunFailed: The service is not running.
+            DataError: The service refuses the rank or the checkpoint.
+        """
+        # The protobuf messages of the service are an extra of the package.
+        from async_rl.launchers.api.session import Session
+
+        adapter = self.config.model.adapter
+        if not self.config.agent.is_service or adapter is None:
+            raise ConfigError(f'run {self.name} is no service; start one with launch("serve")')
+        return Session(self.directory, rank=rank or adapter.rank, checkpoint=checkpoint)
+
     def rollouts(
         self, *, step: int | None = None, failed: bool = False, num_groups: int = MOST_GROUPS
     ) -> list[Sample]:
@@ -208,29 +251,6 @@ class Run:
                 f" and {self.directory / starting.OUTPUT_FILE}; async-rl resume continues it"
             )
         return status
-
-
-@owner_only()
-def launch(conf: str, overrides: Overrides = ()) -> Run:
-    """Start a run in the background and return it.
-
-    The run does not end with this process; see `open_run`.
-
-    Args:
-        conf: A name from conf/, such as "grpo_code", or the path of a yaml file.
-        overrides: Settings that differ from it: a dict, `{"num_steps": 20}`, with dotted or nested
-            names, or words as on the command line, `["num_steps=20"]`.
-
-    Raises:
-        ConfigError: The settings do not fit each other or this machine; the message has one line
-            per problem. Nothing was started or written.
-    """
-    from async_rl.composition.overrides import as_words
-
-    config, _ = starting.checked_config(conf, as_words(overrides), this_machine())
-    run_dir = starting.make_run_dir(config)
-    starting.start(config, run_dir)
-    return Run(run_dir)
 
 
 @owner_only()

@@ -41,3 +41,19 @@ def test_a_run_is_followed_scaled_read_and_plotted_and_programs_are_judged(tmp_p
     judged = "\n".join(shown[stop + 1 :])
     verdicts = ("pass", "wrong_answer", "timeout", "runtime_error")
     assert [verdict for verdict in verdicts if verdict not in judged] == []
+
+
+@pytest.mark.slow
+def test_a_loop_of_calls_learns_and_so_does_the_same_loop_with_the_tinker_client(
+    tmp_path: Path,
+) -> None:
+    try:
+        shown = outputs("session.ipynb", tmp_path)
+    finally:
+        with contextlib.suppress(async_rl.ConfigError):
+            async_rl.open_run(tmp_path / "runs/session").stop(now=True)
+    for curve in (shown[2], shown[4]):
+        first, *_, last = [float(line.split()[-1]) for line in curve.splitlines()]
+        assert first < 0.4
+        assert last > 0.7
+    assert shown[-1].splitlines()[-1] == "stopped"

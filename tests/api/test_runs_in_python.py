@@ -94,6 +94,20 @@ def test_a_failed_run_raises_its_cause_after_its_steps(
         run.wait()
 
 
+def test_a_function_follows_the_steps_and_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def on_step(run: async_rl.Run, metrics: dict[str, float]) -> bool:
+        seen.append((run.name, metrics["step"]))
+        return metrics["step"] < 2
+
+    run = begin(monkeypatch, tmp_path, "time.sleep(60)")
+    assert run.follow(on_step).state is RunState.STOPPED
+    assert seen == [("mine", 1), ("mine", 2)]
+
+
 def test_a_killed_run_is_told_with_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,12 @@ ADAPTERS = {
         "async_rl/wire/http.py",
         "async_rl/runs/view/",
     ),
-    "httpx": ("async_rl/adapters/grader.py", "async_rl/rewards/", "async_rl/data/hub.py"),
+    "httpx": (
+        "async_rl/adapters/grader.py",
+        "async_rl/rewards/",
+        "async_rl/data/hub.py",
+        "launchers/api/session.py",
+    ),
     "sqlite3": ("async_rl/buffer/store/", "async_rl/data/prompt_file.py"),
 }
 """Who may import what; everyone else reaches it through them."""
