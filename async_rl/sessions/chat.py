@@ -47,37 +47,48 @@ class Chat:
         template = tokenizer.chat_template or ""
         # A model may have several, by name.
         texts = template.values() if isinstance(template, dict) else [template]
-        self.form = form_of("".join(texts), parser)
+        self._template = "".join(texts)
+        self.form = form_of(self._template, parser)
 
     def context(
-        self, record: Record, messages: Sequence[Message], tools: Sequence[Any], *, start: str = ""
+        self,
+        record: Record,
+        messages: Sequence[Message],
+        tools: Sequence[Any],
+        *,
+        start: str = "",
+        variables: Json | None = None,
     ) -> tuple[Context, History]:
         """Return the context of a request and the key of its history.
 
-        start: text that has to open the answer. Raises Refused if the template refuses the
-        messages.
+        start: text that has to open the answer; variables: those that the template does not read
+        are left out. Raises Refused if the template refuses the messages.
         """
-        history = (key_of(list(tools)), *(key_of(message) for message in messages))
+        known = {
+            name: (variables or {})[name] for name in variables or () if name in self._template
+        }
+        history = (key_of([*tools, known]), *(key_of(message) for message in messages))
+        shown = {**known, "tools": list(tools) or None}
         parent, num_matching = record.match(history)
         if parent is None:
-            text = self._render(messages, tools) + start
+            text = self._render(messages, shown) + start
             return record.context(None, self._encode(text, is_beginning=True)), history
         # The recorded answer is the last of the matching messages; the first entry is the tools'.
-        text = self._text_after(messages, num_matching - 2, tools) + start
+        text = self._text_after(messages, num_matching - 2, shown) + start
         answer = record.turns[parent].answer
         if not answer.is_truncated:
             text = text.removeprefix(self.decode(answer.token_ids[-1:], with_special=True))
         return record.context(parent, self._encode(text, is_beginning=False)), history
 
-    def _text_after(self, messages: Sequence[Message], at: int, tools: Sequence[Any]) -> str:
+    def _text_after(self, messages: Sequence[Message], at: int, shown: Json) -> str:
         """Return the text that the template writes after the answer `at`."""
         marked = [*messages[:at], {"role": "assistant", "content": _MARK}, *messages[at + 1 :]]
         try:
-            return self._render(marked, tools).rpartition(_MARK)[2]
+            return self._render(marked, shown).rpartition(_MARK)[2]
         except Refused:
             # Some templates refuse the result of a tool without its call before it.
-            begin = self._render(messages[: at + 1], tools, is_whole=False)
-            whole = self._render(messages, tools)
+            begin = self._render(messages[: at + 1], shown, is_whole=False)
+            whole = self._render(messages, shown)
             if not whole.startswith(begin):
                 raise
             return whole.removeprefix(begin)
@@ -129,17 +140,13 @@ class Chat:
         ids: list[int] = self._tokenizer(text, add_special_tokens=add)["input_ids"]
         return ids
 
-    def _render(
-        self, messages: Sequence[Message], tools: Sequence[Any], *, is_whole: bool = True
-    ) -> str:
-        """Return the text of the template. is_whole: an answer follows."""
+    def _render(self, messages: Sequence[Message], shown: Json, *, is_whole: bool = True) -> str:
+        """Return the text of the template, which reads `shown`. is_whole: an answer follows."""
         if not self._tokenizer.chat_template:
             return "".join(self._plain(message) for message in messages)
         render = functools.partial(
             self._tokenizer.apply_chat_template,
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=is_whole,
+            **{**shown, "tokenize": False, "add_generation_prompt": is_whole},
         )
         # A template is a program, which may fail on messages that its author did not think of.
         try:

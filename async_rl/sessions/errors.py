@@ -28,12 +28,17 @@ _KINDS = {
 
 
 class Refused(AsyncRLError):
-    """The request is answered by an error. code: OpenAI's name of the reason, where it has one."""
+    """The request is answered by an error. code: OpenAI's name of the reason, where it has one.
+    param: the parameter that is wrong.
+    """
 
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
 
 
 def refusal_of(error: AsyncRLError) -> Refused:
@@ -48,7 +53,7 @@ def error_of(refused: Refused) -> Json:
     more in it.
     """
     kind = _KINDS.get(refused.status, "invalid_request_error")
-    error = {"message": str(refused), "type": kind, "param": None, "code": refused.code}
+    error = {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}
     return {"type": "error", "error": error}
 
 

@@ -1,18 +1,19 @@
 """The HTTP endpoint of a gateway: Starlette routes around the open sessions.
 
-POST to the paths of FORMS, /v1/session/run, /v1/session/reward and /v1/session/end; GET /v1/models
-and /v1/session/task; POST /sessions, if programs outside the run are the agents. Invariants: every
-request needs the token of an open session, as `Authorization: Bearer T` or `x-api-key: T`, and
-/sessions the key of the run's sessions; only a session's second key sets its reward, ends it and
-reads its row and tests; a bad request is answered in the form of its API; the calls of a client
-that disconnects end with it.
+POST to the paths of FORMS, /v1/messages/count_tokens, /v1/session/run, /v1/session/reward and
+/v1/session/end; GET /v1/models, /v1/responses/ID and /v1/session/task; POST /sessions, if programs
+outside the run are the agents. Invariants: every request needs the token of an open session, as
+`Authorization: Bearer T` or `x-api-key: T`, and /sessions the key of the run's sessions; only a
+session's second key sets its reward, ends it and reads its row and tests; a bad request is answered
+in the form of its API; the calls of a client that disconnects end with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -25,10 +26,10 @@ from starlette.types import ASGIApp
 
 from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
-from async_rl.sessions.forms.anthropic_messages import messages
+from async_rl.sessions.forms.anthropic_messages import count_tokens, messages
 from async_rl.sessions.forms.form import Form, events_of, lines_of, read
 from async_rl.sessions.forms.openai_completions import chat_completions, completions
-from async_rl.sessions.forms.openai_responses import responses
+from async_rl.sessions.forms.openai_responses import response, responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
 from async_rl.sessions.rewards import reward_of
@@ -133,17 +134,22 @@ class _Endpoint:
         session.rewards.append(reward_of(read(await _body(request), Any)))
         return json_response({"object": "reward", "num_rewards": len(session.rewards)})
 
+    async def count(self, request: Request) -> Response:
+        session = self._sessions.of(request)
+        body = await _body(request)
+        with _bad_values():
+            return json_response(count_tokens(body, session))
+
+    async def response(self, request: Request) -> Response:
+        session = self._sessions.of(request)
+        return json_response(response(request.path_params["name"], session))
+
     async def answer(self, request: Request) -> Response:
         session = self._sessions.of(request)
         session.require_open()
         body = await _body(request)
-        try:
+        with _bad_values():
             exchange = FORMS[request.url.path](body, session)
-        except (KeyError, TypeError, AttributeError) as error:
-            # Forms read values inside of messages and tools without checking their types first.
-            raise Refused(
-                f"a value in the request is missing or has the wrong type: {error!r}"
-            ) from error
         if exchange.is_streamed:
             # The first piece decides between an answer and an error in the form of the API.
             events = events_of(exchange, session)
@@ -170,10 +176,25 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
             Route("/v1/session/task", endpoint.task, methods=["GET"]),
             Route("/v1/session/run", endpoint.run, methods=["POST"]),
             Route("/v1/session/reward", endpoint.reward, methods=["POST"]),
+            Route("/v1/messages/count_tokens", endpoint.count, methods=["POST"]),
+            Route("/v1/responses/{name}", endpoint.response, methods=["GET"]),
             *(Route(path, endpoint.answer, methods=["POST"]) for path in FORMS),
         ],
         exception_handlers=HANDLERS,
     )
+
+
+@contextlib.contextmanager
+def _bad_values() -> Iterator[None]:
+    """Refuse a request whose form reads a value inside of messages and tools that is not there, or
+    of another type: forms do not check them first.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise Refused(
+            f"a value in the request is missing or has the wrong type: {error!r}"
+        ) from error
 
 
 def spare_heap() -> None:

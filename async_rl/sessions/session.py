@@ -43,8 +43,9 @@ class Call:
     """A request for one answer.
 
     max_tokens: None = as many as fit. stops: texts before which the answer stops. in_pieces: the
-    agent reads along. start: the text of the answer that the context has already. prompt: the
-    text before the answer, if the call has no messages. tools: tools that the answer may call.
+    agent reads along. start: the text of the answer that the context has already. prefill: the
+    part of it that the request has, and the answer does not repeat. prompt: the text before the
+    answer, if the call has no messages. tools: tools that the answer may call.
     """
 
     context: Context
@@ -53,20 +54,28 @@ class Call:
     stops: tuple[str, ...] = ()
     in_pieces: bool = False
     start: str = ""
+    prefill: str = ""
     prompt: str = ""
     tools: Sequence[Any] = ()
 
 
 @frozen
 class Answer:
-    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls."""
+    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls.
+    message: with the text that the request began.
+    """
 
+    call: Call
     number: int
     text: str
     message: Json
     written: Completion
     why: str
-    num_prompt_tokens: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The tokens before the answer."""
+        return len(self.call.context.token_ids)
 
     @property
     def calls(self) -> Sequence[Any]:
@@ -76,7 +85,7 @@ class Answer:
     @property
     def content(self) -> str | None:
         """The text without tool calls; None if the answer only calls tools."""
-        text: str = self.message["content"]
+        text = str(self.message["content"]).removeprefix(self.call.prefill)
         return text if text or not self.calls else None
 
 
@@ -98,8 +107,8 @@ class Session:
     """The calls of one sample.
 
     limit: the most tokens of all segments together. task: with its row and tests. run: a
-    Python tool. responses: the messages up to each response that a client may name. token: the
-    agent's; session_key: of who started the agent and rewards it.
+    Python tool. responses: the messages up to each response that a client may name, and its body.
+    token: the agent's; session_key: of who started the agent and rewards it.
     """
 
     record: Record
@@ -113,7 +122,7 @@ class Session:
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
     rewards: list[dict[str, float]] = field(default_factory=list)
-    responses: dict[str, list[Any]] = field(default_factory=dict)
+    responses: dict[str, tuple[list[Any], Json]] = field(default_factory=dict)
     is_truncated: bool = False
     closed: str = ""
     last_text: str = ""
@@ -150,18 +159,29 @@ class Session:
         max_tokens: int | None = None,
         stops: tuple[str, ...] = (),
         is_streamed: bool = False,
+        is_single: bool = False,
+        prefill: str = "",
+        variables: Json | None = None,
     ) -> Call:
-        """Return the call of a chat request. choice: which tools to call. Raises Refused."""
+        """Return the call of a chat request. Raises Refused.
+
+        choice: which tools to call; is_single: at most one; prefill: the beginning of the answer;
+        variables: of the chat template.
+        """
         tools, start = chosen(tools, choice, self.chat.form)
-        context, history = self.chat.context(self.record, messages, tools, start=start)
+        start = prefill + start
+        context, history = self.chat.context(
+            self.record, messages, tools, start=start, variables=variables or {}
+        )
         return Call(
             context=context,
             history=history,
             max_tokens=max_tokens,
-            stops=stops,
+            stops=(*stops, *self.chat.form.single()) if is_single and tools else stops,
             # With tools the text may become a call, which only its end shows.
             in_pieces=is_streamed and not tools,
             start=start,
+            prefill=prefill,
             tools=tools,
         )
 
@@ -210,12 +230,12 @@ class Session:
         elif self._is_cut(call, written):
             why = "length"
         self._answers[number] = Answer(
+            call=call,
             number=number,
-            text=call.start + text,
+            text=(call.start + text).removeprefix(call.prefill),
             message=message,
             written=written,
             why=why,
-            num_prompt_tokens=len(call.context.token_ids),
         )
         return self._answers[number]
 

@@ -27,13 +27,15 @@ class ToolForm:
     """One form. name: of vLLM's parser. marks: a template with all of them has this form.
 
     required, named: the start of an answer that has to call a tool, or the tool
-    {name} ({json} in JSON); without them no call can be forced.
+    {name} ({json} in JSON); without them no call can be forced. end: the text after a call; without
+    it several calls cannot be refused.
     """
 
     name: str
     marks: Sequence[str] = ()
     required: str = ""
     named: str = ""
+    end: str = ""
 
     def begin(self, choice: str, name: str = "") -> str:
         """Return the text that starts a forced call. Raises Refused."""
@@ -45,11 +47,21 @@ class ToolForm:
             )
         return begin.replace("{json}", msgspec.json.encode(name).decode()).replace("{name}", name)
 
+    def single(self) -> tuple[str, ...]:
+        """Return the texts that stop an answer after its first call. Raises Refused."""
+        if not self.end:
+            raise Refused(
+                f"parallel_tool_calls=false is not possible with this model, whose tool calls have"
+                f" the form {self.name}; leave it out"
+            )
+        return (self.end,)
+
 
 HERMES = ToolForm(
     name="hermes",
     required="<tool_call>\n",
     named='<tool_call>\n{"name": {json}, "arguments": ',
+    end="</tool_call>",
 )
 """A JSON object between marks, as Hermes and Qwen models write it."""
 # The first that fits, so a form comes before those whose marks it has too.

@@ -1,6 +1,6 @@
 """Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
 dashboard grafana.json from the catalogue; the plans in hardware.md from the planner; the families
-in models.md; messages.md from the protocol.
+in models.md; messages.md from the protocol; parameters.md from the table of the endpoint.
 
     make docs
 
@@ -27,6 +27,7 @@ from async_rl.observability.catalogue import (
 from benchmarks.qualification.catalogue import hardware_page
 from docs.generate.families import models_page
 from docs.generate.messages import messages_page
+from docs.generate.parameters import parameters_page
 from docs.generate.plans import with_plans
 from docs.generate.settings import settings_page, table
 
@@ -66,6 +67,7 @@ def pages() -> dict[str, str]:
         "messages.md": messages_page(),
         "grafana.json": dashboard(),
         "models.md": models_page(),
+        "parameters.md": parameters_page(),
         "hardware.md": with_plans(hardware_page(_HARDWARE.read_text())),
     }
 

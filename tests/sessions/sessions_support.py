@@ -59,13 +59,9 @@ class Words:
         words = list(self.ids)
         return "".join(words[i] for i in ids if i or not skip_special_tokens)
 
-    def apply_chat_template(
-        self, messages: list[Any], *, tools: Any, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
+    def apply_chat_template(self, messages: list[Any], *, tokenize: bool, **shown: Any) -> str:
         template = jinja2.Environment().from_string(self.chat_template)
-        return template.render(
-            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, eos=END
-        )
+        return template.render(messages=messages, eos=END, **shown)
 
 
 class Row:

@@ -1,61 +1,81 @@
-"""POST /v1/messages of Anthropic's API."""
+"""POST /v1/messages of Anthropic's API, and /v1/messages/count_tokens.
+
+parameters.toml has their parameters. Thinking in the history is left out, as items of reasoning
+are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from async_rl.sessions.errors import Json
 from async_rl.sessions.forms.form import (
-    Count,
     Event,
     Exchange,
     History,
-    Request,
     function_of,
     new_id,
-    read_request,
+    refuse_unless,
+    stops_of,
+    variables_of,
 )
-from async_rl.sessions.session import Answer, Session
+from async_rl.sessions.forms.parameters import HOSTED, read_request
+from async_rl.sessions.session import Answer, Call, Session
 
 # The words of this API for what sessions call otherwise.
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesRequest(Request, kw_only=True):
-    """A request of messages."""
-
-    messages: Annotated[list[Json], msgspec.Meta(min_length=1)]
-    max_tokens: Count
-    system: str | list[Any] | None = None
-    tools: list[Json] | None = None
-    tool_choice: Json | None = None
-    stop_sequences: list[str] | None = None
-    stream: bool = False
-
-
 def messages(body: bytes, session: Session) -> Exchange:
     """Read a request of messages."""
-    request = read_request(body, MessagesRequest)
+    request = read_request(body, "messages")
+    call = _call(
+        request,
+        session,
+        max_tokens=request.max_tokens,
+        stops=stops_of(request.stop_sequences),
+        is_streamed=bool(request.stream),
+    )
+    return _MessagesExchange(request, [call], id=new_id("msg_"), type="message", role="assistant")
+
+
+def count_tokens(body: bytes, session: Session) -> Json:
+    """Return the number of tokens that a request of messages would have."""
+    call = _call(read_request(body, "count_tokens"), session)
+    return {"input_tokens": len(call.context.token_ids)}
+
+
+def _call(request: Any, session: Session, **more: Any) -> Call:
+    """Return the call of a request. more: arguments of chat_call."""
+    for edit in (request.context_management or {}).get("edits") or ():
+        refuse_unless(edit["type"].startswith("clear_thinking"), f"the edit {edit['type']!r}")
+    output = request.output_config or {}
+    refuse_unless(not output.get("format"), "output_config.format")
     history = History()
     # This API has the system's text next to the messages.
     if request.system:
         history.add("system", request.system)
     for message in request.messages:
         _read(message, history)
-    choice = (request.tool_choice or {"type": "auto"}).get("type")
-    call = session.chat_call(
+    choice = request.tool_choice or {}
+    kind = choice.get("type", "auto")
+    tools = [t for t in request.tools or () if not str(t.get("type")).startswith(HOSTED)]
+    thinking = (request.thinking or {}).get("type")
+    return session.chat_call(
         history.messages,
-        [function_of(tool, tool.get("input_schema")) for tool in request.tools or []],
-        request.tool_choice if choice == "tool" else _CHOICES.get(str(choice), choice),
-        max_tokens=request.max_tokens,
-        stops=tuple(filter(None, request.stop_sequences or [])),
-        is_streamed=request.stream,
+        [function_of(tool, tool.get("input_schema")) for tool in tools],
+        choice if kind == "tool" else _CHOICES.get(str(kind), kind),
+        prefill=history.prefill() if history.is_begun else "",
+        is_single=bool(choice.get("disable_parallel_tool_use")),
+        variables=variables_of(
+            request, effort=output.get("effort"), thinking=thinking and thinking != "disabled"
+        ),
+        **more,
     )
-    return _MessagesExchange(request, [call], id=new_id("msg_"), type="message", role="assistant")
 
 
 def _read(message: Json, history: History) -> None:
@@ -67,6 +87,8 @@ def _read(message: Json, history: History) -> None:
     texts: list[Json] = []
     blocks: dict[Any, list[Json]] = {"tool_result": [], "tool_use": []}
     for block in content:
+        if block.get("type") in ("thinking", "redacted_thinking"):
+            continue
         blocks.get(block.get("type"), texts).append(block)
     # Templates expect the results of tools before the user's next text.
     for result in blocks["tool_result"]:

@@ -8,10 +8,11 @@ written something, so an answer that fails before that is an error with a status
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,21 +22,12 @@ from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import tool_call
 
-R = TypeVar("R", bound="Request")
-Count = Annotated[int, msgspec.Meta(ge=1)]
 Event = tuple[str, Any]
 """The name of an event of a stream (empty if its API names none) and its JSON value."""
 # The newest and the oldest names of roles that chat templates know.
 _ROLES = {"developer": "system", "function": "tool"}
 _TEXTS = ("text", "input_text", "output_text")
 """The types of parts that are text."""
-
-
-class Request(msgspec.Struct, kw_only=True):
-    """The fields that requests of every API have. Fields that no class lists are ignored."""
-
-    model: str
-    stream: bool | None = False
 
 
 class Exchange(ABC):
@@ -45,7 +37,7 @@ class Exchange(ABC):
     calls tools, and `done`; then `closed`.
     """
 
-    def __init__(self, request: Request, calls: list[Call], **head: Any) -> None:
+    def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
         self.calls = calls
         self.is_streamed = bool(request.stream)
         self._head = {**head, "model": MODEL}
@@ -83,20 +75,8 @@ def read(body: bytes, expected: Any) -> Any:
         return msgspec.json.decode(body, type=expected)
     # Deep nesting raises RecursionError.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"bad request: {error}") from error
-
-
-def read_request(body: bytes, expected: type[R]) -> R:
-    """Return the request of a form. Raises Refused, also for the name of another model."""
-    request: R = read(body, expected)
-    if request.model != MODEL:
-        raise Refused(
-            f"the model {request.model!r} is not served here; request {MODEL!r} (the variable"
-            " OPENAI_MODEL of an agent has the name)",
-            status=404,
-            code="model_not_found",
-        )
-    return request
+        name = re.search(r"(?:field `|\$\.)(\w+)", str(error))
+        raise Refused(f"bad request: {error}", param=name and name[1]) from error
 
 
 def refuse_unless(is_fine: bool, feature: str) -> None:
@@ -105,10 +85,18 @@ def refuse_unless(is_fine: bool, feature: str) -> None:
         raise Refused(f"{feature} is not supported by this endpoint; leave it out")
 
 
-def refuse(request: Request, *names: str) -> None:
-    """Raise Refused if the request has a value other than false or empty in one of these fields."""
-    for name in names:
-        refuse_unless(not getattr(request, name), name)
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the texts that stop an answer."""
+    return tuple(filter(None, [stop] if isinstance(stop, str) else stop or []))
+
+
+def variables_of(request: Any, **more: Any) -> Json:
+    """Return the values that a request has for the chat template. effort, thinking: of the names
+    that templates of reasoning models read.
+    """
+    names = {"effort": "reasoning_effort", "thinking": "enable_thinking"}
+    found = {names[key]: value for key, value in more.items() if value is not None}
+    return found | (request.chat_template_kwargs or {})
 
 
 class History:
@@ -131,10 +119,21 @@ class History:
             message["tool_call_id"] = str(call_id)
         self.messages.append(message)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the last message is the assistant's."""
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
+
+    def prefill(self) -> str:
+        """Remove the last message, which is the beginning of the answer; return it."""
+        is_text = self.is_begun and "tool_calls" not in self.messages[-1]
+        refuse_unless(is_text, "to continue a last message that is not the assistant's text")
+        return str(self.messages.pop()["content"])
+
     def add_call(self, call_id: Any, name: Any, arguments: Any) -> None:
         """Add a tool call to the last message. arguments: an object, or its JSON text."""
         # An answer that only calls tools may have no message before them.
-        if not self.messages or self.messages[-1]["role"] != "assistant":
+        if not self.is_begun:
             self.add("assistant", None)
         call = tool_call(str(call_id or ""), str(name), _arguments_of(arguments))
         self.messages[-1].setdefault("tool_calls", []).append(call)

@@ -1,96 +1,60 @@
 """POST /v1/chat/completions, and /v1/completions with a prompt of text or of token ids.
 
-The sampling of a request (temperature, top_p, seed, penalties) is ignored: the run's configuration
-sets the distribution of the samples, because that distribution is trained.
+parameters.toml has their parameters.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from async_rl.core.types import IntArray
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
-    Count,
     Event,
     Exchange,
     History,
-    Request,
     json_of,
     new_id,
-    read_request,
-    refuse,
     refuse_unless,
+    stops_of,
+    variables_of,
 )
+from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.session import Answer, Call, Session
 from async_rl.sessions.tools import calls_of, tool_call
 
-
-class _CompletionRequest(Request, kw_only=True):
-    """The fields of both APIs."""
-
-    stop: str | list[str] | None = None
-    stream_options: Json | None = None
-    # The limit of OpenAI's API.
-    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = 1
-    logprobs: int | None = None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The texts that stop an answer."""
-        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or []))
-
-
-class ChatRequest(_CompletionRequest, kw_only=True):
-    """A request of chat completions."""
-
-    messages: Annotated[list[Json], msgspec.Meta(min_length=1)]
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
-    response_format: Json | None = None
-    logit_bias: dict[str, float] | None = None
-
-
-class TextRequest(_CompletionRequest, kw_only=True):
-    """A request of completions."""
-
-    prompt: str | list[Any]
-    # The default of OpenAI's API for completions, and only there.
-    max_tokens: Count | None = 16
-    echo: bool | None = False
-    suffix: str | None = None
-    best_of: int | None = None
+_MOST_TOKENS = 16
+"""The default of OpenAI's API for completions, and only there."""
 
 
 def chat_completions(body: bytes, session: Session) -> Exchange:
     """Read a request of chat completions."""
-    request = read_request(body, ChatRequest)
-    refuse(request, "top_logprobs", "logit_bias")
-    form = (request.response_format or {"type": "text"}).get("type")
-    refuse_unless(form == "text", f"response_format={form}")
+    request = read_request(body, "chat")
     history = History()
     for message in request.messages:
         history.add(message.get("role"), message.get("content"), message.get("tool_call_id"))
         for call in calls_of(message):
             function = call["function"]
             history.add_call(call.get("id"), function["name"], function.get("arguments"))
+    is_begun = bool(request.continue_final_message)
+    refuse_unless(is_begun or request.add_generation_prompt is not False, "no generation prompt")
+    for tool in request.tools or ():
+        refuse_unless(tool.get("type") == "function", f"a tool of type {tool.get('type')!r}")
     asked = session.chat_call(
         history.messages,
         request.tools or [],
         request.tool_choice,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        stops=request.stops,
+        stops=stops_of(request.stop),
         is_streamed=bool(request.stream),
+        is_single=request.parallel_tool_calls is False,
+        prefill=history.prefill() if is_begun else "",
+        variables=variables_of(request, effort=request.reasoning_effort),
     )
     return _ChatExchange(
         # Each answer is a call; the calls read one prefill through the engine's prefix cache.
@@ -104,10 +68,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
 
 def completions(body: bytes, session: Session) -> Exchange:
     """Read a request of completions. Several prompts have their answers in order."""
-    request = read_request(body, TextRequest)
-    refuse(request, "echo", "suffix")
-    refuse_unless(request.best_of in (None, request.n), "best_of")
-    refuse_unless((request.logprobs or 0) <= 1, "logprobs above 1")
+    request = read_request(body, "completions")
     prompts = request.prompt
     # A list of ids is one prompt; a list of texts or of lists is several.
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
@@ -125,8 +86,8 @@ def completions(body: bytes, session: Session) -> Exchange:
             raise Refused("a prompt is empty; send at least one token")
         call = Call(
             context=context,
-            max_tokens=request.max_tokens,
-            stops=request.stops,
+            max_tokens=request.max_tokens or _MOST_TOKENS,
+            stops=stops_of(request.stop),
             in_pieces=bool(request.stream),
             prompt=prompt if isinstance(prompt, str) else "",
         )
@@ -148,12 +109,13 @@ class _TextExchange(Exchange):
     """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream."""
 
     def __init__(
-        self, request: _CompletionRequest, calls: list[Call], chat: Chat, prefix: str, chunk: str
+        self, request: Any, calls: list[Call], chat: Chat, prefix: str, chunk: str
     ) -> None:
         super().__init__(request, calls, id=new_id(prefix), created=int(time.time()))
         self._has_usage = bool((request.stream_options or {}).get("include_usage"))
         # Completions write 0 for log-probs without alternatives.
         self._has_logprobs = request.logprobs is not None and request.logprobs is not False
+        self._has_ids = bool(request.return_tokens_as_token_ids)
         self._chat = chat
         self._chunk = {**self._head, "object": chunk}
 
@@ -184,9 +146,14 @@ class _TextExchange(Exchange):
             end["finish_reason"] = answer.why
             if self._has_logprobs:
                 ids = answer.written.token_ids
-                tokens = [self._chat.decode(token[None], with_special=True) for token in ids]
+                tokens = [self._name(token) for token in ids]
                 end["logprobs"] = self._logprobs(tokens, answer.written.logprobs.tolist())
         return {"index": index, **content, **end}
+
+    def _name(self, token: Any) -> str:
+        if self._has_ids:
+            return f"token_id:{token}"
+        return self._chat.decode(token[None], with_special=True)
 
     def _whole(self, answer: Answer) -> Json:
         return self._part(answer.text)

@@ -1,7 +1,7 @@
 """POST /v1/responses of OpenAI's API, which the package openai-agents uses by default.
 
-Sampling is ignored as in openai_completions.py. Items of reasoning in the input are left out: the
-record has the policy's text, and no chat template expects the items.
+parameters.toml has its parameters. Items of reasoning in the input are left out: the record has the
+policy's text, and no chat template expects the items. The text of a compaction is the user's.
 """
 
 from __future__ import annotations
@@ -12,42 +12,28 @@ from typing import Any
 
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
-    Count,
     Event,
     Exchange,
     History,
-    Request,
-    function_of,
-    json_of,
     new_id,
-    read_request,
-    refuse,
     refuse_unless,
+    stops_of,
+    variables_of,
 )
+from async_rl.sessions.forms.parameters import read_request
+from async_rl.sessions.forms.response_tools import Tools, read_call
 from async_rl.sessions.session import Answer, Call, Session
 
-
-class ResponsesRequest(Request, kw_only=True):
-    """A request for a response."""
-
-    input: str | list[Json]
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
-    max_output_tokens: Count | None = None
-    text: Json | None = None
-    include: list[str] | None = None
-    background: bool | None = False
-    conversation: Any = None
-    prompt: Any = None
+_WRITTEN = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""Items whose text comes in events of its own: the name of the events, the field of the text."""
 
 
 def responses(body: bytes, session: Session) -> Exchange:
     """Read a request for a response."""
-    request = read_request(body, ResponsesRequest)
-    # `prompt` names a stored template.
-    refuse(request, "background", "conversation", "prompt")
+    request = read_request(body, "responses")
     refuse_unless("message.output_text.logprobs" not in (request.include or ()), "logprobs")
     form = ((request.text or {}).get("format") or {"type": "text"}).get("type")
     refuse_unless(form == "text", f"text.format={form}")
@@ -56,33 +42,39 @@ def responses(body: bytes, session: Session) -> Exchange:
     shown = history
     if request.instructions:
         shown = [{"role": "system", "content": request.instructions}, *history]
+    tools = Tools(request.tools or ())
     call = session.chat_call(
         shown,
-        [_function(tool) for tool in request.tools or []],
+        tools.functions,
         request.tool_choice,
         max_tokens=request.max_output_tokens,
+        stops=stops_of(request.stop),
         is_streamed=bool(request.stream),
+        is_single=request.parallel_tool_calls is False,
+        variables=variables_of(request, effort=(request.reasoning or {}).get("effort")),
     )
-    return _ResponsesExchange(request, call, session, history)
+    return _ResponsesExchange(request, call, session, history, tools)
+
+
+def response(name: str, session: Session) -> Json:
+    """Return an earlier response of the session. Raises Refused."""
+    return _known(name, session)[1]
 
 
 def _earlier(name: str | None, session: Session) -> Sequence[Any]:
     """Return the messages up to and with an earlier response of the session. Raises Refused."""
-    if name is None:
-        return ()
+    return _known(name, session)[0] if name is not None else ()
+
+
+def _known(name: str, session: Session) -> tuple[list[Any], Json]:
+    """Return a response with the messages up to it. Raises Refused."""
     if name not in session.responses:
         raise Refused(
-            f"previous_response_id={name!r} is not a response of this session; send the id of one,"
+            f"{name!r} is not a response of this session; send the id of one,"
             " or the whole history as input",
             code="previous_response_not_found",
         )
     return session.responses[name]
-
-
-def _function(tool: Json) -> Json:
-    kind = tool.get("type")
-    refuse_unless(kind == "function", f"a tool of type {kind!r}")
-    return function_of(tool, tool.get("parameters"))
 
 
 def _messages(given: str | list[Json]) -> list[Json]:
@@ -95,11 +87,9 @@ def _messages(given: str | list[Json]) -> list[Json]:
         kind = item.get("type", "message")
         if kind == "message":
             history.add(item.get("role"), item.get("content"))
-        elif kind == "function_call":
-            history.add_call(item.get("call_id"), item.get("name"), item.get("arguments"))
-        elif kind == "function_call_output":
-            history.add("tool", item.get("output"), item.get("call_id"))
-        else:
+        elif kind == "compaction":
+            history.add("user", item["encrypted_content"])
+        elif not read_call(item, history):
             refuse_unless(kind == "reasoning", f"an item of type {kind!r}")
     return history.messages
 
@@ -108,7 +98,7 @@ class _ResponsesExchange(Exchange):
     """history: the messages of the request, which a later request may continue by the id."""
 
     def __init__(
-        self, request: ResponsesRequest, call: Call, session: Session, history: list[Any]
+        self, request: Any, call: Call, session: Session, history: list[Any], tools: Tools
     ) -> None:
         super().__init__(
             request,
@@ -121,21 +111,20 @@ class _ResponsesExchange(Exchange):
             max_output_tokens=request.max_output_tokens,
             tools=request.tools or [],
             tool_choice=request.tool_choice or "auto",
-            parallel_tool_calls=True,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
             text={"format": {"type": "text"}},
             metadata={},
             error=None,
             incomplete_details=None,
         )
         self._session = session
+        self._tools = tools
         self._history = history
         self._num_events = 0
         self._message_id = new_id("msg_")
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
-        # A later request may name this response instead of its history.
-        self._session.responses[self._head["id"]] = [*self._history, answer.message]
         num_prompt = answer.num_prompt_tokens
         num_written = len(answer.written.token_ids)
         body = {
@@ -154,6 +143,8 @@ class _ResponsesExchange(Exchange):
         if answer.why == "length":
             body["status"] = "incomplete"
             body["incomplete_details"] = {"reason": "max_output_tokens"}
+        # A later request may name this response instead of its history.
+        self._session.responses[self._head["id"]] = [*self._history, answer.message], body
         return body
 
     def opened(self) -> list[Event]:
@@ -186,14 +177,17 @@ class _ResponsesExchange(Exchange):
 
     def _call_written(self, number: int, item: Json) -> list[Event]:
         # The arguments come as one part, because only the whole answer shows the call.
-        started = {**item, "arguments": "", "status": "in_progress"}
+        started = self._item("added", number, {**item, "status": "in_progress"})
+        if item["type"] not in _WRITTEN:
+            return [started]
+        name, field = _WRITTEN[item["type"]]
+        written = item[field]
         place = {"item_id": item["id"], "output_index": number}
-        name = "response.function_call_arguments"
-        written = item["arguments"]
+        started[1]["item"][field] = ""
         return [
-            self._item("added", number, started),
-            self._event(f"{name}.delta", **place, delta=written),
-            self._event(f"{name}.done", **place, name=item["name"], arguments=written),
+            started,
+            self._event(f"response.{name}.delta", **place, delta=written),
+            self._event(f"response.{name}.done", **place, name=item["name"], **{field: written}),
         ]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
@@ -204,12 +198,7 @@ class _ResponsesExchange(Exchange):
         items: list[Json] = []
         if answer.content is not None:
             items.append(self._message("completed", [_text_part(answer.content)]))
-        for call in answer.calls:
-            function = {"name": call["function"]["name"], "arguments": json_of(call)}
-            # An item has an id next to the id of the call, which the result of the tool repeats.
-            of_call = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
-            items.append({"type": "function_call", **of_call, **function})
-        return items
+        return [*items, *map(self._tools.item, answer.calls)]
 
     def _message(self, status: str, content: list[Any]) -> Json:
         kind = {"type": "message", "role": "assistant", "status": status}

@@ -1,0 +1,111 @@
+"""The parameters of every API in one table, and requests read by it.
+
+parameters.toml says of each parameter whether it is honored, refused or ignored, and why; a request
+with any other parameter is refused. docs/parameters.md is generated from it.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from async_rl.core.frozen import frozen
+from async_rl.sessions.endpoint import MODEL
+from async_rl.sessions.errors import Json, Refused
+from async_rl.sessions.forms.form import read
+
+_TYPES: Mapping[str, Any] = {
+    "any": Any,
+    "bit": Annotated[int, msgspec.Meta(ge=0, le=1)],
+    "blocks": str | list[Json],
+    "bool": bool,
+    "choice": str | Json,
+    # The limit of OpenAI's API.
+    "choices": Annotated[int, msgspec.Meta(ge=1, le=128)],
+    "count": Annotated[int, msgspec.Meta(ge=1)],
+    "int": int,
+    "list": list[Any],
+    "messages": Annotated[list[Json], msgspec.Meta(min_length=1)],
+    "number": float,
+    "object": Json,
+    "objects": list[Json],
+    "text": str,
+    "texts": str | list[str],
+}
+
+
+@frozen
+class Parameter:
+    """One parameter of one API. type: a key of the types, with ! if it is required. neutral: with
+    rule refused, the value that asks for nothing.
+    """
+
+    name: str
+    type: str
+    rule: str
+    why: str
+    neutral: Any
+
+    @property
+    def field(self) -> tuple[Any, ...]:
+        """The field of a request."""
+        kind = _TYPES[self.type.rstrip("!")]
+        return (self.name, kind) if self.type.endswith("!") else (self.name, kind | None, None)
+
+    def refuses(self, value: Any) -> bool:
+        """Return whether a request with this value is refused."""
+        if self.rule != "refused" or value is None or value == self.neutral:
+            return False
+        return self.neutral is not None or bool(value)
+
+
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+HOSTED = tuple(_FILE["hosted_tools"])
+"""The beginnings of the types of tools that another service runs."""
+TABLE: dict[str, list[Parameter]] = {}
+"""The parameters of each API."""
+for _group in _FILE["group"]:
+    for _name, _spec in _group["types"].items():
+        _type, _, _neutral = _spec.partition(" ")
+        for _api in _group["apis"]:
+            TABLE.setdefault(_api, []).append(
+                Parameter(
+                    name=_name,
+                    type=_type,
+                    rule=_group["rule"],
+                    why=_group["why"],
+                    neutral=msgspec.json.decode(_neutral or "null"),
+                )
+            )
+_REQUESTS: Mapping[str, Any] = {
+    api: msgspec.defstruct(
+        api, [each.field for each in table], forbid_unknown_fields=True, kw_only=True
+    )
+    for api, table in TABLE.items()
+}
+
+
+def read_request(body: bytes, api: str) -> Any:
+    """Return the request of an API, with an attribute for each parameter. Raises Refused."""
+    request = read(body, _REQUESTS[api])
+    for parameter in TABLE[api]:
+        value = getattr(request, parameter.name)
+        if parameter.refuses(value):
+            raise Refused(
+                f"{parameter.name}={reprlib.repr(value)} is not supported here: {parameter.why}",
+                param=parameter.name,
+            )
+    if request.model != MODEL:
+        raise Refused(
+            f"the model {request.model!r} is not served here; request {MODEL!r} (the variable"
+            " OPENAI_MODEL of an agent has the name)",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    return request

@@ -1,0 +1,188 @@
+"""Requests in the forms of Claude Code 2.1.197 and Codex CLI 0.171.0, written by us and shorter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from clients_support import Clients, use, user
+from sessions_support import CHATML, Policy, Row
+
+from async_rl.sessions.session import Session
+
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
+BASH = {"name": "Bash", "description": "Run a command.", "input_schema": SCHEMA}
+
+
+def claude(messages: list[Any], **more: Any) -> Any:
+    """A request of Claude Code."""
+    return {
+        "model": "policy",
+        "messages": messages,
+        "system": [
+            {"type": "text", "text": "You are an agent."},
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "tools": [BASH, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+        "metadata": {"user_id": "{}"},
+        "max_tokens": 32000,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        **more,
+    }
+
+
+def test_claude_code_with_a_tool_is_one_segment() -> None:
+    async def agent(found: Clients, session: Session, _: Policy) -> None:
+        # A message of the system between those of the user.
+        opening = [
+            user([{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]),
+            {"role": "system", "content": "The date is today."},
+        ]
+        async with found.http.stream(
+            "POST", "/v1/messages?beta=true", json=claude(opening, stream=True)
+        ) as reply:
+            events = [line async for line in reply.aiter_lines()]
+        assert reply.status_code == 200
+        started = next(json.loads(line[6:]) for line in events if '"tool_use"' in line)
+        called = {"type": "tool_use", "id": started["content_block"]["id"], "name": "Bash"}
+        answer = [
+            {"type": "thinking", "thinking": "of another model", "signature": "x"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "text", "text": "I look"},
+            {**called, "input": {"command": "ls"}},
+        ]
+        result = {"type": "tool_result", "tool_use_id": called["id"], "content": "a.py"}
+        history = [*opening, {"role": "assistant", "content": answer}, user([result])]
+        counted = claude(history)
+        for name in ("max_tokens", "metadata"):
+            del counted[name]
+        count = await found.http.post("/v1/messages/count_tokens?beta=true", json=counted)
+        second = await found.http.post("/v1/messages?beta=true", json=claude(history))
+        assert second.json()["content"] == [{"type": "text", "text": "done"}]
+        assert count.json() == {"input_tokens": second.json()["usage"]["input_tokens"]}
+
+    call = '<tool_call>{"name": "Bash", "arguments": {"command": "ls"}}</tool_call>'
+    session = use(agent, [f"I look {call}", "done"])
+    assert Row(session).num_segments == 1
+    shown = session.chat.decode(session.record.turns[0].context.token_ids, with_special=True)
+    assert "<|im_start|>system\nYou are an agent.Be brief.<|im_end|>" in shown
+    assert "<|im_start|>system\nThe date is today.<|im_end|>" in shown
+    assert "web_search" not in shown
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_beginning_of_an_answer_is_continued_and_not_repeated(stream: bool) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        begun = [user("go"), {"role": "assistant", "content": "{"}]
+        how: Any = {"model": "policy", "max_tokens": 90}
+        if stream:
+            async with found.claude.messages.stream(**how, messages=begun) as events:
+                text = "".join([part async for part in events.text_stream])
+        else:
+            reply: Any = await found.claude.messages.create(**how, messages=begun)
+            text = reply.content[0].text
+        assert text == "x}"
+        policy.say("more")
+        whole = {"role": "assistant", "content": "{x}"}
+        await found.claude.messages.create(**how, messages=[user("go"), whole, user("on")])
+        policy.say("y}")
+        chat = await found.openai.chat.completions.create(
+            model="policy",
+            messages=[user("else"), {"role": "assistant", "content": "{"}],
+            extra_body={"continue_final_message": True, "add_generation_prompt": False},
+        )
+        assert chat.choices[0].message.content == "y}"
+
+    session = use(agent, ["x}"])
+    assert Row(session).num_segments == 2
+    shown = session.chat.decode(session.record.turns[0].context.token_ids, with_special=True)
+    assert shown.endswith("<|im_start|>assistant\n{")
+    assert Row(session).tokens.is_written.sum() == 3 + 2 + 3
+
+
+NAMESPACE = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Of sub-agents.",
+    "tools": [{"type": "function", "name": "close", "parameters": {"type": "object"}}],
+}
+CUSTOM = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Change files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
+}
+HOSTED = {"type": "web_search", "external_web_access": False}
+NAMED = CHATML.replace("{{ t.function.name }} ", "{{ t.function.name }} {{ t.function | tojson }}")
+
+
+def codex(items: list[Any], **more: Any) -> Any:
+    """A request of Codex."""
+    return {
+        "model": "policy",
+        "stream": True,
+        "input": items,
+        "tools": [NAMESPACE, CUSTOM, {"type": "local_shell"}, HOSTED],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "x",
+        "client_metadata": {"x": "y"},
+        **more,
+    }
+
+
+def said(role: str, text: str) -> Any:
+    content = [{"type": "input_text", "text": text}]
+    return {"type": "message", "id": "msg_1", "role": role, "content": content}
+
+
+CALLED = [
+    ("agents__close", {"target": "1"}, "function_call", {"name": "close", "namespace": "agents"}),
+    ("apply_patch", {"input": "*** End"}, "custom_tool_call", {"input": "*** End"}),
+    ("local_shell", {"command": ["ls"]}, "local_shell_call", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "kind", "fields"), CALLED)
+def test_codex_with_each_kind_of_tool_is_one_segment(
+    name: str, arguments: Any, kind: str, fields: Any
+) -> None:
+    async def agent(found: Clients, session: Session, _: Policy) -> None:
+        opening = [said("developer", "You are an agent."), said("user", "hello")]
+        async with found.http.stream("POST", "/v1/responses", json=codex(opening)) as reply:
+            lines = [json.loads(line[6:]) async for line in reply.aiter_lines() if line[:1] == "d"]
+        assert reply.status_code == 200
+        (done,) = [line["item"] for line in lines if line["type"] == "response.output_item.done"]
+        assert done["type"] == kind
+        assert fields.items() <= done.items()
+        if kind == "local_shell_call":
+            assert done["action"] == {"type": "exec", "env": {}, "command": ["ls"]}
+        output = {"type": f"{kind}_output", "call_id": done["call_id"], "output": "ok"}
+        compacted = {"type": "compaction", "encrypted_content": "the summary"}
+        again = await found.http.post(
+            "/v1/responses", json=codex([*opening, done, output], stream=False)
+        )
+        assert again.json()["output"][0]["content"][0]["text"] == "done"
+        same = await found.openai.responses.retrieve(again.json()["id"])
+        assert same.output_text == "done"
+        later = await found.http.post("/v1/responses", json=codex([compacted], stream=False))
+        assert later.status_code == 200
+        unknown = await found.http.get("/v1/responses/resp_unknown")
+        assert unknown.json()["error"]["code"] == "previous_response_not_found"
+
+    call = json.dumps({"name": name, "arguments": arguments})
+    session = use(agent, [f"<tool_call>{call}</tool_call>", "done", "fine"], NAMED)
+    assert Row(session).num_segments == 2
+    first, _, last = (
+        session.chat.decode(turn.context.token_ids) for turn in session.record.turns.values()
+    )
+    assert "start: LINE" in first
+    assert "agents__close" in first
+    assert "web_search" not in first
+    assert "the summary" in last
