@@ -24,6 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens, messages
@@ -33,7 +34,7 @@ from async_rl.sessions.forms.openai_responses import response, responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
 from async_rl.sessions.rewards import reward_of
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 from async_rl.wire.http import body_of, json_response, while_connected
 
 KEEP_ALIVE_S = 600

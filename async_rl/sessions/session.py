@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, before_stop, certain, key_of
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.record import Context, History, Record
-from async_rl.sessions.tools import HERMES, as_text, calls_of, chosen, parse_answer
+from async_rl.sessions.record import Context, Record
+from async_rl.sessions.tools import HERMES, as_text, chosen, parse_answer
 from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
@@ -36,57 +36,6 @@ failed to run. Raises Refused.
 """
 Write = Callable[[str, IntArray, int], Awaitable[Completion]]
 """(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
-
-
-@frozen
-class Call:
-    """A request for one answer.
-
-    max_tokens: None = as many as fit. stops: texts before which the answer stops. in_pieces: the
-    agent reads along. start: the text of the answer that the context has already. prefill: the
-    part of it that the request has, and the answer does not repeat. prompt: the text before the
-    answer, if the call has no messages. tools: tools that the answer may call.
-    """
-
-    context: Context
-    history: History = ()
-    max_tokens: int | None = None
-    stops: tuple[str, ...] = ()
-    in_pieces: bool = False
-    start: str = ""
-    prefill: str = ""
-    prompt: str = ""
-    tools: Sequence[Any] = ()
-
-
-@frozen
-class Answer:
-    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls.
-    message: with the text that the request began.
-    """
-
-    call: Call
-    number: int
-    text: str
-    message: Json
-    written: Completion
-    why: str
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The tokens before the answer."""
-        return len(self.call.context.token_ids)
-
-    @property
-    def calls(self) -> Sequence[Any]:
-        """The tool calls of the answer."""
-        return calls_of(self.message)
-
-    @property
-    def content(self) -> str | None:
-        """The text without tool calls; None if the answer only calls tools."""
-        text = str(self.message["content"]).removeprefix(self.call.prefill)
-        return text if text or not self.calls else None
 
 
 @dataclass(slots=True)

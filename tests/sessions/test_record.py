@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, Row, open_session
 
+from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Refused
-from async_rl.sessions.session import Call, Session
+from async_rl.sessions.session import Session
 
 
 def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:

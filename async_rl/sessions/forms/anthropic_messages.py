@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json
 from async_rl.sessions.forms.form import (
     Event,
@@ -23,7 +24,7 @@ from async_rl.sessions.forms.form import (
     variables_of,
 )
 from async_rl.sessions.forms.parameters import HOSTED, read_request
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 
 # The words of this API for what sessions call otherwise.
 _CHOICES = {"any": "required"}

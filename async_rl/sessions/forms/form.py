@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 from async_rl.sessions.tools import tool_call
 
 Event = tuple[str, Any]

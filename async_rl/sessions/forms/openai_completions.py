@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from async_rl.core.types import IntArray
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
@@ -25,7 +26,7 @@ from async_rl.sessions.forms.form import (
     variables_of,
 )
 from async_rl.sessions.forms.parameters import read_request
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 from async_rl.sessions.tools import calls_of, tool_call
 
 _MOST_TOKENS = 16

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Event,
@@ -22,7 +23,7 @@ from async_rl.sessions.forms.form import (
 )
 from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.forms.response_tools import Tools, read_call
-from async_rl.sessions.session import Answer, Call, Session
+from async_rl.sessions.session import Session
 
 _WRITTEN = {
     "function_call": ("function_call_arguments", "arguments"),

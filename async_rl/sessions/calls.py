@@ -1,0 +1,63 @@
+"""A call of the policy as a form makes it from a request, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from async_rl.core.frozen import frozen
+from async_rl.protocol.generator import Completion
+from async_rl.sessions.errors import Json
+from async_rl.sessions.record import Context, History
+from async_rl.sessions.tools import calls_of
+
+
+@frozen
+class Call:
+    """A request for one answer.
+
+    max_tokens: None = as many as fit. stops: texts before which the answer stops. in_pieces: the
+    agent reads along. start: the text of the answer that the context has already. prefill: the
+    part of it that the request has, and the answer does not repeat. prompt: the text before the
+    answer, if the call has no messages. tools: tools that the answer may call.
+    """
+
+    context: Context
+    history: History = ()
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    in_pieces: bool = False
+    start: str = ""
+    prefill: str = ""
+    prompt: str = ""
+    tools: Sequence[Any] = ()
+
+
+@frozen
+class Answer:
+    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls.
+    message: with the text that the request began.
+    """
+
+    call: Call
+    number: int
+    text: str
+    message: Json
+    written: Completion
+    why: str
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The tokens before the answer."""
+        return len(self.call.context.token_ids)
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The tool calls of the answer."""
+        return calls_of(self.message)
+
+    @property
+    def content(self) -> str | None:
+        """The text without tool calls; None if the answer only calls tools."""
+        text = str(self.message["content"]).removeprefix(self.call.prefill)
+        return text if text or not self.calls else None
