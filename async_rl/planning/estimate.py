@@ -186,10 +186,9 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
         # A push gathers one tensor at a time and writes the published form.
         return _mb(max(training + memory.published, memory.loaded))
     waiting = memory.offloaded + config.devices.resting_bytes(memory.kept)
-    # The checkpoint that is being written; and the block of published weights and the page-locked
-    # buffers of two tensors and two pieces, which rank 0 has and the plan divides among the ranks.
-    pushed = memory.published + 2 * _largest_bytes(config, shape) + _sent_bytes(config, shape)
-    training = waiting + memory.saved + pushed / config.learner.ranks
+    # The checkpoint that is being written; and the block of published weights, which rank 0 has and
+    # the plan divides among the ranks.
+    training = waiting + memory.saved + memory.published / config.learner.ranks
     return CUDA_BASE_MB + _mb(max(training, memory.loaded))
 
 

@@ -25,7 +25,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError, StalenessError, Superseded
 from async_rl.core.heads import GroupHead
 from async_rl.learner import sharding
-from async_rl.learner.host_memory import HostCopies
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import DeviceBlock, Manifest
@@ -225,10 +224,14 @@ class TrainingPool(Rank):
 
     def __post_init__(self) -> None:
         self._in_order = asyncio.Lock()
-        specs = self.trainer.tensor_specs()
-        self._block = SharedTensors(specs)
-        self._host_copies = HostCopies(max((size for *_, size in specs), default=0))
+        cuda = torch.cuda if self.trainer.device.type == "cuda" else None
+        self._block = SharedTensors(self.trainer.tensor_specs(), cuda)
         self._exported: ExportedWeights | None = None
+
+    @property
+    def content(self) -> torch.Tensor:
+        """The bytes of the shared block."""
+        return self._block.content
 
     async def fetch(
         self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
@@ -246,7 +249,7 @@ class TrainingPool(Rank):
             tensors = self.trainer.full_tensors()
             sums: list[torch.Tensor] = []
             if self.trainer.device.type == "cuda":
-                tensors = self._host_copies.copy(summed(tensors, sums))
+                tensors = summed(tensors, sums)
             return self._block.write(version, tensors, sums)
 
         return await self._together(Gather(), gather)

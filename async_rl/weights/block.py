@@ -11,11 +11,12 @@ reads the previous version (`Membership.is_free`).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -46,12 +47,9 @@ def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = Non
     return name, str(dtype).removeprefix("torch."), tuple(tensor.shape), size_bytes
 
 
-def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """Return the bytes of a tensor of any dtype: a view if it is contiguous and in main memory."""
-    # As bytes: numpy has no bfloat16.
-    on_cpu = tensor.detach().to("cpu").contiguous()
-    array: Bytes = on_cpu.view(-1).view(torch.uint8).numpy()
-    return array
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor of any dtype: uint8 [size], a view if it is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def dtype_of(entry: TensorEntry) -> torch.dtype:
@@ -65,9 +63,7 @@ def dtype_of(entry: TensorEntry) -> torch.dtype:
 
 
 def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
-    """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError if they do
-    not fit.
-    """
+    """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError."""
     dtype = dtype_of(entry)
     try:
         return flat.view(dtype).reshape(entry.shape)
@@ -96,16 +92,19 @@ def checksum(data: Bytes) -> int:
 
     As fast as memory, and enough to detect a torn or partial copy.
     """
-    # torch takes no read-only memory. A block, for which training waits, is not copied.
-    own = data if data.flags.writeable else data.copy()
-    return int(word_sum(torch.from_numpy(own))) % 2**64
+    return int(word_sum(_tensor(data))) % 2**64
+
+
+def _tensor(data: Bytes) -> torch.Tensor:
+    # torch takes no read-only memory, as that of a file.
+    return torch.from_numpy(data if data.flags.writeable else data.copy())
 
 
 def word_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's part of the checksum of a block, int64 [] on its device: the sum of its
     64-bit words modulo 2^64, the last one filled up with zeros as in the block.
     """
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = tensor_bytes(tensor)
     num_missing = -flat.numel() % 8
     # Padding copies the whole tensor, also by nothing, as a part of a tensor needs that does not
     # begin at a word.
@@ -131,10 +130,17 @@ def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
 
 
 class SharedTensors:
-    """The writer of one block."""
+    """The writer of one block.
 
-    def __init__(self, specs: Iterable[TensorSpec]) -> None:
-        """Raises WeightsError if there is too little memory."""
+    content: uint8 [size of the block], the header included; valid until `close`.
+    """
+
+    def __init__(self, specs: Iterable[TensorSpec], cuda: Any = None) -> None:
+        """Raises WeightsError if there is too little memory.
+
+        cuda: torch.cuda, where tensors come from a GPU: the block is page-locked, so that copies
+        from and to it have the full rate of the bus. None = ordinary memory.
+        """
         self._entries, self._total_bytes = layout(specs)
         # CLOEXEC: a child that inherited the descriptor would keep the memory of a dead learner.
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -142,15 +148,21 @@ class SharedTensors:
         try:
             os.ftruncate(self._fd, self._total_bytes)
             self._map = mmap.mmap(self._fd, self._total_bytes)
+            self.content = torch.frombuffer(self._map, dtype=torch.uint8)
+            if cuda is None:
+                # Touch every page now: the first touch is ten times slower than a later write.
+                self.content.zero_()
+            else:
+                code = cuda.cudart().cudaHostRegister(self.content.data_ptr(), self._total_bytes, 0)
+                if int(code):
+                    raise OSError(f"CUDA error {int(code)}")
         except OSError as error:
             os.close(self._fd)
             raise WeightsError(
                 f"cannot share {self._total_bytes} bytes of weights ({error}); free memory or"
                 " raise the limit"
             ) from error
-        self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
-        # Touch every page now: the first touch is ten times slower than a later write.
-        self._bytes[:] = 0
+        self._cuda = cuda
         self._writes = 0
 
     def write(
@@ -162,26 +174,22 @@ class SharedTensors:
         sums: of the tensors where they come from (`summed`); the checksum then covers the way into
         the block, and training does not wait for it. Without them the block is added up.
         """
-        return self.write_bytes(version, map(tensor_bytes, tensors), sums)
-
-    def write_bytes(
-        self, version: int, tensors: Iterable[Bytes], sums: Sequence[torch.Tensor] = ()
-    ) -> Manifest:
-        """As `write`, from the bytes of each tensor."""
         self._begin(version)
-        for entry, data in zip(self._entries, tensors, strict=True):
-            if data.size != entry.size_bytes:
+        for entry, data in zip(self._entries, map(tensor_bytes, tensors), strict=True):
+            if data.numel() != entry.size_bytes:
                 raise WeightsError(
-                    f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"
+                    f"{entry.name} has {data.numel()} bytes, {entry.size_bytes} were announced"
                 )
-            # A copy into pages that are already touched has the rate of memory.
-            target = self._bytes[entry.offset : entry.offset + entry.size_bytes]
-            if data.flags.writeable:
-                torch.from_numpy(target).copy_(torch.from_numpy(data))
-            else:  # from a file
-                np.copyto(target, data)
+            target = self.content[entry.offset : entry.offset + entry.size_bytes]
+            target.copy_(data, non_blocking=self._cuda is not None)
+        if self._cuda is not None:
+            self._cuda.synchronize()
         # Not before the loop, which computes them.
         return self._complete(version, int(torch.stack(list(sums)).sum()) if sums else None)
+
+    def write_bytes(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
+        """As `write`, from the bytes of each tensor."""
+        return self.write(version, map(_tensor, tensors))
 
     def change(self, version: int, base: int, changes: Changes) -> Manifest:
         """Turn version `base` into `version`. Raises BaseMissing unless the block has `base`."""
@@ -192,7 +200,7 @@ class SharedTensors:
                 f" {present}, write {counter}"
             )
         self._begin(version)
-        changes.apply(self._bytes[_ALIGN:].view(np.uint16))
+        changes.apply(self.content[_ALIGN:].numpy().view(np.uint16))
         return self._complete(version)
 
     def _begin(self, version: int) -> None:
@@ -207,7 +215,7 @@ class SharedTensors:
             path=f"/proc/{os.getpid()}/fd/{self._fd}",
             tensors=self._entries,
             total_bytes=self._total_bytes,
-            checksum=checksum(self._bytes[_ALIGN:]) if total is None else total % 2**64,
+            checksum=(int(word_sum(self.content[_ALIGN:])) if total is None else total) % 2**64,
         )
 
     def _put_header(self, version: int, counter: int) -> None:
@@ -215,8 +223,11 @@ class SharedTensors:
 
     def close(self) -> None:
         """Free the memory as soon as no reader maps it."""
-        del self._bytes
-        self._map.close()
+        if self._cuda is not None:
+            self._cuda.cudart().cudaHostUnregister(self.content.data_ptr())
+        del self.content
+        with contextlib.suppress(BufferError):
+            self._map.close()
         os.close(self._fd)
 
     def __enter__(self) -> Self:
@@ -260,9 +271,7 @@ class SharedTensorsReader:
         require_checksum(self._manifest, checksum(self.block[_ALIGN:]), "in its block")
 
     def verify_unchanged(self) -> None:
-        """Raise WeightsError if the writer has started another version, so that the tensors read
-        may be torn.
-        """
+        """Raise WeightsError if the writer has started another version: tensors may be torn."""
         if self._read_counter() != self._counter:
             raise WeightsError(
                 f"version {self._manifest.version} was overwritten while it was read"
@@ -281,10 +290,8 @@ class SharedTensorsReader:
     def close(self) -> None:
         """Unmap the block. While views of it exist, they keep it mapped."""
         del self.block
-        try:
+        with contextlib.suppress(BufferError):
             self._map.close()
-        except BufferError:
-            return
 
     def __enter__(self) -> Self:
         return self
@@ -294,9 +301,7 @@ class SharedTensorsReader:
 
 
 def tensor_views(reader: SharedTensorsReader) -> Tensors:
-    """Yield each tensor with its name, valid until the reader is closed. Raises WeightsError if
-    shape or dtype do not fit.
-    """
+    """Yield each tensor with its name, valid until the reader is closed; raises WeightsError."""
     for entry, data in reader.tensors():
         yield entry.name, tensor_of(entry, torch.from_numpy(data))
 

@@ -212,7 +212,11 @@ class Broadcaster(Sender):
 
         largest = min(seat.bucket_bytes, manifest.total_bytes)
         with SharedTensorsReader(manifest) as reader, self._staged(communicator, largest) as stage:
-            for begun_s, finish in one_ahead(begun(torch.from_numpy(reader.block), stage)):
+            block = torch.from_numpy(reader.block)
+            if communicator.device.type != _CPU:
+                # The same bytes, in page-locked memory.
+                block = self._learner.exporter.content
+            for begun_s, finish in one_ahead(begun(block, stage)):
                 finish()
                 self._piece_s = max(self._piece_s, self._clock() - begun_s)
 

@@ -35,6 +35,10 @@ class Exporter(Protocol):
         """Free that buffer."""
 
     @property
+    def content(self) -> torch.Tensor:
+        """The block, page-locked if the weights are on a GPU: uint8 [its size]."""
+
+    @property
     def adapter(self) -> Adapter | None:
         """The adapter of the published version; None if all weights are trained."""
 

@@ -2,8 +2,8 @@
 while the GPU trains.
 
 A copy from ordinary memory, or on the default stream, waits for everything that training has
-enqueued there: each piece would wait for the rest of a step. So the bytes pass through page-locked
-memory, and copies and NCCL follow a stream of their own, with a high priority.
+enqueued there: each piece would wait for the rest of a step. So the block is page-locked, and
+copies and NCCL follow a stream of their own, with a high priority.
 Invariant: two pieces are under way at most. While NCCL sends one, the next one is copied.
 """
 
@@ -21,15 +21,14 @@ from async_rl.core.frozen import frozen
 
 @frozen
 class _Slot:
-    """host, device: uint8 [piece_bytes]; copied: the event after the newest copy between them."""
+    """device: uint8 [piece_bytes]; copied: the event after the newest copy to it."""
 
-    host: torch.Tensor
     device: torch.Tensor
     copied: Any
 
 
 class Outgoing:
-    """Two buffers in page-locked memory and two on the GPU, kept between versions.
+    """Two buffers on the GPU, kept between versions.
 
     piece_bytes: size of the largest piece. cuda: torch.cuda, or a recorder of its calls.
     """
@@ -39,12 +38,10 @@ class Outgoing:
         # The lowest number is the highest priority: the copies start before kernels of a step that
         # are enqueued already.
         self._stream = cuda.Stream(device, priority=-1)
-        is_pinned = cuda.is_available()
         with cuda.stream(self._stream):
             # Here: torch's cache then gives no memory that another stream may still use.
             self._slots = [
                 _Slot(
-                    host=torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=is_pinned),
                     device=torch.empty(piece_bytes, dtype=torch.uint8, device=device),
                     copied=cuda.Event(),
                 )
@@ -60,13 +57,12 @@ class Outgoing:
             yield self.stage
 
     def stage(self, source: torch.Tensor) -> torch.Tensor:
-        """uint8 [N] in main memory -> a copy on the GPU, complete for work of the current stream.
+        """uint8 [N], page-locked -> a copy on the GPU, complete for work of the current stream.
 
-        The piece before the previous one must be sent: this one gets its buffers.
+        The piece before the previous one must be sent: this one gets its buffer.
         """
         self._newest = slot = next(self._turns)
-        host = slot.host[: source.numel()].copy_(source)
-        flat = slot.device[: source.numel()].copy_(host, non_blocking=True)
+        flat = slot.device[: source.numel()].copy_(source, non_blocking=True)
         slot.copied.record(self._cuda.current_stream(flat.device))
         return flat
 

@@ -23,7 +23,7 @@ from async_rl.weights import broadcast
 from async_rl.weights.block import SharedTensors, tensor_spec
 from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
 from async_rl.weights.communicator import device_name
-from async_rl.weights.media import Exporter, LearnerSide
+from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
 
 Numbers = dict[str, float]
@@ -45,16 +45,6 @@ def over_nccl(scratch: Path, settings: list[str]) -> Numbers:
     """Broadcast between all GPUs: the learner has the first one."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return asyncio.run(_measure(devices, settings))
-
-
-class _NoExporter(Exporter):
-    adapter = None
-
-    async def share_on_device(self) -> Any:
-        raise NotImplementedError
-
-    async def unshare_on_device(self) -> None:
-        return None
 
 
 class _Receiver:
@@ -120,7 +110,9 @@ class _Learner:
     def __init__(self, device: torch.device, settings: list[str]) -> None:
         values = _VALUES_ON_CPU if device.type == "cpu" else _VALUES_ON_GPU
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
-        self.publisher = SharedTensors([tensor_spec(*item) for item in self.tensors.items()])
+        specs = [tensor_spec(*item) for item in self.tensors.items()]
+        self.publisher = SharedTensors(specs, None if device.type == "cpu" else torch.cuda)
+        exporter: Any = self.publisher  # it has the content
         # The tensors need several buckets; those of a GPU do so as it is.
         broadcast.BUCKET_BYTES["gloo"] = 2 << 20
         given = with_defaults(settings, ["weights.transfer=collective"])
@@ -131,7 +123,7 @@ class _Learner:
                 life="qualify",
                 host=_HOST,
                 device=device,
-                exporter=_NoExporter(),
+                exporter=exporter,
                 push_s=_PUSH_S,
             )
         )

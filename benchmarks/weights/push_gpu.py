@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,10 +39,9 @@ from async_rl.config.run import DEVICE_CHUNK_BYTES
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Group
-from async_rl.learner.host_memory import HostCopies
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import DeviceBlock, Manifest, Seat
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, summed
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, TensorSpec, summed
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.buckets import BUCKET_BYTES, buckets
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
@@ -210,18 +209,29 @@ class Bench:
         numel = 1000 if self.is_tiny else 1 << 26
         num_tensors = 3 if self.is_tiny else 25
         specs = [(f"t{i}", "bfloat16", [numel], 2 * numel) for i in range(num_tensors)]
-        with SharedTensors(specs) as block:
+        with self.block(specs) as block:
             manifest = block.write_bytes(
                 1, (np.zeros(2 * numel, dtype=np.uint8) for _ in range(num_tensors))
             )
             return {"product_ms": 1e3 * each_s} | self._pushes(
-                manifest, lambda: products(count), "work"
+                block, manifest, lambda: products(count), "work"
             )
 
-    def _pushes(self, manifest: Manifest, work: Callable[[], object], name: str) -> Numbers:
+    @contextmanager
+    def block(self, specs: Iterable[TensorSpec]) -> Iterator[SharedTensors]:
+        """Open the product's block, and note how long that takes."""
+        started_s = time.perf_counter()
+        with SharedTensors(specs, torch.cuda if self.has_gpu else None) as block:
+            size_gb = block.content.numel() / _GB
+            self.results["open_block_s_per_gb"] = (time.perf_counter() - started_s) / size_gb
+            yield block
+
+    def _pushes(
+        self, block: SharedTensors, manifest: Manifest, work: Callable[[], object], name: str
+    ) -> Numbers:
         """Push alone, and beside the work, on the default stream and on the own one."""
         numbers: Numbers = {"gb": manifest.total_bytes / _GB}
-        with sender(self.device) as (communicator, seat, broadcaster):
+        with sender(self.device, block) as (communicator, seat, broadcaster):
             ways: dict[str, Callable[[], None]] = {
                 "own_stream": lambda: broadcaster._send_pieces(communicator, manifest, seat),
                 "default_stream": lambda: send_on_default(communicator, manifest),
@@ -295,18 +305,19 @@ class Bench:
         for _ in range(2):
             trainer.step(self.groups, 0)
         specs = trainer.tensor_specs()
-        copies = HostCopies(max(size for *_, size in specs))
-        with SharedTensors(specs) as block:
+        with self.block(specs) as block:
             numbers: Numbers = {}
             for name in ("first_publish_s", "publish_s"):
                 sums: list[torch.Tensor] = []
                 tensors = summed(trainer.full_tensors(), sums)
                 started_s = time.perf_counter()
-                tensors = copies.copy(tensors) if self.has_gpu else tensors
                 manifest = block.write(1, tensors, sums)
                 numbers[name] = time.perf_counter() - started_s
             return numbers | self._pushes(
-                manifest, lambda: [trainer.step(self.groups, 0) for _ in range(2)], "two_steps"
+                block,
+                manifest,
+                lambda: [trainer.step(self.groups, 0) for _ in range(2)],
+                "two_steps",
             )
 
     def handover(self) -> Numbers:
@@ -396,7 +407,9 @@ def move(models: list[Any], moments: list[Any], device: torch.device | str) -> N
 
 
 @contextmanager
-def sender(device: torch.device) -> Iterator[tuple[Communicator, Seat, Broadcaster]]:
+def sender(
+    device: torch.device, block: SharedTensors
+) -> Iterator[tuple[Communicator, Seat, Broadcaster]]:
     """The product's sender with a communicator of one rank: NCCL on a GPU, else gloo."""
     rendezvous = Rendezvous(_HOST)
     rendezvous.open("bench")
@@ -412,7 +425,7 @@ def sender(device: torch.device) -> Iterator[tuple[Communicator, Seat, Broadcast
         bucket_bytes=BUCKET_BYTES[kind],
         timeout_s=60.0,
     )
-    exporter: Any = None
+    exporter: Any = block  # it has the content
     side = LearnerSide(
         config=compose("grpo_code", ["weights.transfer=collective"]).weights,
         folder="",

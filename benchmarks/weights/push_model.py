@@ -1,9 +1,9 @@
 """Compute the seconds of a push over NCCL to fleets that nobody here has, from named rates.
 
 Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the table
-into docs/performance.md. The stages follow the code: rank 0 gathers, copies to the host and writes
-the block while training waits; then pieces pass through page-locked memory, the GPU and NCCL's ring
-while generation is paused. Stages overlap, so the slowest counts.
+into docs/performance.md. The stages follow the code: rank 0 gathers and copies to the block, which
+is page-locked, while training waits; then pieces pass through the GPU and NCCL's ring while
+generation is paused. Stages overlap, so the slowest counts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ _PER_NODE = 8
 class Rates:
     """Rates in GB/s, times of a hop in microseconds, shares as numbers between 0 and 1.
 
-    bus: between GPU and page-locked memory. copy: of main memory by all cores of rank 0.
-    link: one network card of a node. load: into an engine's model on one GPU. net_hop, gpu_hop:
-    until a rank of the ring passes on the first part, to another node and inside one. changed:
-    share of a version's bytes that a list of its changed words has.
+    bus: between GPU and page-locked memory. link: one network card of a node. load: into an
+    engine's model on one GPU. net_hop, gpu_hop: until a rank of the ring passes on the first part,
+    to another node and inside one. changed: share of a version's bytes that a list of its changed
+    words has.
     """
 
     bus: float = 55.0  # measured on an H200
-    copy: float = 20.0
     link: float = 45.0
     load: float = 60.0
     net_hop: float = 100.0
@@ -42,7 +41,7 @@ class Rates:
 
 def publish_s(size_gb: float, rates: Rates) -> float:
     """Return the seconds for which training waits."""
-    return size_gb / min(rates.link, rates.bus, rates.copy)
+    return size_gb / min(rates.link, rates.bus)
 
 
 def ring_s(num_ranks: int, rates: Rates) -> float:
@@ -55,7 +54,7 @@ def ring_s(num_ranks: int, rates: Rates) -> float:
 
 def pause_s(size_gb: float, num_ranks: int, rates: Rates, *, senders: int = 1) -> float:
     """Return the seconds for which generation pauses, with the version from one or more ranks."""
-    rate = min(senders * min(rates.copy, rates.bus, rates.link), rates.load)
+    rate = min(senders * min(rates.bus, rates.link), rates.load)
     return size_gb / rate + ring_s(num_ranks, rates)
 
 

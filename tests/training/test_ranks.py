@@ -71,7 +71,7 @@ def test_a_process_without_gpus_sees_none_of_its_node_and_the_cluster_names_the_
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
 
 
-def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_only(
+def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_gpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     did: list[Any] = []
@@ -95,9 +95,8 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
     block = SimpleNamespace(
         close=list, write=lambda version, tensors, sums: ([t.tolist() for t in tensors], len(sums))
     )
-    monkeypatch.setattr(ranks, "SharedTensors", lambda specs: block)
-    copies = SimpleNamespace(copy=lambda tensors: (10 * t for t in tensors))
-    monkeypatch.setattr(ranks, "HostCopies", lambda largest_bytes: copies)
+    opened: list[Any] = []
+    monkeypatch.setattr(ranks, "SharedTensors", lambda *given: opened.append(given) or block)
 
     async def story() -> list[Any]:
         pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
@@ -110,10 +109,11 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_copied_from_a_gpu_
         pool.close()
         return [*blocks, *written]
 
-    # The sums of what the GPU has, for the copies alone.
-    copied, own = ([[10.0], [20.0, 20.0]], 2), ([[1.0], [2.0, 2.0]], 0)
-    assert asyncio.run(story()) == [1, 3, copied, own]
-    export = ("export", own[0], [4, 8], "cuda")
+    # The sums of what the GPU has.
+    on_cpu = [[1.0], [2.0, 2.0]]
+    assert asyncio.run(story()) == [1, 3, (on_cpu, 2), (on_cpu, 0)]
+    assert opened == [(trainer.tensor_specs(), torch.cuda)], "page-locked"
+    export = ("export", on_cpu, [4, 8], "cuda")
     assert did == [export, "close 1", export, "close 3"]
 
 
@@ -151,7 +151,9 @@ def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
 
 def test_operations_are_numbered_and_use_one_thread() -> None:
     may_end = threading.Event()
-    trainer: Any = SimpleNamespace(tensor_specs=list, logprobs=lambda rows: may_end.wait(10))
+    trainer: Any = SimpleNamespace(
+        device=torch.device("cpu"), tensor_specs=list, logprobs=lambda rows: may_end.wait(10)
+    )
     numbers: list[int] = []
 
     class Other:

@@ -12,7 +12,7 @@ def test_the_page_has_the_table_of_the_default_rates() -> None:
 
 
 def test_the_slowest_of_the_stages_that_overlap_counts() -> None:
-    rates = Rates(bus=50, copy=20, link=40, load=60, net_hop=1000, gpu_hop=100)
+    rates = Rates(bus=20, link=40, load=60, net_hop=1000, gpu_hop=100)
     assert publish_s(100, rates) == pytest.approx(100 / 20)
     # 17 ranks on 3 nodes.
     ring_s = 3 * 1e-3 + 14 * 1e-4

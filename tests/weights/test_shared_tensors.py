@@ -1,5 +1,7 @@
 """Facts about the shared block of weights."""
 
+from __future__ import annotations
+
 import gc
 import os
 
@@ -124,6 +126,43 @@ def test_sums_of_the_source_are_the_checksum_of_a_block_that_has_the_same_bytes(
         manifest = writer.write(3, (2 * tensor for tensor in summed(given, sums[:0])), sums)
         with SharedTensorsReader(manifest) as reader, pytest.raises(WeightsError, match="checksum"):
             reader.verify()
+
+
+class Cuda:
+    """A torch.cuda whose copies have arrived after `synchronize`."""
+
+    def __init__(self, code: int) -> None:
+        self.did: list[tuple[int, ...]] = []
+        self._code = code
+
+    def cudart(self) -> Cuda:
+        return self
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.did.append((address, size, flags))
+        return self._code
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.did.append((address,))
+
+    def synchronize(self) -> None:
+        self.late.copy_(torch.ones(3))
+
+    late: torch.Tensor
+
+
+def test_a_block_for_a_gpu_is_page_locked_while_it_exists_and_complete_after_its_copies() -> None:
+    cuda = Cuda(code=0)
+    writer = SharedTensors([("a", "float32", [3], 12)], cuda)
+    address = writer.content.data_ptr()
+    cuda.late = writer.content[64:76].view(torch.float32)
+    manifest = writer.write(1, [torch.zeros(3)])
+    assert manifest.checksum == checksum(tensor_bytes(torch.ones(3)).numpy())
+    del cuda.late
+    writer.close()
+    assert cuda.did == [(address, 128, 0), (address,)]
+    with pytest.raises(WeightsError, match=r"share 128 bytes of weights \(CUDA error 2\)"):
+        SharedTensors([("a", "float32", [3], 12)], Cuda(code=2))
 
 
 def test_checksum_covers_the_last_odd_bytes() -> None:
