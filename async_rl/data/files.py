@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -32,16 +32,6 @@ Placed = tuple[str, Row | DataError]
 _BATCH_ROWS = 1024
 """Rows of Parquet in memory at one time: as Python objects a file takes several times its size."""
 _log = logging.getLogger(__name__)
-
-
-class Table(Protocol):
-    """The rows of one file."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-
-    def __iter__(self) -> Iterator[Placed]:
-        """Yield all rows in order."""
 
 
 def open_table(file: str) -> Table:
@@ -177,11 +167,8 @@ class _Lines:
 
 
 @frozen
-class _Parquet:
+class _Parquet(_Lines):
     """As _Lines."""
-
-    file: str
-    local: Path
 
     def __len__(self) -> int:
         import pyarrow.parquet as parquet
@@ -211,6 +198,8 @@ def _array(*, file: str, local: Path) -> list[Placed]:
     return _placed_rows(file, rows)
 
 
+Table = list[Placed] | _Lines
+"""The rows of one file, which are read when they are iterated."""
 _FORMATS: dict[str, Callable[..., Table]] = {
     ".jsonl": _Lines,
     ".json": _array,

@@ -56,53 +56,9 @@ def test_the_page_of_public_files_has_the_numbers_of_the_table() -> None:
     assert len(files) >= 60
 
 
-DECIDES = (
-    "algorithm.advantage",
-    "algorithm.aggregation",
-    "algorithm.entropy_coef",
-    "algorithm.kl",
-    "algorithm.normalize_advantages",
-    "algorithm.policy_loss",
-    "algorithm.policy_loss.clip_dual",
-    "algorithm.policy_loss.clip_high",
-    "algorithm.policy_loss.clip_low",
-    "algorithm.policy_loss.correction",
-    "algorithm.truncated",
-    "buffer.age_rule",
-    "buffer.groups_per_step",
-    "buffer.max_staleness_versions",
-    "buffer.uniform_groups",
-    "data.max_prompt_tokens",
-    "data.max_response_tokens",
-    "data.shuffle",
-    "evaluation.every_steps",
-    "evaluation.temperature",
-    "generation.group_size",
-    "generation.temperature",
-    "learner.epochs",
-    "learner.minibatches",
-    "learner.optimizer.betas",
-    "learner.optimizer.eps",
-    "learner.optimizer.grad_clip",
-    "learner.optimizer.lr",
-    "learner.optimizer.min_lr_ratio",
-    "learner.optimizer.schedule",
-    "learner.optimizer.warmup_steps",
-    "learner.optimizer.weight_decay",
-    "num_steps",
-    "reward.clip",
-    "weights.push_every_steps",
-)
+DECIDES = table(__file__, "decides")
 """Settings with a default of ours that a migrated run must not fall back on."""
-SILENT = {
-    "verl": "actor_rollout_ref: {model: {path: m}}",
-    "verl 0.2": "actor_rollout_ref: {model: {path: m}}",
-    "verl fully": "actor_rollout_ref: {model: {path: m}}\nrollout: {total_rollout_steps: 9000}",
-    "areal": "ppo: {}\ndataset: {path: a.jsonl}\nactor: {path: m}",
-    "areal_now": "gconfig: {n_samples: 1}\nactor: {path: m}\ntrain_dataset: {path: a.jsonl, batch_size: 8}",  # noqa: E501
-    "trl": "num_generations: 8\nmodel_name_or_path: m",
-    "trl 0.14": "num_generations: 8\nmodel_name_or_path: m",
-}
+SILENT = table(__file__, "silent")
 
 
 @pytest.mark.parametrize("case", SILENT)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from composing import compose
 from learner_support import make_groups
+from tables import table
 from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights
@@ -281,104 +282,30 @@ def trl_sequence(data: Recorded, policy: Tensor) -> Tensor:
     return sequence_sum(losses(data, policy, loss), 12)
 
 
-VERL = """python3 -m verl.trainer.main_ppo data.train_files=a.jsonl data.val_files=b.jsonl \\
-    actor_rollout_ref.model.path=m data.max_response_length=12 actor_rollout_ref.rollout.n=4 \\
-    trainer.logger=[console] """
-AREAL = """
-gconfig: {n_samples: 4, max_new_tokens: 12}
-train_dataset: {path: a.jsonl, batch_size: 4}
-actor: {path: m, ppo_n_minibatches: 1, optimizer: {warmup_steps_proportion: 0.0}, %s}
-%s
-"""
-TRL = """
-from trl import GRPOConfig, GRPOTrainer
-config = GRPOConfig(num_generations=4, max_completion_length=12, lr_scheduler_type="constant", %s)
-GRPOTrainer(model="m", args=config, reward_funcs=[], train_dataset="a.jsonl").train()
-"""
-CASES: dict[str, tuple[str, str, str, Oracle]] = {
-    "verl grpo with a KL in the loss": (
-        "run.sh",
-        VERL + "algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_kl_loss=True"
-        " actor_rollout_ref.actor.kl_loss_coef=0.01 actor_rollout_ref.actor.clip_ratio_high=0.28",
-        "",
-        verl_grpo,
-    ),
-    "verl rloo with rollout correction": (
-        "run.sh",
-        VERL + "algorithm.adv_estimator=rloo algorithm.rollout_correction.rollout_is=token"
-        " algorithm.rollout_correction.rollout_is_threshold=1.4"
-        " actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"
-        " actor_rollout_ref.actor.clip_ratio_low=0.1 actor_rollout_ref.actor.clip_ratio_high=0.1",
-        "",
-        verl_rloo,
-    ),
-    "verl in bypass mode": (
-        "run.sh",
-        VERL + "algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False"
-        " algorithm.rollout_correction.bypass_mode=True actor_rollout_ref.actor.clip_ratio_c=1.5"
-        " actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-        "",
-        verl_bypass,
-    ),
-    "AReaL decoupled": (
-        "areal.yaml",
-        AREAL
-        % (
-            "use_decoupled_loss: true, kl_ctl: 0.0, eps_clip_higher: 0.3, c_clip: 3.0,"
-            " reward_scaling: 4.0, reward_bias: -0.5, rejection_sampling: {upper: 1.8},"
-            " reward_norm: {mean_level: group, std_level: null, group_size: 4}",
-            "",
-        ),
-        "",
+ORACLES: dict[str, Oracle] = {
+    each.__name__: each
+    for each in (
         areal_decoupled,
-    ),
-    "AReaL with a KL in the reward": (
-        "areal.yaml",
-        AREAL % ("recompute_logprob: true, kl_ctl: 0.05, discount: 0.9", "ref: {path: m}"),
-        "",
-        areal_returns,
-    ),
-    "AReaL by sequence": (
-        "areal.yaml",
-        AREAL
-        % (
-            "recompute_logprob: true, kl_ctl: 0.0, eps_clip: 0.003, eps_clip_higher: 0.004,"
-            " importance_sampling_level: sequence, reward_norm: {mean_level: group,"
-            " std_level: null, mean_leave1out: true, group_size: 4}",
-            "",
-        ),
-        "",
         areal_gspo,
-    ),
-    "TRL with vLLM": (
-        "train.py",
-        TRL % 'use_vllm=True, scale_rewards="none", epsilon_high=0.28',
-        "",
+        areal_returns,
         trl_dapo,
-    ),
-    "TRL 0.20": (
-        "train.py",
-        TRL % 'beta=0.04, delta=1.5, loss_type="grpo", scale_rewards=False',
-        "0.20",
         trl_grpo,
-    ),
-    "TRL by sequence": (
-        "train.py",
-        TRL % 'use_vllm=True, scale_rewards="none", loss_type="dr_grpo", epsilon=3e-4,'
-        ' epsilon_high=4e-4, importance_sampling_level="sequence",'
-        ' vllm_importance_sampling_mode="sequence_truncate", vllm_importance_sampling_clip_max=1.3',
-        "",
         trl_sequence,
-    ),
+        verl_bypass,
+        verl_grpo,
+        verl_rloo,
+    )
 }
+CASES = table(__file__, "cases")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_migrated_file_has_the_gradient_of_its_source(tmp_path: Path, case: str) -> None:
-    name, text, release, oracle = CASES[case]
-    (tmp_path / name).write_text(text)
+    given = CASES[case]
+    name, oracle = given["file"], ORACLES[given["oracle"]]
+    (tmp_path / name).write_text(given["text"])
     ours = tmp_path / "ours.yaml"
-    ours.write_text(to_yaml(read(tmp_path / name, release=release)))
+    ours.write_text(to_yaml(read(tmp_path / name, release=given["release"])))
     config = compose(str(ours), ["num_steps=1", "data.train_files=[a.jsonl]"])
     data = recorded()
     found, gradient = of_product(config, data)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from composing import compose
+from tables import table
 from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
@@ -30,26 +31,7 @@ def reasons(migration: Migration) -> dict[str, str]:
     return {line.key: line.fate.reason for line in migration.lines if line.fate.kind == "refused"}
 
 
-SHELL = f"""#!/bin/bash
-set -xeuo pipefail
-source ~/.bashrc
-cd "$(dirname "$0")"
-SIZE=${{SIZE:-7}}            # no argument: verl.trainer.main_ppo data.train_batch_size=1
-N=8
-case "$SIZE" in
-  7) RATE=2e-6 ;;
-  *) RATE=9e-6 ;;
-esac
-ARGS=(data.train_batch_size=$((N * 16)) "trainer.logger=['console']")
-if [ "${{DEBUG:-0}}" = 1 ]; then ARGS+=(actor_rollout_ref.rollout.n=99); fi
-ray stop --force
-nvidia-smi
-exec {MAIN} {MODEL} \\
-    actor_rollout_ref.actor.optim.lr=$RATE \\
-    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
-    algorithm.rollout_correction.bypass_mode=False `# off` \\
-    +data.seed=5 "${{ARGS[@]}}" "$@" 2>&1 | tee log.txt
-"""
+SHELL = table(__file__, "shell")
 
 
 def test_a_shell_script_has_the_values_that_bash_gives_it(tmp_path: Path) -> None:
@@ -134,37 +116,7 @@ def test_the_file_that_a_command_names_is_below_its_arguments(tmp_path: Path) ->
     assert absent.settings["buffer.groups_per_step"] == 1024
 
 
-PYTHON = """
-from dataclasses import dataclass
-import torch
-from datasets import load_dataset
-from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
-from helpers import rate
-
-def reward_length(completions, **columns):
-    return [0.0 for _ in completions]
-
-@torch.no_grad()
-def prepare(row):
-    return row
-
-def main():
-    rows, _ = load_dataset("org/rows", split=["train", "test"]).map(prepare)
-    config = GRPOConfig(
-        output_dir="out", learning_rate=rate() * 2, num_generations=4, loss_type="grpo",
-        per_device_train_batch_size=8, generation_batch_size=64, max_steps=40, save_steps=10,
-        lr_scheduler_type="constant", bf16=torch.cuda.is_bf16_supported(), max_prompt_length=77,
-    )
-    config.beta = 0.0
-    trainer = GRPOTrainer(
-        model="org/model", args=config, reward_funcs=reward_length, train_dataset=rows,
-        peft_config=LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj"]),
-    )
-    trainer.train()
-
-main()
-"""
+PYTHON = table(__file__, "python")
 
 
 def test_a_python_script_has_the_values_that_its_trainer_gets(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rewards_support import corpus
+import yaml
 
 from async_rl.core.types import Verdict
 
@@ -30,6 +31,6 @@ def _case(family: str, row: dict[str, Any]) -> Case:
     )
 
 
-_ROWS = corpus("hostile_programs")
+_ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 CASES = [_case(family, row) for family, rows in _ROWS["hostile"].items() for row in rows]
 HONEST = [_case("honest", row) for row in _ROWS["honest"]]

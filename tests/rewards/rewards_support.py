@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
-
-import yaml
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.types import Verdict
@@ -19,11 +16,6 @@ LIMITS = SandboxConfig(
     packages=[], float_tolerance=0,
     checker_headers=None, container_engine=["podman"], rootfs={},
 )  # fmt: skip
-
-
-def corpus(name: str) -> Any:
-    """The content of a yaml file of this folder."""
-    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def results_with(*verdicts: Verdict) -> list[TestResult]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from rewards_support import Jail
+from tables import table
 
 from async_rl.core.errors import DataError
 from async_rl.core.output_rules import Checker
@@ -29,29 +30,8 @@ def test_tolerance_bounds_the_relative_difference(
     assert expected == 0.0 or comparison.outputs_equal(f"x {got!r}", f"x {expected!r}") is passes
 
 
-KATTIS = """
-import sys
-given, answer, feedback = sys.argv[1:]
-n = int(open(given).read())
-best = int(open(answer).readline())
-try:
-    found = list(map(int, sys.stdin.read().split()))
-except ValueError:
-    with open(feedback + "judgemessage.txt", "w") as file:
-        file.write("not numbers")
-    sys.exit(43)
-sys.exit(42 if sum(found) == n and len(found) == best else 43)
-"""
-TESTLIB = """
-import os, sys
-from pathlib import Path
-given, output, answer = map(Path, sys.argv[1:])
-found = [int(text) for text in output.read_text().split() if text.isdigit()]
-if sum(found) != int(given.read_text()):
-    print("wrong answer: sum", file=sys.stderr)
-    os._exit(1)
-sys.exit(0 if len(found) == int(answer.read_bytes()) else 2)
-"""
+KATTIS = table(__file__, "kattis")
+TESTLIB = table(__file__, "testlib")
 CHECKERS = [Checker(code=KATTIS, form="kattis"), Checker(code=TESTLIB, form="testlib")]
 
 
@@ -79,16 +59,7 @@ def test_the_message_of_a_checker_is_reported(jail: Jail) -> None:
     assert checked(jail, "print(1)", CHECKERS[1]).message == "wrong answer: sum"
 
 
-FAILING = {
-    "raises": "raise KeyError(3)",
-    "another status": "import sys; sys.exit(3)",
-    "no status": "x = 42",
-    "never ends": "while True: pass",
-    "dies": "import ctypes; ctypes.string_at(0)",
-    "too much memory": "x = [0] * 10**9",
-    "no such file": "open('/etc/passwd')",
-    "writes": "open('/input', 'w').write('x'); open('/usr/x', 'w')",
-}
+FAILING = table(__file__, "failing")
 
 
 @pytest.mark.parametrize("name", FAILING)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from container_support import IMAGE, PYTEST, PYTHON, Engine
-from rewards_support import LIMITS, corpus
+from rewards_support import LIMITS
+from tables import table
 from verifier_support import run_config, verifier_process
 
 from async_rl.config.base import replace
@@ -25,8 +26,7 @@ from async_rl.rewards.verifier.container_run import failure_of_report
 from async_rl.rewards.verifier.containers import Containers
 
 SQUARE = {"prints": StdinTest(input="3\n", output="9")}
-CORPUS = corpus("sources")["container_tests"]
-TESTS = CORPUS["tests"]
+TESTS = table(__file__, "tests")
 REPORT = {
     "command": PYTEST,
     "files": {"/work/test_f.py": TESTS},
@@ -65,7 +65,7 @@ def test_output_status_or_report_decides(engine: Engine) -> None:
     ]  # fmt: skip
 
 
-HOSTILE_REPORTS = CORPUS["hostile_reports"]
+HOSTILE_REPORTS = table(__file__, "hostile_reports")
 
 
 def test_a_forged_report_does_not_pass(engine: Engine) -> None:
@@ -76,7 +76,7 @@ def test_a_forged_report_does_not_pass(engine: Engine) -> None:
     assert found["writes a huge report"].message == "the report has more than 4 MB"
 
 
-PROBE = CORPUS["probe"]
+PROBE = table(__file__, "probe")
 
 
 def test_a_container_sees_and_changes_nothing_of_the_host(
@@ -97,7 +97,7 @@ def test_a_container_sees_and_changes_nothing_of_the_host(
     }  # fmt: skip
 
 
-BOMBS = CORPUS["bombs"]
+BOMBS = table(__file__, "bombs")
 
 
 def test_limits_hold_for_all_processes_of_a_container(engine: Engine) -> None:

@@ -9,7 +9,8 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rewards_support import Jail, corpus
+from rewards_support import Jail
+from tables import table
 from verifier_support import TOKEN, run_config, verifier
 
 from async_rl.core.errors import ProtocolError
@@ -18,14 +19,13 @@ from async_rl.core.types import AssertTest, CallTest, CodeTest, StdinTest
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
-CORPUS = corpus("sources")["every_program_is_judged"]
-CLASSES = CORPUS["classes"]
-ATOMS = CORPUS["atoms"]
-FORMS = CORPUS["forms"]
-ACTS = CORPUS["acts"]
-PROGRAM = CORPUS["program"]
+CLASSES = table(__file__, "classes")
+ATOMS = table(__file__, "atoms")
+FORMS = table(__file__, "forms")
+ACTS = table(__file__, "acts")
+PROGRAM = table(__file__, "program")
 CHECKER = "import sys\nn = int(sys.stdin.read())\nsys.exit(42 if n == 9 else 43)"
-ASSERTS = CORPUS["asserts"]
+ASSERTS = table(__file__, "asserts")
 TESTS: list[CodeTest] = [
     CallTest(function="f", args=[3], expected=9),
     CallTest(function="f", args=[3], expected={"a": [9]}, types="json"),

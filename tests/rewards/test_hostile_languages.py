@@ -8,12 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 from language_support import Languages
-from rewards_support import corpus
+from tables import table
 
 from async_rl.core.types import Verdict
 
-CORPUS = corpus("sources")["hostile_languages"]
-ATTEMPTS = CORPUS["attempts"]
+ATTEMPTS = table(__file__, "attempts")
 WORKS = {"scratch 1", "listed mine", "descriptors 0"}
 
 
@@ -48,7 +47,7 @@ def test_other_entries_into_the_kernel_end_the_program(
     assert "SIGSYS" in result.message
 
 
-BOMBS = CORPUS["bombs"]
+BOMBS = table(__file__, "bombs")
 
 
 def test_bombs_end_at_a_limit_and_leave_nothing(languages: Languages) -> None:
@@ -59,7 +58,7 @@ def test_bombs_end_at_a_limit_and_leave_nothing(languages: Languages) -> None:
     ]  # fmt: skip
 
 
-COMPILE_BOMBS = CORPUS["compile_bombs"]
+COMPILE_BOMBS = table(__file__, "compile_bombs")
 
 
 @pytest.mark.parametrize("name", COMPILE_BOMBS)
@@ -106,7 +105,7 @@ def test_compiler_that_writes_a_gigabyte_of_errors_is_cut_off(languages: Languag
     assert len(result.message) <= 2000
 
 
-SHELL_ATTACKS = CORPUS["shell_attacks"]
+SHELL_ATTACKS = table(__file__, "shell_attacks")
 
 
 @pytest.mark.parametrize("name", SHELL_ATTACKS)

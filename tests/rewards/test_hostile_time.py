@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from rewards_support import Jail, corpus
+from rewards_support import Jail
+from tables import table
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
@@ -22,8 +23,7 @@ def _cpu_s(jail: Jail) -> float:
     return sum(time.children_user + time.children_system for time in times)
 
 
-CORPUS = corpus("sources")["hostile_time"]
-SLEEPERS = CORPUS["sleepers"]
+SLEEPERS = table(__file__, "sleepers")
 
 
 @pytest.mark.parametrize("name", SLEEPERS)
@@ -42,7 +42,7 @@ def test_sleeper_in_short_pieces_is_a_timeout_within_a_small_multiple_of_its_lim
         assert took < 15, took
 
 
-CLOCK = CORPUS["clock"]
+CLOCK = table(__file__, "clock")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_call_cannot_reset_its_clock_either(jail: Jail) -> None:
     assert jail.verify(request).verdict != "pass"
 
 
-SLOW = CORPUS["slow"]
+SLOW = table(__file__, "slow")
 
 
 def test_tests_that_exceed_the_limit_together_pass_one_by_one(jail: Jail) -> None:
@@ -104,7 +104,7 @@ def test_timeout_after_a_quick_test_does_not_use_the_limit_twice(jail: Jail) -> 
     assert _cpu_s(jail) - before < 1.6
 
 
-COLLIDING = CORPUS["colliding"]
+COLLIDING = table(__file__, "colliding")
 TESTS: list[Any] = [
     CallTest(function="f", args=[3], expected=[1]),
     AssertTest(code="assert set(f(3)) == {1}"),
@@ -192,7 +192,7 @@ def test_a_value_that_takes_too_long_to_compare_is_the_programs_fault(jail: Jail
     assert jail.verify(request).verdict in ("timeout", "memory")
 
 
-ENDLESS = CORPUS["endless"]
+ENDLESS = table(__file__, "endless")
 
 
 def test_a_program_that_never_ends_uses_the_time_of_two_tests_and_not_of_all(jail: Jail) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 from rewards_support import Jail
+from tables import table
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AssertTest, CallTest, StdinTest
@@ -29,17 +30,7 @@ def _calls(*expected: object) -> list[CallTest | StdinTest | AssertTest]:
     return [CallTest(function="f", args=[i], expected=value) for i, value in enumerate(expected)]
 
 
-PARTLY = """
-import os
-def f(x):
-    if x == 1: raise ValueError('one')
-    if x == 2:
-        while True: pass
-    if x == 3: os._exit(0)
-    if x == 4: return [0] * 10**9
-    if x == 5: return 'x' * 10**6
-    return x
-"""
+PARTLY = table(__file__, "partly")
 
 
 def test_each_call_has_its_own_verdict_and_the_rest_goes_on(jail: Jail) -> None:
@@ -70,18 +61,7 @@ def test_kinds_may_be_mixed(jail: Jail) -> None:
     assert _verdicts(jail, code, tests) == ["pass"] * 4
 
 
-STREAM = """
-import sys, os, time
-x = int(input())
-if x == 1: sys.exit(3)
-if x == 2:
-    while True: pass
-if x == 3:
-    print(x, flush=True); os._exit(0)
-if x == 4: print('x' * 10**6)
-if x == 5: raise ValueError
-print(x)
-"""
+STREAM = table(__file__, "stream")
 
 
 def test_each_stream_has_its_own_verdict(jail: Jail) -> None:

@@ -4,22 +4,22 @@ import asyncio
 
 import pytest
 from language_support import Languages
-from rewards_support import corpus
+from tables import table
 
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.languages import Unsupported, source_names, table
+from async_rl.rewards.verifier.languages import Unsupported, source_names
+from async_rl.rewards.verifier.languages import table as rows
 from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.cells import Cells
 
-CORPUS = corpus("sources")["languages"]
-SQUARES = CORPUS["squares"]
-BROKEN = CORPUS["broken"]
+SQUARES = table(__file__, "squares")
+BROKEN = table(__file__, "broken")
 
 
 def test_every_language_of_the_table_has_a_program_here() -> None:
-    assert set(SQUARES) == set(table())
-    assert set(BROKEN) == {name for name, row in table().items() if row.compile is not None}
+    assert set(SQUARES) == set(rows())
+    assert set(BROKEN) == {name for name, row in rows().items() if row.compile is not None}
 
 
 @pytest.mark.parametrize("language", SQUARES)
@@ -42,43 +42,11 @@ def test_compile_error_is_a_verdict_with_the_compilers_text(
     assert "/work" not in results[0].message
 
 
+FAILS = table(__file__, "fails")
+
+
 def test_limits_and_failures_have_their_verdicts(languages: Languages) -> None:
     """One program that fails in the way that its input names."""
-    code = r"""
-    #include <bits/stdc++.h>
-    #include <sys/resource.h>
-    using namespace std;
-    volatile long sink;
-    long deep(long n) {
-        volatile char frame[64];
-        frame[0] = n;
-        return n ? deep(n - 1) + frame[0] : 0;
-    }
-    int main() {
-        string what; cin >> what;
-        if (what == "loop") for (;;) sink++;
-        if (what == "sleep") sleep(100);
-        if (what == "drip") for (;;) usleep(1000);
-        if (what == "abort") throw runtime_error("so it is");
-        if (what == "status") return 3;
-        if (what == "crash") *(volatile int*)8 = 1;
-        if (what == "memory") { vector<vector<long>> all; for (;;) all.emplace_back(1 << 16, 1); }
-        if (what == "huge") { vector<char> all(1L << 40); }
-        if (what == "output") for (;;) puts("more");
-        if (what == "errors") { for (int i = 0; i < 1 << 16; i++) cerr << "a line of noise\n"; }
-        if (what == "deep") sink = deep(500000);
-        if (what == "threads") {
-            atomic<int> sum{0};
-            vector<thread> all;
-            // All at once, and each allocates. With an arena for each, glibc may reserve 64 MB
-            // of address space for any of them, which depends on where the kernel puts it.
-            auto work = [&] { vector<char> own(999); sum++; while (sum < 8) this_thread::yield(); };
-            for (int i = 0; i < 8; i++) all.emplace_back(work);
-            for (auto& each : all) each.join();
-            if (sum != 8) return 1;
-        }
-        cout << "done" << endl;
-    }"""
     expected = {
         "loop": Verdict.TIMEOUT, "sleep": Verdict.TIMEOUT, "drip": Verdict.TIMEOUT,
         "abort": Verdict.RUNTIME_ERROR, "status": Verdict.RUNTIME_ERROR,
@@ -89,9 +57,9 @@ def test_limits_and_failures_have_their_verdicts(languages: Languages) -> None:
     tests = [(what, "done\n") for what in (*expected, *["threads"] * 20)]
     # Two timeouts end the tests of a program.
     endless = [
-        languages.results("cpp", code, test, timeout_s=0.5, memory_mb=128)[0] for test in tests[:3]
+        languages.results("cpp", FAILS, test, timeout_s=0.5, memory_mb=128)[0] for test in tests[:3]
     ]
-    others = languages.results("cpp", code, *tests[3:], timeout_s=0.5, memory_mb=128)
+    others = languages.results("cpp", FAILS, *tests[3:], timeout_s=0.5, memory_mb=128)
     results = [*endless, *others]
     results, again = results[: len(expected)], results[len(expected) :]
     assert {result.verdict for result in again} == {Verdict.PASS}

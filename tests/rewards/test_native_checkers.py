@@ -8,7 +8,8 @@ from typing import Literal
 
 import pytest
 from language_support import Languages
-from rewards_support import LIMITS, corpus
+from rewards_support import LIMITS
+from tables import table
 
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, DataError
@@ -21,10 +22,9 @@ from async_rl.rewards.verifier.rulings import load_headers
 from async_rl.sandbox.cells import Cells
 
 # The part of the interface that these checkers use; the real header is the user's own file.
-CORPUS = corpus("sources")["native_checkers"]
-TESTLIB = CORPUS["testlib"]
-CHECKER = CORPUS["checker"]
-KATTIS = CORPUS["kattis"]
+TESTLIB = table(__file__, "testlib")
+CHECKER = table(__file__, "checker")
+KATTIS = table(__file__, "kattis")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_checker_in_the_form_of_kattis_decides(languages: Languages) -> None:
     assert (wrong.verdict, wrong.message) == (Verdict.WRONG_ANSWER, "wrong sum or number")
 
 
-FAILING = CORPUS["failing"]
+FAILING = table(__file__, "failing")
 
 
 def test_an_output_on_which_a_checker_fails_is_rejected(

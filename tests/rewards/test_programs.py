@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from rewards_support import Jail, corpus
+from rewards_support import Jail
+from tables import table
 
 from async_rl.core.types import AssertTest, CodeTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
-FACTS = corpus("programs")
+FACTS = table(__file__, "facts")
 FAILS = ("wrong_answer", "runtime_error")
 
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rewards_support import Jail, corpus
+from rewards_support import Jail
+from tables import table
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
-CORPUS = corpus("sources")["random_programs"]
-ORACLE = CORPUS["oracle"]
+ORACLE = table(__file__, "oracle")
 ATOMS = ("x", "1", "2", "7", "-3", "0")
-FORMS = CORPUS["forms"]
-FRAMES = CORPUS["frames"]
+FORMS = table(__file__, "forms")
+FRAMES = table(__file__, "frames")
 
 
 def _expression(rng: random.Random, depth: int) -> str:
