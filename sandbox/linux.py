@@ -134,16 +134,16 @@ def unmount(target: str) -> None:
     syscall(f"umount {target}", _SYS_UMOUNT2, os.fsencode(target), MNT_DETACH)
 
 
-def set_mount_attributes(target: str, attributes: int) -> None:
-    """Set MOUNT_ATTR_* on a mount and all below it."""
+def set_attributes_of_root(attributes: int) -> None:
+    """Set MOUNT_ATTR_* on the root mount and all below it."""
     packed = struct.pack("QQQQ", attributes, 0, 0, 0)
-    name, path = f"mount_setattr {target}", os.fsencode(target)
-    syscall(name, _SYS_MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, packed, len(packed))
+    call = _SYS_MOUNT_SETATTR
+    syscall("mount_setattr /", call, AT_FDCWD, b"/", AT_RECURSIVE, packed, len(packed))
 
 
-def pivot_root(new_root: str, put_old: str) -> None:
-    """pivot_root(2)."""
-    syscall("pivot_root", _SYS_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
+def pivot_root(put_old: str) -> None:
+    """Make the working directory the root; the old root is then mounted at `put_old` in it."""
+    syscall("pivot_root", _SYS_PIVOT_ROOT, b".", os.fsencode(put_old))
 
 
 def close_all_except(kept: Iterable[int]) -> None:

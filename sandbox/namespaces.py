@@ -124,12 +124,12 @@ def _build_root(readable: Sequence[str]) -> None:
     os.makedirs(f"{_BUILD}/.old")
     os.chdir(_BUILD)
     # Not chroot: a process with descriptors of the old root could leave it.
-    linux.pivot_root(".", ".old")
+    linux.pivot_root(".old")
     os.chdir("/")
     linux.unmount("/.old")
     os.rmdir("/.old")
     # Last: the directories above had to be made.
-    linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
+    linux.set_attributes_of_root(linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
 
 
 def _show(path: str) -> None:

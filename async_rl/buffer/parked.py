@@ -13,6 +13,8 @@ import collections
 import heapq
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from async_rl.buffer.state import BufferState
 from async_rl.config.pools import GENERATORS, generator_pools, pool_of, purposes_of
 from async_rl.config.run import RunConfig
@@ -25,8 +27,6 @@ class Parked:
     """One request. done: it is to be answered now."""
 
     request: RequestWork
-    version: int
-    life: int | None
     purposes: frozenset[Purpose]
     tickets: list[Ticket]
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,8 +54,6 @@ class ParkedRequests:
             self._parked[name].done.set()
         parked = Parked(
             request=request,
-            version=request.version,
-            life=request.life,
             purposes=self._purposes.get(pool_of(name), self._purposes[GENERATORS]),
             tickets=tickets,
         )
@@ -67,8 +65,7 @@ class ParkedRequests:
         parked = self._parked.get(request.generator)
         if parked is None or parked.request.incarnation != request.incarnation:
             return False
-        parked.version = request.version
-        parked.life = request.life
+        parked.request = replace(parked.request, version=request.version, life=request.life)
         return True
 
     def refusal(self, parked: Parked) -> str:
@@ -77,7 +74,7 @@ class ParkedRequests:
 
     def _version(self, parked: Parked) -> int:
         # Not at its arrival: the learner may go back while it is parked.
-        return self._state.lives.surviving(parked.life, parked.version)
+        return self._state.lives.surviving(parked.request.life, parked.request.version)
 
     def remove(self, generator: str, incarnation: str = "") -> None:
         """Answer the generator's request (of this incarnation, or any if empty) as it is."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 # that did not (docs/staleness.md).
 _FEW = 0.35
 _NUM_STEPS = 10
+_TRAINING = "training"
 
 
 class AgeWatch:
@@ -25,8 +26,7 @@ class AgeWatch:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._shares = collections.deque[float](maxlen=_NUM_STEPS)
-        self._is_low = False
-        self.stage = "training"
+        self.stage = _TRAINING
 
     def observe(self, step: int, scalars: Mapping[str, float]) -> None:
         """Note the metrics of a step; `stage` is then the learner's activity for `async-rl
@@ -39,14 +39,12 @@ class AgeWatch:
             return
         self._shares.append(share)
         share = statistics.fmean(self._shares)
-        was_low = self._is_low
-        self._is_low = share < _FEW
-        self.stage = "training"
-        if self._is_low:
-            self.stage = (
-                f"training: old data, {share:.0%} of the sequences count, step x {scale:.2f}"
-            )
-        if self._is_low and not was_low:
+        was_low = self.stage != _TRAINING
+        self.stage = _TRAINING
+        if share < _FEW:
+            self.stage += f": old data, {share:.0%} of the sequences count, step x {scale:.2f}"
+            if was_low:
+                return
             self._log.warning(
                 "step %d: its batch is worth %.1f%% of its sequences, below %.0f%%: the policy has"
                 " moved far since they were sampled, and may collapse on them; the step was"
@@ -57,5 +55,5 @@ class AgeWatch:
                 100 * _FEW,
                 scale,
             )
-        if was_low and not self._is_low:
+        elif was_low:
             self._log.info("step %d: %.0f%% of its sequences count again", step, 100 * share)
