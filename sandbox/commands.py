@@ -15,9 +15,7 @@ import select
 import signal
 import stat
 import time
-import zipfile
 from collections.abc import Sequence
-from typing import IO
 
 from . import child, linux, namespaces, seccomp
 from .protocol import (
@@ -100,11 +98,7 @@ class _Command(child.Children):
             os.close(errors)
         os.pwrite(self._descriptors[STDERR], self._head + self._tail, 0)
         if ending == Ending.EXITED and spec.product:
-            target = self._descriptors[PRODUCT]
-            try:
-                _return_product(spec.product, target)
-            except (OSError, RecursionError, ValueError):  # deep directories, odd names
-                os.ftruncate(target, 0)
+            _return_product(spec.product, self._descriptors[PRODUCT])
         return self.reply(ending)
 
     def _become(self, limits: child.Limits, calls: bytes, errors: int) -> int:
@@ -215,30 +209,18 @@ def _limits(spec: CommandSpec) -> child.Limits:
 
 
 def _return_product(name: str, target: int) -> None:
-    """Copy a file of the working directory, or pack a directory; nothing if it does not exist."""
-    with open(target, "wb", closefd=False) as file:
-        if not name.endswith("/"):
-            _copy(name, None, file)
-            return
-        with zipfile.ZipFile(file, "w") as archive:
-            for folder, _, names, descriptor in os.fwalk(name):
-                for each in sorted(names):
-                    inside = os.path.relpath(os.path.join(folder, each), name)
-                    with archive.open(zipfile.ZipInfo(inside), "w") as member:
-                        _copy(each, descriptor, member)
-
-
-def _copy(name: str, folder: int | None, target: IO[bytes]) -> None:
-    """Copy a regular file; links and devices are left out, whatever they refer to."""
+    """Copy a regular file of the working directory; nothing for a link, a device or a directory,
+    whatever it refers to.
+    """
     try:
         # The program may have made the file a link, which could lead outside the directory, or a
         # named pipe, whose opening would wait for a writer.
-        source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return
     try:
         if stat.S_ISREG(os.fstat(source).st_mode):
             while piece := os.read(source, _PIECE):
-                target.write(piece)
+                os.write(target, piece)
     finally:
         os.close(source)

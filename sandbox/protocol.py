@@ -90,8 +90,7 @@ class CommandSpec(NamedTuple):
 
     executable: path, or "" for the descriptor after the product. files: names that the contents of
     the other descriptors get in the working directory. product: name of a file of the working
-    directory to return; a name with a final "/" returns the files below that directory as an
-    uncompressed zip. readable, runnable: paths below which files can be read, and executed.
+    directory to return. readable, runnable: paths below which files can be read, and executed.
     cpu_s, memory_bytes: of all processes together, memory resident; process_limits: arguments of
     setrlimit for each process; file_bytes: of each written file; scratch_bytes: of all files in the
     working directory.

@@ -103,13 +103,13 @@ class Languages:
         finally:
             compiler.row = before
 
-    def product_of(self, script: str, product: str = "solution") -> bytes:
+    def product_of(self, script: str) -> bytes:
         """What a cell returns as the product of a script that runs as a compiler does."""
         self.need("c")
         cells = self.runner.run(self.judge.require("c")).cells
         spec = CommandSpec(
             profile=Profile.TOOLS, executable="/usr/bin/bash", arguments=["bash", "-c", script],
-            environment={"PATH": "/usr/bin"}, files=[], product=product, readable=["/usr"],
+            environment={"PATH": "/usr/bin"}, files=[], product="solution", readable=["/usr"],
             runnable=["/usr"], cpu_s=2, memory_bytes=256 << 20, process_limits=[],
             file_bytes=1 << 20, scratch_bytes=16 << 20,
         )  # fmt: skip
