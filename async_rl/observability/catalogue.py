@@ -29,14 +29,6 @@ class MetricKind(enum.StrEnum):
     TEXT = "text"
 
 
-class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One line of the table."""
-
-    unit: _Text
-    meaning: _Text
-    kind: MetricKind = MetricKind.SCALAR
-
-
 class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of the ten charts."""
 
@@ -44,13 +36,12 @@ class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reading: _Text
 
 
-class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One declared metric."""
+class MetricSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One declared metric: a line of the table."""
 
-    name: str
-    unit: str
-    meaning: str
-    kind: MetricKind
+    unit: _Text
+    meaning: _Text
+    kind: MetricKind = MetricKind.SCALAR
 
     @property
     def description(self) -> str:
@@ -66,17 +57,11 @@ def _read(file: str, table: type[_Table]) -> _Table:
     return msgspec.toml.decode(text, type=table)
 
 
-def _load() -> dict[str, MetricSpec]:
-    sections = _read("catalogue.toml", dict[_Name, dict[_Name, _Row]])
-    specs: dict[str, MetricSpec] = {}
-    for section, rows in sections.items():
-        for part, row in rows.items():
-            name = f"{section}/{part}"
-            specs[name] = MetricSpec(name=name, unit=row.unit, meaning=row.meaning, kind=row.kind)
-    return specs
-
-
-METRICS: Mapping[str, MetricSpec] = _load()
+METRICS: Mapping[str, MetricSpec] = {
+    f"{section}/{part}": spec
+    for section, specs in _read("catalogue.toml", dict[_Name, dict[_Name, MetricSpec]]).items()
+    for part, spec in specs.items()
+}
 """All declared metrics by name; a name may contain placeholders."""
 
 _CHARTS = _read("first_screen.toml", dict[str, _Chart])

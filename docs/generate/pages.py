@@ -151,8 +151,8 @@ def metrics_page() -> str:
         for title, names in FIRST_SCREEN
     ]
     rows = [
-        (f"`{s.name}`", f"histogram of {s.unit}" if _is_histogram(s) else s.unit, s.meaning)
-        for s in sorted(METRICS.values(), key=lambda spec: spec.name)
+        (f"`{name}`", f"histogram of {s.unit}" if _is_histogram(s) else s.unit, s.meaning)
+        for name, s in sorted(METRICS.items())
     ]
     parts = [
         _HEAD,

@@ -21,8 +21,6 @@ from async_rl.runs.control import living_pid
 from async_rl.runs.directory import find_run
 
 _POLL_S = 0.3  # files change without an event that every filesystem delivers
-_LEVELS = {" WARNING ": "yellow", " ERROR ": "red", " CRITICAL ": "red"}
-_HEAD = 40
 _TIME = 23
 
 
@@ -100,8 +98,5 @@ def _time_of(entry: str) -> str:
 
 
 def _print(entry: str) -> None:
-    head = entry.partition("\n")[0][:_HEAD]
-    # Only the head: a level inside a message is text.
-    color = next((color for level, color in _LEVELS.items() if level in head), None)
     # Libraries print anything; the log itself has no control characters.
-    typer.secho(visible(entry), fg=color)
+    typer.echo(visible(entry))

@@ -4,12 +4,12 @@ import would take seconds and hundreds of MB.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from async_rl.composition.problems import hint
 from async_rl.config.generation import TOOL_PARSER
 from async_rl.generation.vllm.installed import version_problem
 
@@ -48,6 +48,7 @@ def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
         kind, word = (PARSER, value) if name == TOOL_PARSER else (ARGUMENT, name)
         known = known_names(root, kind)
         if word not in known:
-            near = difflib.get_close_matches(word, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
-            yield f"generation.vllm.extra={entry}: the installed vLLM has no such {kind}; {hint}"
+            yield (
+                f"generation.vllm.extra={entry}: the installed vLLM has no such {kind};"
+                f" {hint(word, among=known)}"
+            )

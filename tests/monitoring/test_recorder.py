@@ -307,10 +307,10 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
     tmp_path: Path, config: RunConfig, clock: Clock
 ) -> None:
     scalars = {
-        re.sub(r"<(\w+)>", r"\1-0", spec.name): 0.5
-        for spec in METRICS.values()
+        re.sub(r"<(\w+)>", r"\1-0", name): 0.5
+        for name, spec in METRICS.items()
         # A run of agents never makes eight steps per second.
-        if spec.kind is MetricKind.SCALAR and not spec.name.startswith("sessions/")
+        if spec.kind is MetricKind.SCALAR and not name.startswith("sessions/")
     }
     per_process = {
         name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)

@@ -25,14 +25,14 @@ def test_every_metric_stands_on_the_page_once_with_its_meaning() -> None:
         if line.startswith("| `")
     ]
     assert len(rows) == len(METRICS)
-    for spec in METRICS.values():
+    for name, spec in METRICS.items():
         assert (
             sum(
-                line.startswith(f"| `{spec.name}` |") and spec.meaning in line.replace("\\|", "|")
+                line.startswith(f"| `{name}` |") and spec.meaning in line.replace("\\|", "|")
                 for line in rows
             )
             == 1
-        ), spec.name
+        ), name
 
 
 def test_every_setting_stands_on_the_page_once_with_its_range_and_meaning() -> None:
