@@ -8,11 +8,13 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 from composing import compose
 from rewards_support import results_with
+from tables import table
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
@@ -45,67 +47,18 @@ async def child() -> AsyncIterator[TextProcess]:
 
 
 @pytest.mark.covers("rule by data_source: GSM8K")
-@pytest.mark.parametrize(
-    ("response", "right"),
-    [
-        ("She has 72 clips.\n#### 72", True),
-        ("#### 72.0", True),
-        ("#### $72", True),
-        ("so it is 72", True),
-        ("first 72, no: 71", False),
-        ("#### 71\nor 72", False),
-        ("#### -72", False),
-        ("#### many", False),
-        ("", False),
-    ],
-)
-def test_gsm8k_compares_the_number_after_the_mark_or_the_last_one(
-    response: str, right: bool
-) -> None:
-    assert (
-        is_right(AnswerTest(rule="gsm8k", expected="48+24 = <<48+24=72>>72\n#### 72"), response)
-        is right
-    )
-
-
-def test_gsm8k_reads_thousands_and_decimals() -> None:
-    assert is_right(AnswerTest(rule="gsm8k", expected="#### 1,234"), "it is 1234")
-    assert is_right(AnswerTest(rule="gsm8k", expected="0.5"), "#### .5")
-    assert not is_right(AnswerTest(rule="gsm8k", expected="#### 1,234"), "it is 1.234")
-
-
 @pytest.mark.covers("rule by data_source: MATH")
-@pytest.mark.parametrize(
-    ("expected", "response", "right"),
-    [
-        (r"\frac{1}{2}", r"so \boxed{0.5}", True),
-        (r"so \boxed{\frac{1}{2}}", r"\boxed{\dfrac12}", True),
-        ("x^2+2x+1", r"\boxed{(x+1)^2}", True),
-        ("2", r"first \boxed{2}, no: \boxed{3}", False),
-        ("2", "it is 2", False),
-        ("2", r"\boxed{2", False),
-    ],
-)
-def test_math_compares_the_last_boxed_expression_as_mathematics(
-    expected: str, response: str, right: bool
-) -> None:
-    assert is_right(AnswerTest(rule="math", expected=expected), response) is right
+@pytest.mark.parametrize("case", table(__file__, "rules"), ids=lambda case: case["expected"])
+def test_each_rule_takes_its_own_answers_for_right(case: dict[str, Any]) -> None:
+    test = AnswerTest(rule=case["rule"], expected=case["expected"])
+    answers = [*case["right"], *case["wrong"]]
+    assert [text for text in answers if is_right(test, text)] == case["right"]
 
 
 def test_braces_inside_a_box_are_balanced() -> None:
     assert boxed(r"a \boxed{\frac{1}{2}} b") == r"\frac{1}{2}"
     assert boxed(r"\boxed{1} and \boxed{2") == "1"
     assert boxed("none") is None
-
-
-def test_exact_compares_the_last_line_and_regex_searches() -> None:
-    exact = AnswerTest(rule="exact", expected="Paris ")
-    assert is_right(exact, "I think\n  Paris\n\n")
-    assert not is_right(exact, "Paris\nor not")
-    assert not is_right(exact, "")
-    pattern = AnswerTest(rule="regex", expected=r"(?i)answer:\s*paris\b")
-    assert is_right(pattern, "Answer: PARIS.")
-    assert not is_right(pattern, "Answer: Parisian")
 
 
 @in_a_loop
@@ -176,17 +129,3 @@ async def test_the_whole_response_is_scored_where_words_are_wanted(
     assert (await scorer.score(prompt, response)).reward == reward
     steps = await scorer.score_steps(prompt, response, num_tokens=5, tokens_until=lambda _: 1)
     assert [(step.end_tokens, step.reward) for step in steps.steps] == [(5, reward)]
-
-
-@pytest.mark.parametrize(
-    ("expected", "response", "right"),
-    [
-        ("50", r"\boxed{50\%}", True),
-        (r"50\%", r"\boxed{50}", True),
-        (r"50\%", r"\boxed{50\%}", True),
-        ("50", r"\boxed{5\%}", False),
-        ("50", r"\boxed{5000\%}", False),
-    ],
-)
-def test_a_percent_sign_may_be_left_out(expected: str, response: str, right: bool) -> None:
-    assert is_right(AnswerTest(rule="math", expected=expected), response) is right

@@ -6,6 +6,7 @@ from decimal import Decimal
 from http import HTTPStatus
 
 import pytest
+from tables import table
 
 from async_rl.core.output_rules import OutputRules
 from async_rl.rewards.extraction import extract_code
@@ -16,77 +17,27 @@ EXACT = Comparison(relative_tolerance=0)
 CONFIGURED = Comparison(relative_tolerance=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("got", "expected"),
-    [
-        ("9", "9\n"),
-        ("1 2 \r\n3\n\n", "1 2\n3"),
-        ("1e3", "1000.0"),
-        ("3.0", "3"),
-        ("-0", "0"),
-        ("0.50", ".5"),
-        ("a  b", "a b"),
-        ("", ""),
-        ("12345678901234567890.10", "12345678901234567890.1"),
-    ],
-)
-def test_outputs_that_count_as_equal(got: str, expected: str) -> None:
-    assert EXACT.outputs_equal(got, expected)
+def test_outputs_count_as_equal_or_not() -> None:
+    for is_equal in (True, False):
+        for got, expected in table(__file__, "outputs")[is_equal]:
+            assert EXACT.outputs_equal(got, expected) is is_equal, (got, expected)
 
 
-@pytest.mark.parametrize(
-    ("got", "expected"),
-    [
-        ("1 2", "2 1"), ("1\n2", "1 2"), ("0.3001", "0.3"), ("9 9", "9"), ("9", "9 9"),
-        ("9\n9", "9"), ("nan", "1"), ("1_0", "10"), ("yes", "Yes"), ("", "0"), ("1e400", "inf"),
-        ("10000000000000000001", "10000000000000000002"),
-        # strings of bits and numbers as text are no numbers
-        ("11", "0011"), ("0011", "11"), ("7", "007"), ("\u0663", "3"),
-        # floats that round to the expected integer
-        ("1e16", "10000000000000001"), ("123456789012345680.0", "123456789012345679"),
-        ("123456789012345.68", "123456789012345.67"),
-        ("0.30000000000000004", "0.3"),
-    ],
-)  # fmt: skip
-def test_outputs_that_do_not_count_as_equal(got: str, expected: str) -> None:
-    assert not EXACT.outputs_equal(got, expected)
-
-
-@pytest.mark.parametrize(
-    ("got", "expected", "exact", "configured", "asked"),
-    [
-        # numbers within 1e-6 of the expected one, by nobody's tolerance, the configuration's, the
-        # problem's own
-        ("0.3333333", "0.3333334", False, True, True),
-        ("1e-9", "0.0", False, False, True),
-        ("999999.5", "1000000", False, False, True),
-        ("1e6", "1000000", True, True, True),
-        ("0.33", "0.34", False, False, False),
-        ("0011", "11", False, False, False),
-        ("1e9999", "1e9998", False, False, False),
-    ],
-)
-def test_a_tolerance_counts_only_where_it_is_asked_for(
-    got: str, expected: str, exact: bool, configured: bool, asked: bool
-) -> None:
+@pytest.mark.parametrize("case", table(__file__, "tolerances"), ids=str)
+def test_a_tolerance_counts_only_where_it_is_asked_for(case: tuple[str, str, set[str]]) -> None:
+    got, expected, equal_for = case
     asking = OutputRules(relative_tolerance=1e-6, absolute_tolerance=1e-6)
-    assert EXACT.outputs_equal(got, expected) is exact
-    assert CONFIGURED.outputs_equal(got, expected) is configured
-    assert EXACT.outputs_equal(got, expected, asking) is asked
+    found = {
+        "nobody": EXACT.outputs_equal(got, expected),
+        "configuration": CONFIGURED.outputs_equal(got, expected),
+        "problem": EXACT.outputs_equal(got, expected, asking),
+    }
+    assert {who for who, is_equal in found.items() if is_equal} == set(equal_for)
 
 
-@pytest.mark.parametrize(
-    ("got", "expected", "passing"),
-    [
-        ("Yes", "YES", {"kattis"}),
-        ("a\nb", "a b", {"tokens", "kattis"}),
-        ("a  b\n\n", "a b", {"lines", "tokens", "kattis"}),
-        ("a b\n", "a b\n", {"lines", "tokens", "kattis", "exact"}),
-    ],
-)
-def test_layout_and_case_are_the_problems_choice(
-    got: str, expected: str, passing: set[str]
-) -> None:
+@pytest.mark.parametrize("case", table(__file__, "layouts"), ids=str)
+def test_layout_and_case_are_the_problems_choice(case: tuple[str, str, set[str]]) -> None:
+    got, expected, passing = case
     rules = {
         "lines": OutputRules(),
         "tokens": OutputRules(layout="tokens"),
@@ -94,7 +45,7 @@ def test_layout_and_case_are_the_problems_choice(
         "exact": OutputRules(layout="exact"),
     }
     found = {name for name, rule in rules.items() if EXACT.outputs_equal(got, expected, rule)}
-    assert found == passing
+    assert found == set(passing)
 
 
 @pytest.mark.parametrize(

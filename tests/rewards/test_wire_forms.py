@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from language_support import Languages
+from tables import table
 from test_languages import SQUARES
 from verifier_support import TOKEN, verifier
 from wire_clients import PROGRAMS, SUMS, ArealCallClient, ArealFunctionClient, SandboxFusionClient
@@ -166,59 +167,15 @@ def test_full_queue_is_what_each_client_comes_back_for() -> None:
     assert with_server(work, before=fill) == [429, 504]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "said"),
-    [
-        ("/run_code", {"code": "1", "language": "cobol"}, "$.language"),
-        ("/run_code", {"code": "1", "language": "python", "files": {"a": "b"}}, "$.files"),
-        ("/run_code", {"language": "python"}, "`code` - at `$`"),
-        (
-            "/apis/functioncalls",
-            {"code": "1", "language": "COBOL", "testcases": [{"input": "", "expectedOutput": ""}]},
-            "$.language",
-        ),
-        (
-            "/apis/functioncalls",
-            {"code": "1", "isRemote": True, "testcases": [{"input": "", "expectedOutput": ""}]},
-            "$.isRemote",
-        ),
-        ("/apis/functioncalls", {"code": "1", "testcases": []}, "$.testcases"),
-        (
-            "/apis/functioncalls",
-            {
-                "code": "1",
-                "entryFunction": "f",
-                "testcases": [{"input": "x", "expectedOutput": "1"}],
-            },
-            "$.testcases[0].input",
-        ),
-        (
-            "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
-            {"problem": {"input_output": "{"}, "code": "1"},
-            "$.problem: input_output",
-        ),
-        (
-            "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
-            {"problem": {"input_output": [{"input": "1", "metadata": "x"}]}, "code": "1"},
-            "$.problem: input_output.outputs must be a list of strings",
-        ),
-        (
-            "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
-            {"problem": {"input_output": {"inputs": [], "outputs": []}}, "code": "1"},
-            "no tests",
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(
-    path: str, body: dict[str, Any], said: str
-) -> None:
+@pytest.mark.parametrize("case", table(__file__, "refused"), ids=lambda case: case["said"])
+def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(case: dict[str, Any]) -> None:
     def work(base: str, http: httpx.Client) -> tuple[int, str]:
-        answer = http.post(base + path, json=body)
+        answer = http.post(base + case["path"], json=case["body"])
         return answer.status_code, answer.json()["error"]
 
     status, error = with_server(work)
     assert status == 400
-    assert said in error
+    assert case["said"] in error
 
 
 def test_token_in_the_path_must_be_the_right_one() -> None:
