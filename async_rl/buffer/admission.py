@@ -15,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
@@ -69,12 +70,18 @@ class Admission:
         """Training groups that a generator works on."""
         return self.num_training - len(self._waiting[Purpose.TRAIN])
 
-    def num_free(self, purpose: Purpose) -> int:
+    def num_free(self, purpose: Purpose, now_s: float) -> int:
         """Tickets that a generator with the newest weights could get now, at most."""
         num_free = len(self._waiting[purpose])
         if purpose is Purpose.TRAIN:
-            num_free += max(self.max_active - self.num_active, 0)
+            num_steps = bisect.bisect(self._replay.pace.opens_s, now_s)
+            num_free += max(num_steps * self._replay.groups_per_step - self.num_active, 0)
         return num_free
+
+    def opens_s(self, now_s: float) -> float:
+        """Return when groups that are held back now may start, math.inf if none is."""
+        opens_s = self._replay.pace.opens_s
+        return next((at_s for at_s in opens_s if at_s > now_s), math.inf)
 
     def waiting_evaluation(self) -> int | None:
         """The version of the first evaluation group that waits for a generator."""
@@ -106,7 +113,7 @@ class Admission:
         """Generators that work on a group."""
         return self._by_generator.keys()
 
-    def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
+    def refusal(self, version: int, purposes: Collection[Purpose], now_s: float) -> str:
         """Return why a generator at this version gets no ticket for these purposes, or an empty
         string if it gets one.
         """
@@ -114,15 +121,16 @@ class Admission:
         if Purpose.EVAL in purposes and self._first_waiting(Purpose.EVAL, version) is not None:
             return ""
         if Purpose.TRAIN in purposes:
-            return self.gate(self._num_ahead(self._first_waiting(Purpose.TRAIN, version)), version)
+            ahead = self._num_ahead(self._first_waiting(Purpose.TRAIN, version))
+            return self.gate(ahead, version, now_s)
         evaluation = self.waiting_evaluation()
         if evaluation is None:
             return "the next evaluation"
         return f"weights of version {evaluation}, which is to be evaluated"
 
-    def gate(self, ahead: int, generator_version: int) -> str:
-        """Return why a generator at this version may not start a training group with `ahead` active
-        groups before it, or an empty string if it may.
+    def gate(self, ahead: int, generator_version: int, now_s: float) -> str:
+        """Return why a generator at this version may not start a training group now with `ahead`
+        active groups before it, or an empty string if it may.
         """
         learner_version = self._replay.learner_version
         max_staleness = self._replay.max_staleness
@@ -153,6 +161,8 @@ class Admission:
                 f"the generator has weights of version {generator_version}, which were discarded"
                 f" when the learner returned to {learner_version}"
             )
+        if self._replay.pace.opens_s[steps_ahead] > now_s:
+            return f"the next group would be ready before step {learner_version + steps_ahead + 1}"
         return ""
 
     def hand_out(
@@ -161,7 +171,7 @@ class Admission:
         """The next group of this purpose, now generating: a waiting one, else a new prompt; None if
         the generator is refused.
         """
-        if self.refusal(version, {purpose}):
+        if self.refusal(version, {purpose}, now_s):
             return None
         group_id = self._first_waiting(purpose, version)
         # A group that waits for its next attempt comes before a new one: it was admitted earlier,

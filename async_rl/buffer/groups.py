@@ -42,7 +42,8 @@ class StoredGroup:
     """One finished training group.
 
     oldest_version and newest_version: of its trained tokens.  planned: the train_version that it
-    was leased for once, or NO_VERSION.
+    was leased for once, or NO_VERSION.  issued_s, ready_s: monotonic seconds of its last hand-out
+    and of its arrival, 0 if an earlier process of the buffer put it.
     """
 
     group_id: int
@@ -50,6 +51,8 @@ class StoredGroup:
     newest_version: int
     # Kept when the lease is returned: a repeated step trains the same groups.
     planned: int = NO_VERSION
+    issued_s: float = 0.0
+    ready_s: float = 0.0
 
 
 @frozen

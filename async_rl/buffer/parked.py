@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import heapq
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -33,10 +35,24 @@ class Parked:
 
 
 class ParkedRequests:
-    """At most one request per generator."""
+    """At most one request per generator.
 
-    def __init__(self, config: RunConfig, state: BufferState) -> None:
+    clock: monotonic seconds. reopen: called when groups that were held back may start.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        state: BufferState,
+        *,
+        clock: Callable[[], float],
+        reopen: Callable[[], None],
+    ) -> None:
         self._state = state
+        self._clock = clock
+        self._reopen = reopen
+        self._loop = asyncio.get_running_loop()
+        self._opening: asyncio.TimerHandle | None = None
         self._group_size = config.generation.num_drawn
         self._parked: dict[str, Parked] = {}
         self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
@@ -70,7 +86,7 @@ class ParkedRequests:
 
     def refusal(self, parked: Parked) -> str:
         """Return why the request gets no ticket, or an empty string."""
-        return self._state.refusal(self._version(parked), parked.purposes)
+        return self._state.refusal(self._version(parked), parked.purposes, self._clock())
 
     def _version(self, parked: Parked) -> int:
         # Not at its arrival: the learner may go back while it is parked.
@@ -88,12 +104,18 @@ class ParkedRequests:
         if self._parked.get(parked.request.generator) is parked:
             del self._parked[parked.request.generator]
 
-    def serve(self, now_s: float) -> None:
+    def serve(self) -> None:
         """Hand out the tickets that admission allows."""
+        now_s = self._clock()
         # Evaluation first: its groups are few, and its result is wanted for the present step.
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
             if self._state.num_free(purpose, now_s) > 0:
                 self._serve(purpose, now_s)
+        if self._opening is not None:
+            self._opening.cancel()
+        opens_s = self._state.admission.opens_s(now_s)
+        if opens_s < math.inf:
+            self._opening = self._loop.call_later(opens_s - now_s, self._reopen)
 
     def _serve(self, purpose: Purpose, now_s: float) -> None:
         loads = []

@@ -28,6 +28,7 @@ from dataclasses import replace
 from typing import Literal
 
 from async_rl.buffer.groups import OpenGroup, StoredGroup
+from async_rl.buffer.pace import Pace
 from async_rl.core.errors import ProtocolError, StalenessError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState
@@ -74,8 +75,10 @@ class Replay:
         learner_version: int = 0,
         ready: Iterable[StoredGroup] = (),
         leased: Iterable[StoredGroup] = (),
+        pace: Pace | None = None,
     ) -> None:
         """exact_until: buffer.age_rule=exact until this step; 0 without."""
+        self.pace = pace or Pace(max_staleness_versions, is_on=False)
         self.learner_version = learner_version
         self.ready: dict[int, StoredGroup] = {}
         # Ids of the ready groups without a plan, in order: each ticket that is handed out again is
@@ -128,7 +131,7 @@ class Replay:
         if self.ready.pop(group_id).planned == NO_VERSION:
             remove_sorted(self._unplanned, group_id)
 
-    def take(self, train_version: int, unfinished: Iterable[OpenGroup]) -> Take:
+    def take(self, train_version: int, unfinished: Iterable[OpenGroup], *, now_s: float) -> Take:
         """Lease the batch to be trained on weights of `train_version`.
 
         unfinished: the open training groups, oldest admission first. Raises ProtocolError if it is
@@ -161,12 +164,13 @@ class Replay:
                 f" step {train_version + 1}"
             )
             return Take(dropped=dropped, waits_for=reason)
+        self.pace.lease(train_version, chosen, now_s)
         for group in chosen:
             self._unready(group.group_id)
         self.leases[train_version] = tuple(replace(g, planned=train_version) for g in chosen)
         return Take(group_ids=_ids(chosen), dropped=dropped)
 
-    def commit(self, version: int, group_ids: Sequence[int]) -> tuple[int, ...]:
+    def commit(self, version: int, group_ids: Sequence[int], *, now_s: float) -> tuple[int, ...]:
         """Commit step `version` and return the groups that it trained, none if it was known.
 
         Raises ProtocolError if these groups are not the step's lease, StalenessError if one of them
@@ -195,6 +199,7 @@ class Replay:
             )
         self.learner_version = version
         del self.leases[version - 1]
+        self.pace.commit(version, now_s, has_next=bool(self.leases))
         return _ids(batch)
 
     @property
@@ -250,6 +255,7 @@ class Replay:
         """Make the leased groups and the undone ones ready. They are planned, so the next takes
         return them first.
         """
+        self.pace.stop()
         returned = [group for batch in self.leases.values() for group in batch]
         returned.extend(undone)
         self.leases.clear()

@@ -71,7 +71,7 @@ class BufferService:
         self._compacts = not config.data.filter.is_on
         self._store = store
         self._clock = clock
-        self._parked = ParkedRequests(config, self.state)
+        self._parked = ParkedRequests(config, self.state, clock=clock, reopen=self._settle)
         self._changed = asyncio.Event()
         self.num_returns = 0
         self._syncing = asyncio.Lock()
@@ -145,7 +145,7 @@ class BufferService:
         # Before the check: also a refused group shows that its generator lives.
         self.state.leases.heard([group.generator], self._clock())
         try:
-            self.state.complete(group, request.payload)
+            self.state.complete(group, request.payload, self._clock())
         except ProtocolError as error:
             message = f"group {group.group_id} of {group.generator} is refused: {error}"
             _log.warning("%s", message)
@@ -201,7 +201,7 @@ class BufferService:
             async with asyncio.timeout(request.wait_s):
                 # A learner that started again or dropped a batch does not wait for this reply.
                 while num_returns == self.num_returns:
-                    taken = self.state.take(request.train_version)
+                    taken = self.state.take(request.train_version, self._clock())
                     self._learner_waits_for = taken.waits_for
                     if taken.group_ids:
                         break
@@ -227,7 +227,7 @@ class BufferService:
 
     async def commit_step(self, request: CommitStep) -> Message:
         """The groups of the step are trained, and admission may continue."""
-        self.state.commit(request.version, request.group_ids)
+        self.state.commit(request.version, request.group_ids, self._clock())
         return await self._confirm()
 
     async def keep_advantages(self, request: KeepAdvantages) -> Message:
@@ -315,7 +315,7 @@ class BufferService:
         return Ok()
 
     def _settle(self) -> None:
-        self._parked.serve(self._clock())
+        self._parked.serve()
         if made := self.state.drain_changes():
             self._store.write(made)
         # The waiters of the old event wake; who waits from now on waits for the next change.

@@ -21,6 +21,7 @@ from async_rl.buffer.admission import Admission
 from async_rl.buffer.evaluation import EvaluationProgress
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import MOST_SPARED, Leases, Lives, Outage
+from async_rl.buffer.pace import pace_of
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
@@ -32,8 +33,7 @@ from async_rl.data.prompt_file import RunPrompts
 
 class BufferState:
     """The groups of one run: open ones in `admission`, finished ones in `replay`. Others read both;
-    only the commands change them. recovered: the content of the
-    store; its open groups keep their generators, which may still put them.
+    only the commands change them. recovered: of the store; its open groups may still be put.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class BufferState:
             learner_version=recovered.learner_version,
             ready=recovered.ready,
             leased=recovered.leased,
+            pace=pace_of(config),
         )
         self.admission = Admission(
             self.replay,
             num_steps=config.num_steps,
             max_attempts=config.generation.max_attempts,
-            # The monotonic clock of the process before the restart means nothing in this one, so
-            # the time limits of their tickets start again.
+            # Another process's clock means nothing here: the limits of tickets start again.
             groups=[replace(group, issued_s=now_s) for group in recovered.open],
             next_group_id=recovered.next_group_id,
             next_index=recovered.next_index,
@@ -83,15 +83,15 @@ class BufferState:
     def num_free(self, purpose: Purpose, now_s: float) -> int:
         """Return how many tickets of this purpose could be handed out now, at most."""
         return self.outage.num_allowed(
-            self.admission.num_free(purpose),
+            self.admission.num_free(purpose, now_s),
             is_generating=bool(self.admission.generators),
             now_s=now_s,
         )
 
-    def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
+    def refusal(self, version: int, purposes: Collection[Purpose], now_s: float) -> str:
         """Return why a generator at this version gets no ticket, or an empty string."""
         # An outage first: it is the reason on which a person can act.
-        return self.outage.refusal or self.admission.refusal(version, purposes)
+        return self.outage.refusal or self.admission.refusal(version, purposes, now_s)
 
     def queue(self) -> dict[str, int]:
         """Return the current number of training groups in each state."""
@@ -143,7 +143,7 @@ class BufferState:
         self.admission.lower_version(lost, version)
         return [self._tickets.ticket(self.admission.open[group_id]) for group_id in lost]
 
-    def complete(self, group: PackedGroup, payload: memoryview) -> None:
+    def complete(self, group: PackedGroup, payload: memoryview, now_s: float) -> None:
         """All samples of the group arrived. payload: the group, encoded. Raises ProtocolError if it
         is not a valid group of this run; `refuse` it then.
         """
@@ -177,6 +177,8 @@ class BufferState:
             group_id=group.group_id,
             oldest_version=summary.oldest_version,
             newest_version=summary.newest_version,
+            issued_s=known.issued_s,
+            ready_s=now_s,
         )
         self.replay.put(stored)
 
@@ -233,10 +235,10 @@ class BufferState:
 
     # ---- commands of the learner
 
-    def take(self, train_version: int) -> Take:
+    def take(self, train_version: int, now_s: float) -> Take:
         """Lease the batch of this version. Raises ProtocolError if it is not its turn."""
         is_repeated = train_version in self.replay.leases
-        taken = self.replay.take(train_version, self.admission.training())
+        taken = self.replay.take(train_version, self.admission.training(), now_s=now_s)
         for group_id in taken.dropped:
             message = f"too old for the batch of version {train_version}"
             self._drop(group_id, DropReason.OVER_AGE, message)
@@ -245,9 +247,9 @@ class BufferState:
             self._changes.append(lease)
         return taken
 
-    def commit(self, version: int, group_ids: Sequence[int]) -> None:
+    def commit(self, version: int, group_ids: Sequence[int], now_s: float) -> None:
         """Step `version` trained these groups. Raises as `Replay.commit`."""
-        trained = self.replay.commit(version, group_ids)
+        trained = self.replay.commit(version, group_ids, now_s=now_s)
         if trained:
             self._trained(version, trained)
 
@@ -291,8 +293,7 @@ class BufferState:
         num_prompts = self._num_held_out
         if num_prompts == 0 or not self.evaluations.start(version, num_prompts):
             return
-        started = changes.EvaluationStarted(version=version, num_prompts=num_prompts)
-        self._changes.append(started)
+        self._changes.append(changes.EvaluationStarted(version=version, num_prompts=num_prompts))
         for group in self.admission.start_evaluation(version, num_prompts):
             self._changes.append(self._tickets.admitted(group))
 

@@ -59,18 +59,18 @@ def hand_out(desk: Admission, version: int = 0, generator: str = "g") -> OpenGro
 def test_gate_admits_exactly_what_is_within_the_bound_when_trained_in_turn(
     ahead: int, learner_version: int, generator_version: int, is_open: bool
 ) -> None:
-    refusal = admission(learner_version=learner_version).gate(ahead, generator_version)
+    refusal = admission(learner_version=learner_version).gate(ahead, generator_version, 0.0)
     assert (refusal == "") is is_open
 
 
 def test_refusals_name_their_reason() -> None:
-    full = admission(learner_version=6).gate(4, 6)
+    full = admission(learner_version=6).gate(4, 6, 0.0)
     assert "4 groups are active" in full
     assert "step 7" in full
-    lagging = admission(learner_version=6).gate(2, 3)
+    lagging = admission(learner_version=6).gate(2, 3, 0.0)
     assert "version 6 or later, the generator has 3" in lagging
-    assert "no weights" in admission().gate(0, NO_VERSION)
-    last = admission(learner_version=99).gate(3, 99)
+    assert "no weights" in admission().gate(0, NO_VERSION, 0.0)
+    last = admission(learner_version=99).gate(3, 99, 0.0)
     assert "all groups up to the last step (100)" in last
 
 
@@ -107,7 +107,7 @@ def test_a_generator_ahead_of_a_restored_learner_gets_no_tickets() -> None:
     desk._replay.learner_version = 2
     desk.lower_version([group.group_id], 2)
     assert hand_out(desk, version=4) is None
-    assert "discarded when the learner returned to 2" in desk.refusal(4, {Purpose.TRAIN})
+    assert "discarded when the learner returned to 2" in desk.refusal(4, {Purpose.TRAIN}, 0.0)
     assert desk.open[group.group_id].version == 2
 
 

@@ -46,29 +46,29 @@ def put(buffer: Replay, *group_ids: int, oldest: int = 0, newest: int | None = N
 def test_oldest_admission_is_taken_first_whatever_finished_first() -> None:
     buffer = replay()
     put(buffer, 5, 3, 9, 4)
-    assert buffer.take(0, []).group_ids == (3, 4)
-    assert buffer.take(1, []).group_ids == (5, 9)
+    assert buffer.take(0, [], now_s=0.0).group_ids == (3, 4)
+    assert buffer.take(1, [], now_s=0.0).group_ids == (5, 9)
 
 
 def test_too_few_ready_groups_are_no_batch_and_the_reason_counts_them() -> None:
     buffer = replay()
     put(buffer, 0)
-    assert buffer.take(0, []).waits_for == "1 of 2 groups are ready for step 1"
+    assert buffer.take(0, [], now_s=0.0).waits_for == "1 of 2 groups are ready for step 1"
 
 
 def test_a_batch_out_of_turn_is_refused() -> None:
     with pytest.raises(ProtocolError, match="SyncVersion"):
-        replay().take(1, [])
+        replay().take(1, [], now_s=0.0)
 
 
 def test_a_group_that_comes_too_late_is_dropped_by_the_next_attempt_for_the_same_version() -> None:
     buffer = replay(version=5)
     put(buffer, 0, oldest=5)
-    assert buffer.take(5, []).dropped == ()
+    assert buffer.take(5, [], now_s=0.0).dropped == ()
     put(buffer, 1, oldest=3)
-    assert buffer.take(5, []).dropped == (1,)
+    assert buffer.take(5, [], now_s=0.0).dropped == (1,)
     put(buffer, 2, oldest=4)
-    assert buffer.take(5, []).group_ids == (0, 2)
+    assert buffer.take(5, [], now_s=0.0).group_ids == (0, 2)
 
 
 @pytest.mark.proves("buffer.age_rule")
@@ -78,7 +78,7 @@ def test_a_group_with_a_young_and_an_old_token_is_dropped_or_kept_as_the_setting
 ) -> None:
     buffer = replay(version=5, age_rule=age_rule)
     put(buffer, 0, 1, oldest=3, newest=5)
-    assert buffer.take(5, []).dropped == dropped
+    assert buffer.take(5, [], now_s=0.0).dropped == dropped
 
 
 def test_masking_keeps_a_group_as_long_as_one_of_its_tokens_is_young_enough() -> None:
@@ -86,7 +86,7 @@ def test_masking_keeps_a_group_as_long_as_one_of_its_tokens_is_young_enough() ->
     put(buffer, 0, oldest=1, newest=4)
     put(buffer, 1, oldest=1, newest=3)
     put(buffer, 2, oldest=5)
-    taken = buffer.take(5, [])
+    taken = buffer.take(5, [], now_s=0.0)
     assert taken.dropped == (1,)
     assert taken.group_ids == (0, 2)
 
@@ -95,33 +95,33 @@ def test_the_age_is_that_at_the_batchs_own_version_not_at_the_committed_one() ->
     buffer = replay(max_staleness=0)
     # The last ones were young enough for the first batch, and are compared again.
     put(buffer, 0, 1, 2, 3, oldest=0)
-    buffer.take(0, [])
-    assert buffer.take(1, []).dropped == (2, 3)
+    buffer.take(0, [], now_s=0.0)
+    assert buffer.take(1, [], now_s=0.0).dropped == (2, 3)
 
 
 def test_a_younger_group_overtakes_only_if_the_older_one_is_still_young_enough_next_time() -> None:
     buffer = replay(version=1)
     put(buffer, 1, 2, oldest=1)
-    assert "group 0" in buffer.take(1, [unfinished(group_id=0, version=0)]).waits_for
+    assert "group 0" in buffer.take(1, [unfinished(group_id=0, version=0)], now_s=0.0).waits_for
     # A group that waits for its next attempt starts with the newest weights.
     waiting = replace(unfinished(group_id=0, version=0), state=GroupState.ISSUED)
-    assert buffer.take(1, [waiting]).group_ids == (1, 2)
+    assert buffer.take(1, [waiting], now_s=0.0).group_ids == (1, 2)
     put(buffer, 3, 4, oldest=1)
-    assert buffer.take(2, [unfinished(group_id=0, version=2)]).group_ids == (3, 4)
+    assert buffer.take(2, [unfinished(group_id=0, version=2)], now_s=0.0).group_ids == (3, 4)
 
 
 def test_as_many_are_overtaken_as_the_following_batches_can_train() -> None:
     buffer = replay(version=1)
     put(buffer, 3, 4, oldest=1)
     three = [unfinished(group_id=i, version=1) for i in (0, 1, 2)]
-    assert "group 2" in buffer.take(1, three).waits_for
-    assert buffer.take(1, three[:2]).group_ids == (3, 4)
+    assert "group 2" in buffer.take(1, three, now_s=0.0).waits_for
+    assert buffer.take(1, three[:2], now_s=0.0).group_ids == (3, 4)
 
 
 def test_unfinished_groups_younger_than_the_batch_do_not_hold_it_up() -> None:
     buffer = replay(max_staleness=0)
     put(buffer, 0, 1)
-    assert buffer.take(0, [unfinished(group_id=2, version=0)]).group_ids == (0, 1)
+    assert buffer.take(0, [unfinished(group_id=2, version=0)], now_s=0.0).group_ids == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_commit_that_does_not_match_its_lease_is_refused(
 ) -> None:
     buffer = replay()
     put(buffer, 0, 1)
-    buffer.take(0, [])
+    buffer.take(0, [], now_s=0.0)
     with pytest.raises(ProtocolError):
-        buffer.commit(version, group_ids)
+        buffer.commit(version, group_ids, now_s=0.0)
 
 
 def test_a_step_over_the_bound_is_never_committed() -> None:
@@ -143,7 +143,7 @@ def test_a_step_over_the_bound_is_never_committed() -> None:
         StoredGroup(group_id=i, oldest_version=1, newest_version=3, planned=3) for i in (0, 1)
     )
     with pytest.raises(StalenessError, match=r"\[0, 1\]"):
-        buffer.commit(4, [0, 1])
+        buffer.commit(4, [0, 1], now_s=0.0)
 
 
 @pytest.mark.parametrize(("version", "group_ids"), [(1, [2, 3]), (0, [0])])
@@ -152,7 +152,7 @@ def test_only_the_batch_that_is_trained_now_is_dropped_and_later_ones_are_ready_
 ) -> None:
     buffer = replay()
     put(buffer, 0, 1, 2, 3)
-    assert [buffer.take(step, []).group_ids for step in (0, 1)] == [(0, 1), (2, 3)]
+    assert [buffer.take(step, [], now_s=0.0).group_ids for step in (0, 1)] == [(0, 1), (2, 3)]
     with pytest.raises(ProtocolError, match="are not the batch of version 0"):
         buffer.drop(version, group_ids)
     assert buffer.drop(0, [0, 1]) == (2, 3)
@@ -168,8 +168,8 @@ def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_els
         for i, v in ((7, 1), (8, 1), (4, 2), (9, 2))
     ]
     buffer.sync(1, undone)
-    assert buffer.take(1, []).group_ids == (7, 8)
-    assert buffer.take(2, []).group_ids == (4, 9)
+    assert buffer.take(1, [], now_s=0.0).group_ids == (7, 8)
+    assert buffer.take(2, [], now_s=0.0).group_ids == (4, 9)
 
 
 def test_a_checkpoint_of_another_run_is_refused() -> None:
@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_run_is_refused() -> None:
 def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones() -> None:
     buffer = replay()
     put(buffer, 0, 1)
-    buffer.take(0, [])
+    buffer.take(0, [], now_s=0.0)
     put(buffer, 4, 6)
     assert buffer.num_before(5) == 3
     assert buffer.num_stored == 4
@@ -192,12 +192,12 @@ def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones(
 def test_an_exact_age_waits_for_the_groups_of_the_steps_in_between() -> None:
     buffer = Replay(groups_per_step=2, max_staleness_versions=2, age_rule="drop", exact_until=4)
     put(buffer, *range(5))
-    assert buffer.take(0, []).waits_for == "5 of 6 groups are ready for step 1"
+    assert buffer.take(0, [], now_s=0.0).waits_for == "5 of 6 groups are ready for step 1"
     put(buffer, 5)
-    assert buffer.take(0, []).group_ids == (0, 1)
-    assert buffer.take(1, []).waits_for == "4 of 6 groups are ready for step 2"
+    assert buffer.take(0, [], now_s=0.0).group_ids == (0, 1)
+    assert buffer.take(1, [], now_s=0.0).waits_for == "4 of 6 groups are ready for step 2"
     put(buffer, 6, 7, oldest=1)
-    assert buffer.take(1, []).group_ids == (2, 3)
+    assert buffer.take(1, [], now_s=0.0).group_ids == (2, 3)
     # The last steps have fewer after them: nothing is generated beyond the end of the run.
-    assert buffer.take(2, []).group_ids == (4, 5)
-    assert buffer.take(3, []).group_ids == (6, 7)
+    assert buffer.take(2, [], now_s=0.0).group_ids == (4, 5)
+    assert buffer.take(3, [], now_s=0.0).group_ids == (6, 7)

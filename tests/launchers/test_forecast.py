@@ -54,6 +54,7 @@ def test_a_slow_learner_decides() -> None:
     assert forecast.steps_per_s == pytest.approx(0.5, rel=1e-6)
     assert forecast.learner_waits < 0.01
     assert forecast.generators_idle > 0.8
+    assert forecast.age < 1.1
 
 
 @pytest.mark.parametrize(("beside", "seconds"), [(0.0, 1.0), (1.0, 4.0), (0.5, 2.5)])

@@ -39,7 +39,8 @@ Values = Mapping[str, float]
 class Scenario:
     """The values that may differ from the recorded run. *_speed: 1 is the recorded speed.
     group_size, max_response_tokens: 0 is as recorded. places: the setting that limits the samples
-    scored at the same time in a verifier; 0: unlimited. ranks: of the learner.
+    scored at the same time in a verifier; 0: unlimited. ranks: of the learner. is_paced: admission
+    holds groups back until the learner needs them.
     """
 
     generators: int
@@ -57,6 +58,7 @@ class Scenario:
     verifiers: int = 1
     places: int = 0
     ranks: float = 1
+    is_paced: bool = True
 
 
 @frozen
@@ -96,6 +98,7 @@ def profile_of(run_dir: Path, config: RunConfig) -> Profile:
             verifiers=config.verifiers.count,
             places=places,
             ranks=config.learner.ranks,
+            is_paced=config.buffer.age_rule != "exact",
         ),
         group_size=config.generation.group_size,
         place_setting=place_setting,

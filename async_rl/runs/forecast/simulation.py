@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import OpenGroup, StoredGroup
+from async_rl.buffer.pace import Pace
 from async_rl.buffer.replay import Replay
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
@@ -95,7 +97,13 @@ class _Run:
             groups_per_step=scenario.groups_per_step,
             max_staleness_versions=scenario.max_staleness_versions,
             age_rule="drop",
+            pace=Pace(
+                scenario.max_staleness_versions,
+                is_on=scenario.is_paced,
+                evaluate_every=scenario.evaluate_every_steps,
+            ),
         )
+        self._opening_s = math.inf
         self._admission = Admission(self._replay, num_steps=scenario.num_steps, max_attempts=1)
         self._generators = [Generator(i, recorded.beside) for i in range(scenario.generators)]
         # A heap of (groups in flight, index): the generator with the fewest groups is served next.
@@ -144,11 +152,16 @@ class _Run:
             generator = self._generators[index]
             if num_groups == generator.num_groups:
                 if not self._hand_out(generator):
-                    return
+                    break
                 heapq.heappop(self._with_room)
                 self._note_room(generator)
             else:
                 heapq.heappop(self._with_room)  # outdated: a newer entry has the present number
+        now_s = self._events.now_s
+        opens_s = self._admission.opens_s(now_s)
+        if opens_s not in (math.inf, self._opening_s):
+            self._opening_s = opens_s
+            self._events.after(opens_s - now_s, self._hand_out_groups)
 
     def _note_room(self, generator: Generator) -> None:
         if generator.num_groups < self._scenario.slots:
@@ -205,6 +218,8 @@ class _Run:
                     group_id=group.group_id,
                     oldest_version=group.version,
                     newest_version=newest_version,
+                    issued_s=group.issued_s,
+                    ready_s=self._events.now_s,
                 )
             )
             self._train()
@@ -216,10 +231,12 @@ class _Run:
         version = self._replay.learner_version
         if learner.is_training or version >= self._scenario.num_steps:
             return
-        group_ids = list(self._replay.take(version, self._admission.training()).group_ids)
+        now_s = self._events.now_s
+        taken = self._replay.take(version, self._admission.training(), now_s=now_s)
+        group_ids = list(taken.group_ids)
         if group_ids:
             learner.is_training = True
-            learner.waited_s += self._events.now_s - learner.waits_since_s
+            learner.waited_s += now_s - learner.waits_since_s
             oldest = min(group.oldest_version for group in self._replay.leases[version])
             learner.ages.append(version - oldest)
             step_s = self._recorded.step_s[version % len(self._recorded.step_s)]
@@ -230,7 +247,7 @@ class _Run:
     def _commit(self, group_ids: list[int]) -> None:
         scenario = self._scenario
         version = self._replay.learner_version + 1
-        self._replay.commit(version, group_ids)
+        self._replay.commit(version, group_ids, now_s=self._events.now_s)
         self._learner.committed_s.append(self._events.now_s)
         self._learner.is_training = False
         self._learner.waits_since_s = self._events.now_s

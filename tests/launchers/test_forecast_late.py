@@ -1,0 +1,108 @@
+"""Played runs whose groups start as early as the age allows, or as late as the learner needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.scenario import Scenario
+from async_rl.runs.forecast.simulation import Forecast, simulate
+
+NUM_STEPS = 200
+BASE = Scenario(
+    generators=1,
+    slots=32,
+    groups_per_step=16,
+    max_staleness_versions=2,
+    push_every_steps=1,
+    evaluate_every_steps=0,
+    num_steps=NUM_STEPS,
+)
+RANDOM = np.random.default_rng(0)
+STEADY = np.full(1600, 0.2)
+HALF_LEAVES = np.where(np.arange(1600) < 800, 0.2, 0.4)
+ONE_IN_200 = np.where(RANDOM.random(1600) < 0.005, 2.5, 0.2)
+
+
+def played(
+    scenario: Scenario, units_s: object, steps_s: object = (1.0,), num_evaluated: int = 0
+) -> tuple[Forecast, Forecast]:
+    """units_s: of each group alone; sixteen at once take 1.75 times as long. steps_s: repeated."""
+    recorded = Recorded(
+        train=tuple(Work(units=float(s), scoring_s=0.02) for s in np.asarray(units_s)),
+        evaluation=(Work(units=0.2, scoring_s=0.02),) * num_evaluated,
+        beside=0.05,
+        step_s=tuple(np.asarray(steps_s, np.float64).tolist()),
+        push_s=0.05,
+        num_generators=1,
+        num_warm=8,
+        steps_per_s=1.0,
+    )
+    return simulate(replace(scenario, is_paced=False), recorded), simulate(scenario, recorded)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "units_s", "age"),
+    [
+        (BASE, STEADY, 1.05),
+        (replace(BASE, generators=3), 2 * STEADY, 1.05),
+        (replace(BASE, slots=1), STEADY / 8, 1.05),
+        (BASE, HALF_LEAVES, 1.4),  # 32 of the next 100 steps until the change is forgotten
+        (BASE, RANDOM.lognormal(-1.6, 0.2, 1600), 1.1),
+    ],
+    ids=["one engine", "three engines", "one slot", "half of the fleet leaves", "lengths vary"],
+)
+def test_groups_that_wait_for_the_learner_start_later(
+    scenario: Scenario, units_s: object, age: float
+) -> None:
+    early, late = played(scenario, units_s)
+    assert early.age > 1.9
+    assert late.age <= age
+    assert late.steps_per_s > 0.99 * early.steps_per_s
+
+
+@pytest.mark.parametrize(
+    "steps_s", [RANDOM.lognormal(0, 0.2, NUM_STEPS), [1.0] * 19 + [5.0], [1.0] * 99 + [60.0]]
+)
+def test_steps_of_uneven_length_and_stalls_of_the_learner_change_the_age_of_no_batch(
+    steps_s: list[float],
+) -> None:
+    early, late = played(BASE, STEADY, steps_s)
+    assert late.age <= 1.1
+    assert late.steps_per_s > 0.99 * early.steps_per_s
+
+
+@pytest.mark.parametrize("slots", [1, 4, 32])
+def test_slow_generators_never_wait(slots: int) -> None:
+    early, late = played(replace(BASE, slots=slots), 8 * STEADY)
+    assert late == early
+
+
+@pytest.mark.parametrize(
+    "units_s", [RANDOM.lognormal(-1.6, 0.6, 1600), RANDOM.lognormal(-1.8, 1.0, 1600), ONE_IN_200]
+)
+def test_where_a_slow_group_would_delay_the_learner_groups_start_early(units_s: object) -> None:
+    early, late = played(BASE, units_s)
+    assert late.steps_per_s > 0.98 * early.steps_per_s
+    assert 1.5 < late.age <= early.age
+
+
+@pytest.mark.parametrize(("num_groups", "age"), [(32, 1.1), (64, 1.25), (160, 1.6)])
+def test_an_evaluation_delays_no_step_and_only_its_next_batches_are_older(
+    num_groups: int, age: float
+) -> None:
+    often = replace(BASE, evaluate_every_steps=5)
+    num_recorded = num_groups * (1 + NUM_STEPS // 5)
+    early, late = played(often, STEADY, num_evaluated=num_recorded)
+    assert late.age <= age
+    assert late.steps_per_s > 0.99 * early.steps_per_s
+
+
+def test_a_high_bound_is_not_used_up() -> None:
+    early, late = played(replace(BASE, max_staleness_versions=8, slots=128), 4 * STEADY)
+    assert early.age > 7.5
+    assert late.age < 4
+    assert late.steps_per_s > 0.995 * early.steps_per_s
