@@ -19,7 +19,7 @@ EXTERNAL = "external"
 SERVICE = "tinker"
 """The value of rollout.fn that makes the run a training service (docs/service.md)."""
 _MEMORY_MB = 4096
-"""Address space. Python with an SDK maps about 1 GB and uses a tenth of it."""
+"""Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
 
 
 @frozen
@@ -28,7 +28,7 @@ class Agent:
     them if programs outside the run do.
 
     workers: processes of fn, each for many samples at a time, or of command at a time. memory_mb:
-    MB of address space of each of them. is_service: programs outside the run train, too.
+    MB of private memory of each of them. is_service: programs outside the run train, too.
     """
 
     command: list[str]

@@ -6,8 +6,8 @@ waits for: a free place, then the end of the environment
 returns: the reward that it returned, or None
 woken by: the environment; a cancelled run, whose process is killed
 
-Raises AgentError if the environment fails. A process has at most 4 GB of address space,
-and exits with the gateway.
+Raises AgentError if the environment fails. A process has at most 4 GB of memory, and
+exits with the gateway.
 """
 
 from __future__ import annotations
@@ -180,9 +180,10 @@ class Workers:
 def _limit(memory_mb: int) -> None:
     """Let the new process die with the gateway, and bound its memory, before its program starts."""
     die_with_parent()
-    # The address space, because Linux does not limit the resident memory of one process.
+    # Pages that it may write: Linux does not limit the resident memory of one process, and node and
+    # other runtimes reserve far more address space than they use (8 GB for each WebAssembly memory).
     size = memory_mb << 20
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:

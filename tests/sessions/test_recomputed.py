@@ -149,8 +149,8 @@ class Steps:
         self.reserved = -1
         self._paths: dict[str, list[int]] = {}
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
-        session = self._sessions._by_token[token]
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
+        session = self._sessions._by_token[endpoint.api_key]
         session.chat.form = WHOLE_CALL
         texts = ["go "]
         threads: list[list[Any]] = [[user("go")]]
