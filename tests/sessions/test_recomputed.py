@@ -54,6 +54,7 @@ from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions import session as session_module
 from async_rl.sessions.calls import Call
+from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.tools import ToolForm
 from async_rl.weights.block import SharedTensors, tensor_spec
