@@ -180,8 +180,8 @@ class Workers:
 def _limit(memory_mb: int) -> None:
     """Let the new process die with the gateway, and bound its memory, before its program starts."""
     die_with_parent()
-    # Pages that it may write: Linux does not limit the resident memory of one process, and node and
-    # other runtimes reserve far more address space than they use (8 GB for each WebAssembly memory).
+    # Pages that it may write: Linux does not limit the resident memory of one process, and node
+    # reserves far more address space than it uses (8 GB for each WebAssembly memory).
     size = memory_mb << 20
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
