@@ -8,6 +8,7 @@ can read it; so a killed front continues where it was.
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import shutil
 from pathlib import Path
@@ -25,7 +26,9 @@ _log = logging.getLogger(__name__)
 _FURTHEST = 10_000
 """Requests of a run that wait; a number further away is no number of this run's client."""
 _MOST_SAMPLES = 10_000
-"""Samples without an answer; clients wait with further ones."""
+"""Samples of a session without an answer; its client waits with further ones."""
+_MOST_RUNS = 64
+"""Training runs of a session that are not unloaded."""
 _SWEEP_S = 60.0
 _SILENT_S = 300.0
 """Clients send a heartbeat every 10 s. After this time their runs leave the learner's memory; the
@@ -35,6 +38,8 @@ _DAY_S = 86_400.0
 """An answer waits this long for its client, a sequence for being trained, a session for a sign."""
 _DELIVERED_S = 600.0
 """A delivered answer stays for clients that lost it on the way."""
+
+_NUM_RUNS = "SELECT count(*) FROM runs WHERE NOT is_unloaded AND run_id!=? AND session_id=?"
 
 
 class Desk:
@@ -48,6 +53,7 @@ class Desk:
         self._order = Order(store, backend)
         self._backend = backend
         self._drawing: dict[str, asyncio.Task[None]] = {}
+        self._num_drawing = collections.Counter[str]()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -81,6 +87,8 @@ class Desk:
         """
         run = new or self.store.known(Run, run_id)
         self.session(run.session_id)
+        if new is not None and self.store.value(_NUM_RUNS, [run_id, run.session_id]) >= _MOST_RUNS:
+            raise Refused(f"{run.session_id} has {_MOST_RUNS} training runs; unload one of them")
         if run.is_unloaded and kind != "unload_model":
             raise Refused(f"{run_id} is unloaded", status=404)
         if not (0 if new else 1) <= seq_id <= self._order.next_seq(run_id) + _FURTHEST:
@@ -96,7 +104,7 @@ class Desk:
         sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
-        if len(self._drawing) >= _MOST_SAMPLES:
+        if self._num_drawing[sampler.session_id] >= _MOST_SAMPLES:
             raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
         request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", body)
         if not is_known:
@@ -117,6 +125,9 @@ class Desk:
         if self._tasks is not None:
             drawing = self._tasks.create_task(self._draw(request), name=request.request_id)
             self._drawing[request.request_id] = drawing
+            session_id = request.owner.partition(":")[0]
+            self._num_drawing[session_id] += 1
+            drawing.add_done_callback(lambda _: self._num_drawing.subtract([session_id]))
 
     async def _draw(self, request: Request) -> None:
         sampler = self.store.known(Sampler, request.owner)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from async_rl.buffer.store.connection import Values, connect, select
+from async_rl.buffer.store.connection import Values, connect, hold_lock, select
 from async_rl.core.frozen import Value
 from async_rl.protocol.service import CHANGING
 from async_rl.sessions.errors import Refused
@@ -128,7 +128,8 @@ CREATE INDEX IF NOT EXISTS loaded ON requests (directory) WHERE directory != '';
 
 class Store:
     """The open file, and the clients that wait for answers in it. poll_s: for how long a client
-    waits before it has to ask again. Raises InfrastructureError if the file cannot be opened.
+    waits before it has to ask again. Raises Unavailable if another front has the file open,
+    InfrastructureError if it cannot be opened.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Store:
         self._poll_s = poll_s
         self._events: dict[str, asyncio.Event] = {}
         directory.mkdir(parents=True, exist_ok=True)
+        self._lock = hold_lock(directory / FILE)
         self._connection = connect(directory / FILE)
         self._connection.execute("PRAGMA journal_mode=WAL")
         for kind in _TABLES:
@@ -156,6 +158,7 @@ class Store:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+        self._lock.close()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

@@ -83,6 +83,7 @@ class TrainingRuns:
         self._chunk_tokens = self._policy.chunk_tokens(config.learner.logits_chunk_mb)
         # None: the state is known, and there is none.
         self._runs: dict[str, Tenant | None] = {}
+        self._stepped_s = clock()
         self.reports: list[tuple[int, dict[str, float]]] = []
         folders = directory.glob("*.train.*")
         self._num_steps = sum(States(it, self._base_sha256).version for it in folders)
@@ -237,7 +238,9 @@ class TrainingRuns:
             "policy/grad_norm": norm,
             "policy/lr": adam.learning_rate,
             "tokens/trained": float(run.num_tokens),
+            "time/step_s": self._clock() - self._stepped_s,
         }
+        self._stepped_s = self._clock()
         self.reports.append((self._num_steps, scalars))
         run.num_tokens = 0
         run.loss = 0.0

@@ -23,9 +23,12 @@ from service_support import (
     open_desk,
 )
 
+from async_rl.core.errors import Unavailable
+from async_rl.runs.certificate.service import service
+from async_rl.service.address import FOLDER
 from async_rl.service.deviations import DEVIATIONS
 from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
-from async_rl.service.store import Checkpoint, Request
+from async_rl.service.store import Checkpoint, Request, Store
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"tokens": [3]}]}
 DAY_S = 86_400
@@ -112,8 +115,8 @@ async def test_a_sample_is_drawn_once_and_again_after_a_restart(tmp_path: Path) 
         assert other.status_code == 409
         await api.samples(first)
         assert len(played.sampled) == 1
-        desk = open_desk(tmp_path, played, prefix="late-")
     # Accepted by a front that is not running: as if killed right after its answer.
+    desk = open_desk(tmp_path, played, prefix="late-")
     async with client_of(desk) as http:
         late = await Front(http, desk).post("asample", **ask(sampler, 1))
         desk.store.close()
@@ -637,10 +640,15 @@ async def test_a_sample_that_waits_keeps_its_sampler_and_too_many_are_sent_back(
         assert full.headers["retry-after"] == "1"
         end = {"reason": {"type": "success"}}
         await api.http.post(f"sessions/{api.session_id}/finish", json=end)
+        await api.session()
+        other = await api.http.post("asample", json=ask(await sampler_of(api)))
+        assert other.status_code == 200, "the limit is of a session"
         await api.desk.sweep()
         assert (await api.http.get(f"samplers/{sampler}")).status_code == 200
         held.set()
         assert len((await api.samples(first)).sequences) == 1
+        await api.samples(other.json()["request_id"])
+        await api.samples(await api.post("asample", **ask(f"{api.session_id}:sample:0", 1)))
         await api.desk.sweep()
         assert (await api.http.get(f"samplers/{sampler}")).status_code == 404
 
@@ -705,3 +713,52 @@ async def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path: Path) ->
         run = await api.create()
         refused = await api.result(await api.batch(run, 1, [1, 2], loss="stable_reinforce"))
         assert "use ppo, cispo or importance_sampling" in refused["error"]
+
+
+async def test_a_session_has_a_limited_number_of_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("async_rl.service.desk._MOST_RUNS", 1)
+    async with front(tmp_path, Played()) as api:
+        run = await api.create()
+        assert await api.create() == run, "the same request again"
+        form = {"session_id": api.session_id, "model_seq_id": 1, "base_model": MODEL.name}
+        another = {**form, "lora_config": {"rank": 8}}
+        full = await api.http.post("create_model", json=another)
+        assert full.status_code == 400
+        assert "has 1 training runs; unload one of them" in full.text
+        await api.result(await api.post("unload_model", model_id=run))
+        await api.create(1)
+        await api.session()
+        await api.create()
+
+
+async def test_a_second_front_does_not_open_the_table(tmp_path: Path) -> None:
+    async with front(tmp_path, Played()):
+        with pytest.raises(Unavailable, match=r"requests\.sqlite is written by another process"):
+            Store(tmp_path)
+    Store(tmp_path).close()
+
+
+async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path: Path) -> None:
+    def verdicts() -> list[tuple[str, str]]:
+        return [(it.verdict.value, it.evidence[0]) for it in service(tmp_path)]
+
+    async with front(tmp_path / FOLDER, Played()) as api:
+        run = await api.create()
+        for number in range(1, 4):
+            await api.result(
+                await api.post("optim_step", model_id=run, seq_id=number, adam_params={})
+            )
+        assert verdicts() == [
+            ("holds", "1 training runs; 4 requests, 4 answered"),
+            ("holds", "0 checkpoints and weights of samplers"),
+        ]
+        await api.result(await api.post("save_weights", model_id=run, seq_id=4, path="a"))
+        # The played learner writes no checksums.
+        assert verdicts()[1][0] == "broken"
+        assert verdicts()[1][1].endswith(
+            "a/sha256sums.txt cannot be read (No such file or directory)"
+        )
+        api.desk.store.change("DELETE FROM requests WHERE seq_id=2")
+        assert verdicts()[0] == ("broken", f"{run} lacks 1 requests")

@@ -111,6 +111,8 @@ async def live(
         for task in (running, working):
             task.cancel()
         ended = await asyncio.gather(running, working, return_exceptions=True)
+    # The kernel does this for a process that was killed. The connection stays as it is.
+    desk.store._lock.close()
     for error in ended:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

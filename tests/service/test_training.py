@@ -165,6 +165,7 @@ def test_a_step_uses_the_sum_of_the_gradients_and_the_values_of_its_call(
         np.testing.assert_allclose(run.weights[name].detach().numpy(), expected, atol=2e-6)
     assert [step for step, _ in runs.reports] == [1, 2, 3]
     assert runs.reports[0][1]["tokens/trained"] == 24
+    assert runs.reports[2][1]["time/step_s"] == 0, "of the played clock; explain needs it"
 
 
 def test_calls_accumulate_to_the_same_as_one_call(model_path: Path, tmp_path: Path) -> None:

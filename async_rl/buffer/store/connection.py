@@ -7,18 +7,19 @@ The function `checksum` of SQL is the one of core/checksums.py.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from async_rl.core import codec
 from async_rl.core.checksums import checksum
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.heads import PackedGroup
 
 STORE_FILE = "store.sqlite"
@@ -64,6 +65,21 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise InfrastructureError(f"{path} is not a usable store: {error}") from error
     return connection
+
+
+def hold_lock(path: Path) -> IO[str]:
+    """Lock `<path>.lock` until it is closed or the process exits. Raises Unavailable if another
+    process has the lock.
+    """
+    lock = path.with_name(path.name + ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Unavailable(
+            f"{path} is written by another process; end that process first"
+        ) from error
+    return lock
 
 
 def intact(group_id: int, group: PackedGroup | None) -> PackedGroup:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import queue
 import sqlite3
@@ -24,13 +23,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from async_rl.buffer.changes import Change, Completed
-from async_rl.buffer.store.connection import BUSY_MS, connect, readers_of
+from async_rl.buffer.store.connection import BUSY_MS, connect, hold_lock, readers_of
 from async_rl.buffer.store.schema import SCHEMA_VERSION, create_schema
 from async_rl.buffer.store.triggers import Row, apply, create_triggers
-from async_rl.core.errors import InfrastructureError, Unavailable
+from async_rl.core.errors import InfrastructureError
 from async_rl.core.os import sync
 
 _log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Writer:
         self._reported_pages = 2 * _LONGEST_LOG_PAGES
         with contextlib.ExitStack() as stack:
             # First: a second process must not even create tables or recover the log.
-            stack.enter_context(_hold_lock(path))
+            stack.enter_context(hold_lock(path))
             self._connection = stack.enter_context(contextlib.closing(connect(path)))
             try:
                 self._create_tables()
@@ -291,14 +290,3 @@ def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureErr
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             remedy = "end the program that holds it open for writing"
     return InfrastructureError(f"{path} cannot be written: {error}; {remedy}, then resume the run")
-
-
-def _hold_lock(path: Path) -> IO[str]:
-    """Lock `<path>.lock` until it is closed or the process exits."""
-    lock = path.with_name(path.name + ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise Unavailable(f"{path} is written by another process; end that buffer first") from error
-    return lock

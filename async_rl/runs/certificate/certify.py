@@ -27,6 +27,7 @@ from async_rl.runs.certificate.prompts import prompts
 from async_rl.runs.certificate.pushes import weights
 from async_rl.runs.certificate.seeds import seeds
 from async_rl.runs.certificate.selection import selection
+from async_rl.runs.certificate.service import service
 from async_rl.runs.certificate.statements import Certificate, Statement, statement
 from async_rl.runs.metrics import Curves
 from async_rl.runs.status import config_of
@@ -67,13 +68,17 @@ def promise_of(config: RunConfig) -> Promise:
 
 def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator[Statement]:
     noted = list(records.read(run_dir / EVENTS_FILE, Event))
-    yield from weights(run_dir)
-    yield from prompts(run_dir, config, store, [e for e in noted if e.kind == "start"])
-    yield from selection(store)
     curves = Curves(run_dir)
     curves.refresh()
-    yield _agreement(curves, config.model.dtype)
-    yield from seeds(config, store)
+    if config.agent.is_service:
+        # Programs bring the prompts, and the weights are theirs.
+        yield from service(run_dir)
+    else:
+        yield from weights(run_dir)
+        yield from prompts(run_dir, config, store, [e for e in noted if e.kind == "start"])
+        yield from selection(store)
+        yield _agreement(curves, config.model.dtype)
+        yield from seeds(config, store)
     yield from origin(run_dir, config, noted)
     yield from faults(store, noted)
     checked = audited(run_dir, config, store)
