@@ -15,7 +15,13 @@ import contextlib
 from collections.abc import Iterator
 
 from async_rl.config.pools import seat
-from async_rl.core.errors import EngineDead, Superseded, Unavailable, WeightsError
+from async_rl.core.errors import (
+    AsyncRLError,
+    EngineDead,
+    Superseded,
+    Unavailable,
+    WeightsError,
+)
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine, one_completion, require_version
@@ -146,7 +152,7 @@ class Generator:
         """Continue a row of tokens for an agent."""
         engine = self.sleeping.engine
         require_version(engine.version)
-        with self._completing():
+        with self._completing(EngineDead):
             done = await one_completion(
                 engine, request.request_id, request.token_ids, request.sampling
             )
@@ -155,15 +161,17 @@ class Generator:
 
     async def _sample(self, request: Sample) -> Message:
         """Draw sequences for a program that uses the run as a service."""
-        with self._completing():
+        with self._completing(Unavailable):
             sampled = await self._slots.sample(request)
         num_tokens = sum(len(sequence.token_ids) for sequence in sampled.sequences)
         self._context.activity.count("tokens_generated", num_tokens)
         return sampled
 
     @contextlib.contextmanager
-    def _completing(self) -> Iterator[None]:
-        """Count a call, which a drain waits for. A call that the engine fails ends this process."""
+    def _completing(self, failure: type[AsyncRLError]) -> Iterator[None]:
+        """Count a call, which a drain waits for. A call that the engine fails ends this process,
+        and raises `failure`.
+        """
         self._num_completing += 1
         try:
             with self._context.activity("generating"):
@@ -172,7 +180,9 @@ class Generator:
             # Another engine may continue the row. No group of this run may be in flight, so nothing
             # else would show that the engine is dead.
             self._context.group.create_task(_end(str(error)), name="engine dead")
-            raise Unavailable(f"{self._context.name}: {error}") from error
+            if isinstance(error, WeightsError) or self._context.stopping.is_set():
+                failure = Unavailable
+            raise failure(f"{self._context.name}: {error}") from error
         finally:
             self._num_completing -= 1
             self._completed.set()

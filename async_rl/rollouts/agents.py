@@ -11,6 +11,7 @@ reward; the attempt is then given up and counted, and nothing of it is trained.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import functools
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import AgentError
+from async_rl.core.errors import AgentError, EngineDead
 from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
 from async_rl.protocol.generator import Completion
 from async_rl.rewards.verifier.client import VerifierClient
@@ -83,10 +84,18 @@ class Agents:
             if known is not None:
                 return known
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
-            completed = await write(f"{name}/{call}", token_ids, limited)
+            try:
+                completed = await write(f"{name}/{call}", token_ids, limited)
+            except EngineDead as error:
+                # Its client would send it again. The attempt fails with the cause instead.
+                session.close(f"a call ended its engine: {error}")
+                if not failing.done():
+                    failing.set_result(AgentError(session.closed))
+                raise
             self._journal.add(ticket, index, token_ids, completed)
             return completed
 
+        failing: asyncio.Future[AgentError] = asyncio.get_running_loop().create_future()
         task = task_of(ticket, index)
         session = Session(
             record=Record(ticket.prompt.token_ids),
@@ -101,7 +110,15 @@ class Agents:
         # Closed before the sample is made: no call that is still open can add to it.
         with self._sessions.open(session):
             endpoint = Endpoint.of(self._url, session.token, session.session_key)
-            returned = await self._environments.run(endpoint, session.task)
+            running = asyncio.ensure_future(self._environments.run(endpoint, session.task))
+            try:
+                await asyncio.wait((failing, running), return_when=asyncio.FIRST_COMPLETED)
+                if failing.done():
+                    raise failing.result()
+                returned = running.result()
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
         return self._written(ticket.prompt, session, score_of(returned, session.rewards))
 
     def _environment_of(self, row: dict[str, Any]) -> str:

@@ -58,17 +58,16 @@ class Journal:
         self._known: dict[int, list[_Record]] = {}
 
     def take(self, ticket: Ticket, sample: int, before: IntArray, limit: int) -> Completion | None:
-        """Return what another life wrote here, with at most `limit` tokens; None if nothing."""
+        """Return what another life wrote here, with at most `limit` tokens; None if nothing. An
+        answer that its limit ended may have fewer, and the caller continues it.
+        """
         if ticket.group_id not in self._known:
             self._known[ticket.group_id] = self._read(ticket.group_id)
         known = self._known[ticket.group_id]
         digest = _digest(before)
         for index, record in enumerate(known):
-            done = record.completed
-            # An answer that reached its limit would have continued under a larger limit.
-            is_whole = not done.is_truncated or len(done.token_ids) == limit
             is_same = (record.sample, record.before) == (sample, digest)
-            if is_same and is_whole and len(done.token_ids) <= limit:
+            if is_same and len(record.completed.token_ids) <= limit:
                 return known.pop(index).completed
         return None
 

@@ -5,7 +5,10 @@ waits for: a generator with weights
 returns: the continuation, from another generator if the first one exits
 woken by: the directory, new weights of a generator
 
-Invariant: a row that is sent to another generator consists of the same token ids.
+Invariants
+- A row that is sent to another generator consists of the same token ids.
+- A row under which an engine died is sent to no other engine, because it may be the cause. A row
+  whose generator was lost for another reason is sent again once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from async_rl.core.errors import DeadlineExceeded, InfrastructureError, Unavailable
+from async_rl.core.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    InfrastructureError,
+    Unavailable,
+)
 from async_rl.core.types import NO_VERSION, Sampling, Ticket
 from async_rl.protocol.generator import (
     CallsRead,
@@ -94,6 +102,7 @@ class RemoteEngines:
         return read
 
     async def _call(self, session: str, request: Complete | ReadCalls) -> Any:
+        lost: set[Life] = set()
         while True:
             member = await self._choose(session)
             life = self._context.incarnation_of(member)
@@ -106,6 +115,10 @@ class RemoteEngines:
             except Unavailable as error:
                 # Only the tokens so far are needed to continue, and this process has them.
                 _log.warning("session %s moves: %s", session, error)
+                lost.add(life_of(member))
+                # A crash of the process shows no cause, and a call may cause it.
+                if len(lost) > 1:
+                    raise EngineDead(f"two generators were lost under one call: {error}") from error
                 self._weights.pop(life_of(member), None)
                 self._chosen.pop(session, None)
             else:

@@ -18,10 +18,19 @@ from jinja2 import TemplateError
 
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import IntArray
-from async_rl.protocol.generator import CallsRead, ReadCalls
+from async_rl.protocol.generator import CallsRead, Completion, ReadCalls
+from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, History, Record
-from async_rl.sessions.tools import assistant, calls_of, form_of, tool_call
+from async_rl.sessions.tools import (
+    HERMES,
+    as_text,
+    assistant,
+    calls_of,
+    form_of,
+    parse_answer,
+    tool_call,
+)
 
 Message = Json
 """role, content (text) and, if the role is assistant, tool_calls with arguments as a dict."""
@@ -92,6 +101,38 @@ class Chat:
             if not whole.startswith(begin):
                 raise
             return whole.removeprefix(begin)
+
+    async def message_of(self, call: Call, written: Completion, text: str) -> Json:
+        """Return a complete answer as a message, its tool calls read."""
+        shown = call.start + text
+        if call.in_pieces:
+            # The agent has read all of it as text, and repeats it as text.
+            return as_text(shown)
+        # A parser would complete a call that the limit has cut.
+        if self.form == HERMES or not call.tools or self.is_cut(call, written):
+            return parse_answer(shown)
+        ids = written.token_ids
+        whole = self.decode(ids if written.is_truncated else ids[:-1], with_special=True)
+        whole = before_stop(whole, call.stops)[0]
+        return await self.read_calls(call.tools, call.start, shown, whole, ids)
+
+    def text_of(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
+        """Return the text before the first stop text, and the number of tokens up to the end of the
+        stop text; None = all.
+        """
+        text, stop = before_stop(self.decode(token_ids), stops)
+        if not stop:
+            return text, None
+        num_kept = next(
+            count
+            for count in range(1, len(token_ids) + 1)
+            if stop in self.decode(token_ids[:count])
+        )
+        return text, num_kept
+
+    def is_cut(self, call: Call, written: Completion) -> bool:
+        """Return whether the limit stopped the answer, instead of an end token or a stop text."""
+        return written.is_truncated and self.text_of(written.token_ids, call.stops)[1] is None
 
     async def read_calls(
         self, tools: Sequence[Any], start: str, shown: str, written: str, token_ids: IntArray

@@ -14,8 +14,8 @@ Pure: no clock, socket or text.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,13 +40,13 @@ class Context:
     token_ids: IntArray
 
 
-@frozen
+@dataclass(slots=True)
 class _Open:
-    """A call whose answer is being written, which gets at most `limit` tokens."""
+    """A call whose answer is being written. size: the tokens that are reserved for it."""
 
     context: Context
     history: History
-    limit: int
+    size: int = 0
 
 
 @frozen
@@ -80,7 +80,6 @@ class Record:
         of the text that the turn wrote.
         """
         self._open: dict[int, _Open] = {}
-        self._numbers = itertools.count()
         self._by_history: dict[History, int] = {}
 
     # ---- which turn a request continues
@@ -104,14 +103,10 @@ class Record:
                 best, longest = number, len(path)
         return self.context(best, token_ids[longest:])
 
-    def repeated(self, history: History) -> int:
-        """Return the newest turn with exactly this request that no other turn continues; -1 without
-        any.
-        """
-        parents = {turn.context.parent for turn in self.turns.values()}
-        parents |= {call.context.parent for call in self._open.values()}
-        same = [n for n, turn in self.turns.items() if turn.history == history and n not in parents]
-        return max(same, default=-1)
+    def is_continued(self, number: int) -> bool:
+        """Return whether a turn or a call in progress continues this turn."""
+        calls: list[Turn | _Open] = [*self.turns.values(), *self._open.values()]
+        return any(call.context.parent == number for call in calls)
 
     def context(
         self, parent: int | None, read: Sequence[int] | IntArray, *, num_kept: int | None = None
@@ -132,11 +127,15 @@ class Record:
 
     # ---- a call
 
-    def begin(self, context: Context, history: History, *, limit: int) -> int:
-        """Reserve `limit` tokens for an answer; return the number of its turn."""
-        number = next(self._numbers)
-        self._open[number] = _Open(context=context, history=history, limit=limit)
-        return number
+    def begin(self, number: int, context: Context, history: History) -> None:
+        """Start a call, whose answer has no tokens yet."""
+        self._open[number] = _Open(context, history)
+
+    def reserve(self, number: int, size: int) -> None:
+        """Let the answer of a call have this many tokens: calls at the same time must not fill the
+        same room.
+        """
+        self._open[number].size = size
 
     def finish(self, number: int, answer: Completion, *, reply: str) -> None:
         """Record the answer, which the agent may see from now on.
@@ -150,19 +149,22 @@ class Record:
 
     def cancel(self, number: int) -> None:
         """Forget a call whose answer the agent never sees."""
-        del self._open[number]
+        self._open.pop(number, None)
+        self.turns.pop(number, None)
+        self._by_history = {key: n for key, n in self._by_history.items() if n != number}
+        self.texts = {text: turn for text, turn in self.texts.items() if turn[0] != number}
 
     def num_tokens(self, context: Context | None = None) -> int:
-        """Return the length of the row, with calls in progress at their limits.
+        """Return the length of the row, with what is reserved for calls in progress.
 
         context: of a call that starts now and has written nothing yet.
         """
-        calls = [(call.context, call.limit) for call in self._open.values()]
+        calls = [(call.context, call.size) for call in self._open.values()]
         if context is not None:
             calls.append((context, 0))
         ends = self._segment_ends([context for context, _ in calls])
         total = sum(len(self.turns[end].path) for end in ends)
-        total += sum(len(context.token_ids) + limit for context, limit in calls)
+        total += sum(len(context.token_ids) + size for context, size in calls)
         starts = [*(self.turns[end].context for end in ends), *(context for context, _ in calls)]
         # One segment continues the prompt, which is not a part of the row.
         return total - len(self._prompt) if any(map(self._has_prompt, starts)) else total

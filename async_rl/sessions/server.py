@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -24,11 +25,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer
 from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens, messages
-from async_rl.sessions.forms.form import Form, events_of, lines_of, read
+from async_rl.sessions.forms.form import (
+    Exchange,
+    Form,
+    events_of,
+    lines,
+    lines_of,
+    read,
+    replayed,
+)
 from async_rl.sessions.forms.openai_completions import chat_completions, completions
 from async_rl.sessions.forms.openai_responses import response, responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
@@ -49,6 +58,8 @@ _YOUNG_PER_FULL = 1000
 # every three seconds, which were the slowest calls. Two times as many take as long in all, in
 # shorter pauses.
 _NEWEST_PER_YOUNG = 1
+_KEY = "idempotency-key"
+_STREAM = "text/event-stream"
 _body = partial(body_of, most_bytes=16 << 20)
 _MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}
 FORMS: Mapping[str, Form] = {
@@ -132,7 +143,11 @@ class _Endpoint:
     async def reward(self, request: Request) -> Response:
         session = self._sessions.owned(request)
         session.require_open()
-        session.rewards.append(reward_of(read(await _body(request), Any)))
+        body = await _body(request)
+        request_id = _id_of(request, body)
+        if not (request_id in session.posted and _is_sent_again(request)):
+            session.rewards.append(reward_of(read(body, Any)))
+            session.posted.add(request_id)
         return json_response({"object": "reward", "num_rewards": len(session.rewards)})
 
     async def count(self, request: Request) -> Response:
@@ -151,17 +166,19 @@ class _Endpoint:
         body = await _body(request)
         with _bad_values():
             exchange = FORMS[request.url.path](body, session)
+        request_id = _id_of(request, body)
+        known = session.repeated(request_id) if _is_sent_again(request) else []
+        if known and exchange.is_streamed:
+            return Response(lines(replayed(exchange, known)), media_type=_STREAM)
+        if known:
+            return json_response(exchange.reply(known))
+        exchange.numbers = session.begin(exchange.calls, request_id)
         if exchange.is_streamed:
             # The first piece decides between an answer and an error in the form of the API.
             events = events_of(exchange, session)
             first = await while_connected(request, anext(events))
-            return StreamingResponse(lines_of(first, events), media_type="text/event-stream")
-        known = None
-        if len(exchange.calls) == 1 and _is_sent_again(request):
-            known = session.repeated(exchange.calls[0])
-        if known is not None:
-            return json_response(exchange.reply([known]))
-        answers = await while_connected(request, _all(session, exchange.calls))
+            return StreamingResponse(lines_of(first, events), media_type=_STREAM)
+        answers = await while_connected(request, _all(session, exchange))
         return json_response(exchange.reply(answers))
 
 
@@ -205,18 +222,34 @@ def spare_heap() -> None:
     gc.set_threshold(gc.get_threshold()[0], _NEWEST_PER_YOUNG, _YOUNG_PER_FULL)
 
 
-async def _all(session: Session, calls: Sequence[Call]) -> list[Answer]:
-    """Return the answers to all calls. An error of one of them cancels the rest: the client reads
-    none of their answers, so none may be trained.
+async def _all(session: Session, exchange: Exchange) -> list[Answer]:
+    """Return the answers to all calls. An error of one of them cancels the rest, and no answer is
+    trained, because the client reads none of them.
     """
-    work = [asyncio.ensure_future(session.answer(call)) for call in calls]
+    pairs = zip(exchange.calls, exchange.numbers, strict=True)
+    work = [asyncio.ensure_future(session.answer(call, number=number)) for call, number in pairs]
+    session.unread.update(exchange.numbers)
     try:
         return await asyncio.gather(*work)
-    finally:
+    except BaseException:
         for answering in work:
             answering.cancel()
+        await asyncio.wait(work)
+        session.forget(exchange.numbers)
+        raise
+    finally:
+        session.unread.difference_update(exchange.numbers)
+
+
+def _id_of(request: Request, body: bytes) -> bytes:
+    """Return what a request has in common with the same request that is sent again."""
+    key = request.headers.get(_KEY, "").encode() or body
+    return hashlib.sha256(request.url.path.encode() + b"\n" + key).digest()
 
 
 def _is_sent_again(request: Request) -> bool:
-    """Return whether the client's package says that it got no answer to this request."""
-    return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    """Return whether the client says that it may have sent this request before, and got no answer:
+    by a count of its package, or by a key that it gives to each request.
+    """
+    is_counted = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    return is_counted or _KEY in request.headers

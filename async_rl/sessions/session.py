@@ -10,8 +10,10 @@ A streamed answer, and one that a text may stop, is written in pieces of PIECE_T
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +22,10 @@ import numpy as np
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call
-from async_rl.sessions.chat import Chat, before_stop, certain, key_of
+from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, Record
-from async_rl.sessions.tools import HERMES, as_text, chosen, parse_answer
+from async_rl.sessions.tools import as_text, chosen
 from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
@@ -57,7 +59,8 @@ class Session:
 
     limit: the most tokens of all segments together. task: with its row and tests. run: a
     Python tool. responses: the messages up to each response that a client may name, and its body.
-    token: the agent's; session_key: of who started the agent and rewards it.
+    token: the agent's; session_key: of who started the agent and rewards it. posted: the requests
+    with rewards. unread: the answers whose request still waits for other answers.
     """
 
     record: Record
@@ -71,12 +74,22 @@ class Session:
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
     rewards: list[dict[str, float]] = field(default_factory=list)
+    posted: set[bytes] = field(default_factory=set)
+    unread: set[int] = field(default_factory=set)
     responses: dict[str, tuple[list[Any], Json]] = field(default_factory=dict)
     is_truncated: bool = False
     closed: str = ""
-    last_text: str = ""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _writing: dict[int, _Writing] = field(default_factory=dict)
     _answers: dict[int, Answer] = field(default_factory=dict)
+    _texts: dict[int, str] = field(default_factory=dict)
+    _requests: dict[bytes, list[int]] = field(default_factory=dict)
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def last_text(self) -> str:
+        """The text of the newest answer, which the verifiers score; empty without any."""
+        return self._texts[next(reversed(self.record.turns))] if self.record.turns else ""
 
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
@@ -93,6 +106,7 @@ class Session:
         self.closed = reason
         for number in list(self._writing):
             self._settle(number)
+        self.forget(self.unread)
 
     def require_open(self) -> None:
         """Raise Refused once the session is closed."""
@@ -134,49 +148,74 @@ class Session:
             tools=tools,
         )
 
-    def repeated(self, call: Call) -> Answer | None:
-        """Return the recorded answer to a request that the client sends again because the first
-        answer did not reach it; None if there is none.
+    def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
+        """Return a number for each answer to a request. Raises Refused if they are too many."""
+        self._require_turns(len(calls))
+        self._requests[request] = [next(self._numbers) for _ in calls]
+        return self._requests[request]
+
+    def repeated(self, request: bytes) -> list[Answer]:
+        """Return the recorded answers to a request that the client sends again because they did not
+        reach it. Without all of them none is trained, and the list is empty.
         """
-        number = self.record.repeated(call.history) if call.history else -1
-        return self._answers.get(number)
+        numbers = self._requests.get(request, [])
+        if any(map(self.record.is_continued, numbers)):
+            return []
+        answers = [self._answers[number] for number in numbers if number in self._answers]
+        if len(answers) == len(numbers):
+            return answers
+        self.forget(numbers)
+        return []
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Train none of these answers: the client has not got them."""
+        for number in numbers:
+            self._writing.pop(number, None)
+            self.record.cancel(number)
+            self._answers.pop(number, None)
+        self._settled.set()
 
     async def answer(
-        self, call: Call, on_text: Callable[[str], None] = lambda text: None
+        self,
+        call: Call,
+        on_text: Callable[[str], None] = lambda text: None,
+        number: int | None = None,
     ) -> Answer:
         """Let the policy write one answer, and record it.
 
         on_text: called with each further part of the text. A cancelled call records the text that
-        was passed to on_text, because the agent has read that much.
+        was passed to on_text, because the agent has read that much. number: by `begin`.
         """
-        room = self._room(call.context)
-        limit = room if call.max_tokens is None else min(room, call.max_tokens)
-        # Reserved now: calls at the same time must not fill the same room.
-        number = self.record.begin(call.context, call.history, limit=limit)
+        if number is None:
+            (number,) = self.begin([call])
+        await self._room_for(call.context)
+        self.record.begin(number, call.context, call.history)
         self._writing[number] = now = _Writing(call)
         try:
             with self.usage.calling():
-                async for now.written, text, is_last in self._pieces(call, number, limit):
+                async for now.written, text, is_last in self._pieces(call, number):
                     visible = certain(text, call.stops)
                     if call.in_pieces and not is_last and visible != now.seen:
                         on_text(visible[len(now.seen) :])
                         now.seen = visible
                 assert now.written is not None, "an answer has a last piece"
                 # The sample may be complete by now; then this answer must not change it.
-                message = await self._message(call, now.written, text)
-                self.require_open()
+                message = await self.chat.message_of(call, now.written, text)
+                self._require_wanted(number)
                 rest = text[len(now.seen) :]
                 now.seen, now.message = text, message
         finally:
             # In every case, also when the agent disconnects.
             self._settle(number)
         written = now.written
-        self.is_truncated = written.is_truncated and len(written.token_ids) >= room
+        is_cut = self.chat.is_cut(call, written)
+        # By the limit of the session, not by the limit of the call.
+        self.is_truncated = is_cut and len(written.token_ids) != call.max_tokens
         on_text(rest)
         why = "stop"
         if "tool_calls" in message:
             why = "tool_calls"
-        elif self._is_cut(call, written):
+        elif is_cut:
             why = "length"
         self._answers[number] = Answer(
             call=call,
@@ -195,51 +234,46 @@ class Session:
         now = self._writing.pop(number, None)
         if now is None:
             return
+        self._settled.set()
         if now.written is None or not (now.seen or now.message):
             self.record.cancel(number)
         else:
             message = now.message or as_text(now.call.start + now.seen)
             self._finish(number, now.call, now.written, now.seen, message)
 
-    async def _message(self, call: Call, written: Completion, text: str) -> Json:
-        """Return a complete answer as a message, its tool calls read."""
-        shown = call.start + text
-        if call.in_pieces:
-            # The agent has read all of it as text, and repeats it as text.
-            return as_text(shown)
-        # A parser would complete a call that the limit has cut.
-        if self.chat.form == HERMES or not call.tools or self._is_cut(call, written):
-            return parse_answer(shown)
-        ids = written.token_ids
-        whole = self.chat.decode(ids if written.is_truncated else ids[:-1], with_special=True)
-        whole = before_stop(whole, call.stops)[0]
-        return await self.chat.read_calls(call.tools, call.start, shown, whole, ids)
-
-    async def _pieces(
-        self, call: Call, number: int, limit: int
-    ) -> AsyncIterator[tuple[Completion, str, bool]]:
+    async def _pieces(self, call: Call, number: int) -> AsyncIterator[tuple[Completion, str, bool]]:
         """Yield after each piece: the answer so far, its text, and whether it is complete."""
         parts: list[Completion] = []
-        is_last = False
-        while not is_last:
-            left = limit - sum(len(part.token_ids) for part in parts)
-            size = left
-            if call.in_pieces or call.stops:
-                size = min(left, PIECE_TOKENS)
+        num_written = 0
+        size = self._size(call, number, 0)
+        while size:
             # The engine's prefix cache makes the next piece cost little more than its tokens.
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
             part = await self.write(f"{number}.{len(parts)}", before, size)
-            self.require_open()
+            self._require_wanted(number)
             parts.append(part)
             written = joined(parts)
-            text, num_kept = self._text(written.token_ids, call.stops)
-            is_last = not part.is_truncated or size == left or num_kept is not None
-            yield cut(written, slice(num_kept)), text, is_last
+            num_written = len(written.token_ids)
+            text, num_kept = self.chat.text_of(written.token_ids, call.stops)
+            is_complete = not part.is_truncated or num_kept is not None
+            size = 0 if is_complete else self._size(call, number, num_written)
+            yield cut(written, slice(num_kept)), text, not size
+
+    def _size(self, call: Call, number: int, num_written: int) -> int:
+        """Reserve the tokens of the next piece of an answer, and return how many they are."""
+        self.record.reserve(number, num_written)
+        room = self.limit - self.record.num_tokens()
+        # Half of the room: calls at the same time find some too, and most answers fit into it.
+        piece = PIECE_TOKENS if call.in_pieces or call.stops else max(PIECE_TOKENS, room // 2)
+        left = room if call.max_tokens is None else min(room, call.max_tokens - num_written)
+        size = max(0, min(left, piece))
+        self.record.reserve(number, num_written + size)
+        return size
 
     def _finish(
         self, number: int, call: Call, written: Completion, text: str, message: Json
     ) -> None:
-        self.last_text = message["content"]
+        self._texts[number] = message["content"]
         self.usage.num_turns += 1
         self.usage.num_tokens += len(written.token_ids)
         self.record.finish(number, written, reply=key_of(message))
@@ -249,41 +283,38 @@ class Session:
             for shown in (text, self.chat.decode(written.token_ids)):
                 self.record.texts[call.prompt + shown] = (number, shown)
 
-    def _is_cut(self, call: Call, written: Completion) -> bool:
-        """Return whether the limit stopped the answer, instead of an end token or a stop text."""
-        return written.is_truncated and self._text(written.token_ids, call.stops)[1] is None
-
-    def _room(self, context: Context) -> int:
-        """Return the tokens that an answer may have. Raises Refused."""
+    def _require_wanted(self, number: int) -> None:
+        """Raise Refused if the session is closed, or the client has sent the request again."""
         self.require_open()
-        if len(self.record.turns) >= self.max_turns:
+        if number not in self._writing:
+            raise Refused("the request was sent again, and its second answer counts", status=409)
+
+    def _require_turns(self, num_calls: int) -> None:
+        """Raise Refused unless this many more answers are within the limit."""
+        self.require_open()
+        num_turns = len(self.record.turns) + len(self._writing)
+        if num_turns + num_calls > self.max_turns:
             self.is_truncated = True
             raise Refused(
-                f"the session has had {self.max_turns} answers, its limit (rollout.max_turns)",
+                f"the session has had {num_turns} answers, and {num_calls} more are above its limit"
+                f" of {self.max_turns} (rollout.max_turns)",
                 code="too_many_turns",
             )
-        # Every segment counts: all of them are trained, as one row.
-        num_tokens = self.record.num_tokens(context)
-        if num_tokens >= self.limit:
-            self.is_truncated = True
-            raise Refused(
-                f"this call would start with {num_tokens} tokens in the session, whose limit is"
-                f" {self.limit} (data.max_response_tokens, every segment counted); shorten the"
-                " history or raise it",
-                code="context_length_exceeded",
-            )
-        return self.limit - num_tokens
 
-    def _text(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
-        """Return the text before the first stop text, and the number of tokens up to the end of the
-        stop text; None = all.
-        """
-        text, stop = before_stop(self.chat.decode(token_ids), stops)
-        if not stop:
-            return text, None
-        num_kept = next(
-            count
-            for count in range(1, len(token_ids) + 1)
-            if stop in self.chat.decode(token_ids[:count])
-        )
-        return text, num_kept
+    async def _room_for(self, context: Context) -> None:
+        """Return once an answer may have a token. Raises Refused if it never may."""
+        self._require_turns(1)
+        # Every segment counts: all of them are trained, as one row.
+        while (num_tokens := self.record.num_tokens(context)) >= self.limit:
+            if not self._writing:
+                self.is_truncated = True
+                raise Refused(
+                    f"this call would start with {num_tokens} tokens in the session, whose limit is"
+                    f" {self.limit} (data.max_response_tokens, every segment counted); shorten the"
+                    " history or raise it",
+                    code="context_length_exceeded",
+                )
+            # Other calls return what they do not use.
+            self._settled.clear()
+            await self._settled.wait()
+            self._require_turns(1)

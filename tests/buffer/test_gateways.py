@@ -32,6 +32,7 @@ from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.rollout import Rollouts
+from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import build_app
 
@@ -113,9 +114,9 @@ class Playing:
         self._transport = httpx.ASGITransport(app)
         self._seen = seen
 
-    async def run(self, url: str, token: str, task: dict[str, Any]) -> Any:
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         messages = [{"role": "user", "content": task["prompt"]}]
-        headers = {"authorization": f"Bearer {token}"}
+        headers = {"authorization": f"Bearer {endpoint.api_key}"}
         async with httpx.AsyncClient(
             transport=self._transport, base_url="http://gateway", headers=headers
         ) as client:

@@ -22,7 +22,7 @@ from composing import compose, compose_unchecked
 from rollouts_support import Alphabet, Judge, Parrot, completion, opened_rollouts, ticket_of
 
 from async_rl.config.checks.run import problems
-from async_rl.core.errors import AgentError, ConfigError, Unavailable, root_cause
+from async_rl.core.errors import AgentError, ConfigError, EngineDead, Unavailable, root_cause
 from async_rl.core.machine import this_machine
 from async_rl.core.types import NO_VERSION, AssertTest, CodeTest, Group, Sampling
 from async_rl.generation.engine import one_completion
@@ -81,6 +81,14 @@ async def posts(task, endpoint):
     say(endpoint, {"role": "user", "content": task["prompt"]})
     post(endpoint.session_url + "/reward", endpoint.session_key, 0.25)
     post(endpoint.session_url + "/reward", endpoint.session_key, 0.5)
+
+
+def insists(task, endpoint):
+    while True:
+        try:
+            two_turns(task, endpoint)
+        except Exception:
+            time.sleep(0.05)
 
 
 def pid(task, endpoint):
@@ -335,8 +343,8 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     assert taken(second, 0, [1, 3], 9) is None
     assert taken(second, 0, [1, 2], 1) is None
     assert taken(second, 0, [1, 2], 2) == [5, 6]
-    assert taken(second, 0, [1, 2], 9) is None, "the other one was ended by a limit of 2"
-    assert taken(second, 0, [1, 2], 2) == [7, 8]
+    assert taken(second, 0, [1, 2], 1) is None
+    assert taken(second, 0, [1, 2], 9) == [7, 8], "the session continues what its limit ended"
     assert taken(second, 0, [1, 2], 2) is None
     # What the newest attempt was served comes first.
     second.add(msgspec.structs.replace(asked, attempt=2), 0, before, completion(9))
@@ -428,6 +436,7 @@ class Generators:
         self.config = compose("grpo_code", [])
         self.calls: list[tuple[str, Any]] = []
         self.gone: set[str] = set()
+        self.failure: Exception | None = None
         self.is_called = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -449,7 +458,7 @@ class Generators:
             self.calls.append((member.name, request))
             self.is_called.set()
             if member.name in self.gone:
-                raise Unavailable(f"{member.name} ended")
+                raise self.failure or Unavailable(f"{member.name} ended")
             if isinstance(request, ReadCalls):
                 return CallsRead(content=request.text, calls=[])
             await self.may_answer.wait()
@@ -499,6 +508,33 @@ def test_a_session_stays_with_its_generator_and_moves_with_the_same_tokens() -> 
             assert list(engines._chosen) == ["2.1.0"]
 
     asyncio.run(main())
+
+
+def test_a_call_under_which_engines_end_is_not_sent_again() -> None:
+    async def main() -> None:
+        row = np.array([5], np.int32)
+        generators = Generators()
+        async with generators.engines() as engines:
+            generators.failure = EngineDead("out of memory")
+            generators.gone = {"generator-0", "generator-1"}
+            with pytest.raises(EngineDead, match="out of memory"):
+                await one_completion(engines, "1.1.0/0.0", row, ticket_of(1).sampling)
+            assert len(generators.calls) == 1
+            # A crash names no cause, so that the call has a second try.
+            generators.failure = Unavailable("reset")
+            with pytest.raises(EngineDead, match="two generators were lost under one call"):
+                await one_completion(engines, "1.1.0/0.1", row, ticket_of(1).sampling)
+            assert len(generators.calls) == 3
+
+    asyncio.run(main())
+
+
+def test_an_attempt_whose_call_ended_the_engine_fails_with_the_cause(tmp_path: Path) -> None:
+    engine = Drawing(3, limit=2)
+    # The agent would ask again for as long as it gets no answer.
+    cause = failure(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:insists]", engine=engine, size=2)
+    assert isinstance(cause, AgentError)
+    assert "a call ended its engine: killed" in str(cause)
 
 
 def test_one_generator_reads_all_tool_calls_as_long_as_it_lives() -> None:

@@ -172,7 +172,11 @@ class Steps:
                 continue
             elif kind == "retry":
                 asked = call([])
-                answers = [session.repeated(asked) or await session.answer(asked)]
+                request = repr(thread).encode()
+                answers = session.repeated(request)
+                if not answers:
+                    (number,) = session.begin([asked], request)
+                    answers = [await session.answer(asked, number=number)]
             else:
                 how = {
                     "tools": {"tools": TOOLS, "choice": "required"},

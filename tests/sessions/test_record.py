@@ -204,14 +204,17 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
             thread.append(user(f"more {pick}"))
         call = session.chat_call(thread, tools, max_tokens=limit)
         if kind == "cancel":
-            number = session.record.begin(call.context, call.history, limit=3)
+            (number,) = session.begin([call])
+            session.record.begin(number, call.context, call.history)
+            session.record.reserve(number, 3)
             session.record.cancel(number)
             cancelled += 1
             continue
-        if kind == "retry" and (known := session.repeated(call)):
-            message = known.message
+        if kind == "retry" and (known := session.repeated(repr(call.history).encode())):
+            message = known[0].message
         else:
-            message = asyncio.run(session.answer(call)).message
+            (number,) = session.begin([call], repr(call.history).encode())
+            message = asyncio.run(session.answer(call, number=number)).message
         threads.append([*thread, message])
     if not policy.served:
         return

@@ -32,7 +32,8 @@ _TEXTS = ("text", "input_text", "output_text")
 
 
 class Exchange(ABC):
-    """One request whose answers are written. head: the first fields of the answer.
+    """One request whose answers are written. head: the first fields of the answer. numbers: of the
+    answers in the session.
 
     The events of a stream: `opened`; for each answer `text`, at least once unless the answer only
     calls tools, and `done`; then `closed`.
@@ -40,6 +41,7 @@ class Exchange(ABC):
 
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
         self.calls = calls
+        self.numbers: list[int] = []
         self.is_streamed = bool(request.stream)
         self._head = {**head, "model": MODEL}
 
@@ -193,7 +195,7 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
                 news.put_nowait((index, text))
 
         try:
-            return await session.answer(call, show)
+            return await session.answer(call, show, exchange.numbers[index])
         finally:
             # The end of the answer, or its failure.
             news.put_nowait((index, None))
@@ -229,16 +231,30 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
 
 async def lines_of(first: list[Event], events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:
     """Yield the events as lines of the stream; if the answer fails, the last one is the error."""
-    yield b"".join(_line(*event) for event in first)
+    yield lines(first)
     try:
         async for more in events:
-            yield b"".join(_line(*event) for event in more)
+            yield lines(more)
     # The status has been sent, so the error comes as an event.
     except AsyncRLError as error:
-        yield _line("error", error_of(refusal_of(error)))
+        yield lines([("error", error_of(refusal_of(error)))])
 
 
-def _line(name: str, value: Any) -> bytes:
-    data = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + data + b"\n\n"
+def replayed(exchange: Exchange, answers: Sequence[Answer]) -> list[Event]:
+    """Return all events of a stream whose answers are complete."""
+    events = exchange.opened()
+    for index, answer in enumerate(answers):
+        if answer.content is not None:
+            events += exchange.text(index, answer.content, is_first=True)
+        events += exchange.done(index, answer)
+    return [*events, *exchange.closed(answers)]
+
+
+def lines(events: Sequence[Event]) -> bytes:
+    """Return the lines of a stream for these events."""
+    parts = []
+    for name, value in events:
+        data = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+        head = f"event: {name}\n".encode() if name else b""
+        parts.append(head + b"data: " + data + b"\n\n")
+    return b"".join(parts)

@@ -1,0 +1,224 @@
+"""Nothing that the agent has not read is trained, and nothing counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from clients_support import Clients, use, user
+from sessions_support import Policy, Row
+from test_apis import LONG, blocking
+
+from async_rl.core.errors import EngineDead
+from async_rl.sessions.session import Session
+
+AGAIN = {"x-stainless-retry-count": "1"}
+
+
+def owner(session: Session, **more: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {session.session_key}", **more}
+
+
+class Slow:
+    """A policy whose calls wait until `num` of them are open; then the last `failing` fail."""
+
+    def __init__(self, policy: Policy, num: int, failing: int = 0) -> None:
+        self._policy, self._num, self._failing = policy, num, failing
+        self._names: list[str] = []
+        self._all = asyncio.Event()
+        self.limits: list[int] = []
+
+    async def __call__(self, name: str, before: Any, limit: int) -> Any:
+        if not name.endswith(".0"):
+            return await self._policy(name, before, limit)
+        self._names.append(name)
+        self.limits.append(limit)
+        index = len(self._names)
+        if index >= self._num:
+            self._all.set()
+        await self._all.wait()
+        if self._failing and index > self._num - self._failing:
+            # After the answers of the other calls.
+            for _ in range(20):
+                await asyncio.sleep(0)
+            raise EngineDead("the engine has ended")
+        return await self._policy(name, before, limit)
+
+
+def test_an_answer_of_n_is_not_trained_if_another_of_them_fails() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.write = Slow(policy, 2, failing=1)
+        with pytest.raises(openai.InternalServerError):
+            await found.openai.chat.completions.create(model="policy", messages=[user("go")], n=2)
+        assert session.record.turns == {}
+        assert session.last_text == ""
+        session.write = policy
+        policy.say("read")
+        await found.openai.chat.completions.create(model="policy", messages=[user("go")])
+        assert session.last_text == "read"
+
+    assert Row(use(agent, ["one", "two"])).tokens.is_written.sum() == 2
+
+
+def test_an_answer_of_n_is_not_trained_if_the_session_ends_before_the_last() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.write, begun, _ = blocking(policy, ("1.0",))
+        create = found.openai.chat.completions.create
+        asked = asyncio.ensure_future(create(model="policy", messages=[user("go")], n=2))
+        await begun.wait()
+        assert list(session.record.turns) == [0]
+        session.close("its sample is complete")
+        assert session.record.turns == {}
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    use(agent, ["one"])
+
+
+@pytest.mark.parametrize("key", [AGAIN, {"idempotency-key": "a"}])
+def test_a_stream_that_is_sent_again_gets_the_recorded_answer(key: dict[str, str]) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        texts = []
+        for headers in ({} if key is AGAIN else key, key):
+            stream = await found.openai.chat.completions.create(
+                model="policy", messages=[user("go")], stream=True, extra_headers=headers
+            )
+            chunks = [chunk async for chunk in stream]
+            texts.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+            assert chunks[-1].choices[0].finish_reason == "stop"
+        assert texts == [LONG, LONG]
+
+    assert len(use(agent, [LONG, "other"]).record.turns) == 1
+
+
+def test_the_part_of_a_stream_that_is_sent_again_is_not_trained() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        create = found.openai.chat.completions.create
+        how: Any = {"model": "policy", "messages": [user("go")], "stream": True}
+        session.write, _, ended = blocking(policy, ("0.1",))
+        stream = await create(**how)
+        await anext(aiter(stream))
+        await stream.close()
+        await ended.wait()
+        assert len(session.record.turns) == 1
+        policy.say("whole")
+        again = [chunk async for chunk in await create(**how, extra_headers=AGAIN)]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in again) == "whole"
+
+    assert Row(use(agent, [LONG])).tokens.is_written.sum() == 2
+
+
+def test_a_request_that_is_sent_again_while_its_answer_is_written_has_one_answer() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        begun, may_write = asyncio.Event(), asyncio.Event()
+
+        async def write(name: str, before: Any, limit: int) -> Any:
+            if name.startswith("0."):
+                begun.set()
+                await may_write.wait()
+            return await policy(name, before, limit)
+
+        session.write = write
+        how: Any = {"model": "policy", "messages": [user("go")]}
+        body = json.dumps(how).encode()
+        path = "/v1/chat/completions"
+        # Its client has left, which the server has not noticed.
+        first = asyncio.ensure_future(found.http.post(path, content=body))
+        await begun.wait()
+        again = await found.http.post(path, content=body, headers=AGAIN)
+        assert again.json()["choices"][0]["message"]["content"] == "one"
+        may_write.set()
+        assert (await first).status_code == 409
+
+    assert len(use(agent, ["one", "two"]).record.turns) == 1
+
+
+def test_n_answers_and_text_that_are_sent_again_get_the_recorded_answers() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        said: list[Any] = []
+        for headers in ({}, AGAIN):
+            chat = await found.openai.chat.completions.create(
+                model="policy", messages=[user("go")], n=2, extra_headers=headers
+            )
+            said.append([choice.message.content for choice in chat.choices])
+            policy.say("four")
+        assert said[0] == said[1]
+        for headers in ({}, AGAIN):
+            text = await found.openai.completions.create(
+                model="policy", prompt="a ", extra_headers=headers
+            )
+            assert text.choices[0].text == "four"
+
+    assert len(use(agent, ["one", "two"]).record.turns) == 3
+
+
+def test_a_reward_that_is_sent_again_counts_once() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        for headers in ({}, AGAIN, {}, {"idempotency-key": "a"}, {"idempotency-key": "a"}):
+            reply = await found.http.post(
+                "/v1/session/reward", json=0.5, headers=owner(session, **headers)
+            )
+            assert reply.status_code == 200
+
+    # Equal rewards without a sign of a repetition are several.
+    assert use(agent).rewards == [{"reward": 0.5}] * 3
+
+
+def test_n_answers_stay_within_the_turns_of_a_session() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.max_turns = 3
+        create = found.openai.chat.completions.create
+        with pytest.raises(openai.BadRequestError, match="its limit of 3"):
+            await create(model="policy", messages=[user("go")], n=4)
+        assert policy.served == []
+        await create(model="policy", messages=[user("go")], n=2)
+        with pytest.raises(openai.BadRequestError, match="its limit of 3"):
+            await create(model="policy", messages=[user("go")], n=2)
+
+    assert len(use(agent, ["one", "two", "three"]).record.turns) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 5000}])
+def test_calls_at_the_same_time_share_the_room_of_a_session(more: dict[str, int]) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        slow = session.write = Slow(policy, 4)
+        create = found.openai.chat.completions.create
+        calls = [
+            create(model="policy", messages=[user(name)], **more)  # type: ignore[call-overload]
+            for name in "abcd"
+        ]
+        replies = await asyncio.gather(*calls)
+        assert sorted(reply.choices[0].message.content for reply in replies) == list("klmn")
+        assert all(limit >= 32 for limit in slow.limits)
+
+    session = use(agent, list("klmn"), limit=1000)
+    assert not session.is_truncated
+
+
+def test_a_call_waits_for_room_that_other_calls_return() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.write = Slow(policy, 3)
+        create = found.openai.chat.completions.create
+        calls = [create(model="policy", messages=[user(name)]) for name in "abcd"]
+        asked = [asyncio.ensure_future(call) for call in calls]
+        replies = await asyncio.gather(*asked)
+        assert sorted(str(reply.choices[0].message.content) for reply in replies) == list("klmn")
+
+    # Room for three pieces of 32 tokens after the prompts.
+    assert len(use(agent, list("klmn"), limit=120).record.turns) == 4
+
+
+def test_an_answer_longer_than_its_first_piece_is_whole() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        reply = await found.openai.chat.completions.create(model="policy", messages=[user("go")])
+        assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (LONG, "stop")
+        policy.say(LONG)
+        reply = await found.openai.chat.completions.create(model="policy", messages=[user("on")])
+        assert reply.choices[0].finish_reason == "length"
+
+    session = use(agent, [LONG], limit=200)
+    assert session.is_truncated
+    assert session.record.num_tokens() == 200
