@@ -8,40 +8,69 @@ reference has three uses: in the reward, in the loss, and for metrics.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+import itertools
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
+class Edits(Protocol):
+    """Changes of the logits of R rows (batching/support.py)."""
+
+    def apply(self, logits: Tensor, rows: slice) -> None:
+        """Change the logits of some rows in place: float32 [rows, V], after the temperature."""
+
+
 def token_logprobs(
-    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+    hidden: Tensor,
+    *,
+    head: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    edits: Edits | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the log-prob of each target and the entropy of its distribution.
 
     hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R]
     -> logprobs float32 [R], entropies float32 [R], both differentiable once.
       log p = log softmax(hidden head^T / temperature),  entropy = -sum over v of p_v log p_v
-    (the definition of Shannon, 1948).  Logits exist for at most chunk_tokens rows at a time, in
-    forward and backward.  If all rows fit into one chunk, the backward pass uses them again.
+    (the definition of Shannon, 1948), of the logits after the edits.  Logits exist for at most
+    chunk_tokens rows at a time, in forward and backward.  If all rows fit into one chunk, the
+    backward pass uses them again.
     Raises RuntimeError (by torch) for a target outside the vocabulary; on a GPU its log-prob is
     -inf.
     """
-    if hidden.is_cuda:
+    # The fused form has all rows and a part of the vocabulary at a time, edits are by rows.
+    if hidden.is_cuda and edits is None:
         from async_rl.algorithms.fused_logprobs import fused_logprobs
 
         return fused_logprobs(hidden, head, targets, temperature, chunk_tokens * len(head))
     return logprobs_by_rows(
-        hidden, head=head, targets=targets, temperature=temperature, chunk_tokens=chunk_tokens
+        hidden,
+        head=head,
+        targets=targets,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        edits=edits,
     )
 
 
 def logprobs_by_rows(
-    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+    hidden: Tensor,
+    *,
+    head: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    edits: Edits | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `token_logprobs` for some rows and the whole vocabulary at a time."""
-    logprobs, entropies = _TokenLogprobs.apply(hidden, head, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
+    logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head, targets, temperature, chunk_tokens, edits
+    )
     return logprobs, entropies
 
 
@@ -72,21 +101,32 @@ class _Chunk:
     A new pair for each chunk would fragment the allocator's memory, which costs as much again.
     """
 
-    def __init__(self, hidden: Tensor, head: Tensor, num_rows: int, temperature: float) -> None:
+    def __init__(
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        num_rows: int,
+        temperature: float,
+        edits: Edits | None,
+    ) -> None:
         shape = (min(num_rows, len(hidden)), len(head))
         self.logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         self.scratch = torch.empty_like(self.logprobs)
         self._head = head
         self._temperature = temperature
+        self._edits = edits
 
-    def fill(self, hidden: Tensor) -> Tensor:
+    def fill(self, hidden: Tensor, rows: slice) -> Tensor:
         """Write the log-probs of these rows into `logprobs` and return the rows written."""
+        hidden = hidden[rows]
         scratch = self.scratch[: len(hidden)]
         if hidden.dtype is torch.float32:
             torch.mm(hidden, self._head.t(), out=scratch)
         else:
             scratch.copy_(hidden @ self._head.t())
         scratch /= self._temperature
+        if self._edits is not None:
+            self._edits.apply(scratch, rows)
         return torch.log_softmax(scratch, dim=-1, out=self.logprobs[: len(hidden)])
 
 
@@ -103,13 +143,14 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         chunk_tokens: int,
+        edits: Edits | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
-        chunk = _Chunk(hidden, head, chunk_tokens, temperature)
+        chunk = _Chunk(hidden, head, chunk_tokens, temperature, edits)
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            distribution = chunk.fill(hidden[rows])
+            distribution = chunk.fill(hidden, rows)
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
             probs = torch.exp(distribution, out=chunk.scratch[: len(distribution)])
             entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
@@ -121,6 +162,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, head, targets, entropies, kept)
         ctx.temperature = temperature
         ctx.chunk_tokens = chunk_tokens
+        ctx.edits = edits
         return logprobs, entropies
 
     @staticmethod
@@ -135,10 +177,10 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_head = None
         if ctx.needs_input_grad[1]:
             grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
-        chunk = _Chunk(hidden, head, ctx.chunk_tokens, ctx.temperature)
+        chunk = _Chunk(hidden, head, ctx.chunk_tokens, ctx.temperature, ctx.edits)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            distribution = chunk.fill(hidden[rows]) if kept is None else kept
+            distribution = chunk.fill(hidden, rows) if kept is None else kept
             size = len(distribution)
             share = grad_logprobs[rows, None]
             grad_logits = torch.exp(distribution, out=chunk.scratch[:size])
@@ -159,7 +201,7 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 grad_head += low.t() @ hidden[rows]
         whole = None if grad_head is None else grad_head.to(head.dtype)
-        return grad_hidden, whole, None, None, None
+        return grad_hidden, whole, None, None, None, None
 
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
@@ -196,14 +238,16 @@ def full_kl(
     ref_head: Tensor,
     temperature: float,
     chunk_tokens: int,
+    edits: Edits | None = None,
 ) -> Tensor:
     """Compute the exact KL between next-token distributions.
 
     hidden, ref_hidden: float32 or bfloat16 [R, H]; head, ref_head: the same dtype [V, H]
     -> float32 [R], differentiable once with respect to hidden and head.
       KL = sum over v of p_v (log p_v - log q_v),  p = softmax(hidden head^T / temperature)
-    and q the same of the reference (the definition of Kullback and Leibler, 1951).  Logits exist
-    for chunk_tokens rows at a time.  Shapes that do not match raise RuntimeError or ValueError.
+    and q the same of the reference (the definition of Kullback and Leibler, 1951), both of the
+    logits after the edits.  Logits exist for chunk_tokens rows at a time.  Shapes that do not match
+    raise RuntimeError or ValueError.
     """
     # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
     # lose the small terms of a long batch.
@@ -212,17 +256,27 @@ def full_kl(
     recomputed = functools.partial(checkpoint, _chunk_kl, use_reentrant=False)
     # At least one chunk: a rank without tokens returns an empty tensor.
     divided = (torch.split(x, chunk_tokens) for x in (hidden, ref_hidden))
-    chunks = zip(*divided, strict=True)
-    return torch.cat([recomputed(*chunk, summed, ref_head, temperature) for chunk in chunks])
+    starts = itertools.count(0, chunk_tokens)
+    parts = zip(*divided, starts, strict=False)
+    return torch.cat([recomputed(*part, summed, ref_head, temperature, edits) for part in parts])
 
 
 def _chunk_kl(
-    hidden: Tensor, ref_hidden: Tensor, head: Tensor, ref_head: Tensor, temperature: float
+    hidden: Tensor,
+    ref_hidden: Tensor,
+    start: int,
+    head: Tensor,
+    ref_head: Tensor,
+    temperature: float,
+    edits: Edits | None,
 ) -> Tensor:
-    """The KL of a few rows: float32 [C]."""
+    """The KL of a few rows, from `start` on: float32 [C]."""
     logits = (hidden @ head.to(hidden.dtype).t()).float() / temperature
-    logprobs = torch.log_softmax(logits, dim=-1)
     ref_logits = (ref_hidden @ ref_head.t()).float() / temperature
+    if edits is not None:
+        for changed in (logits, ref_logits):
+            edits.apply(changed, slice(start, start + len(changed)))
+    logprobs = torch.log_softmax(logits, dim=-1)
     difference = logprobs - torch.log_softmax(ref_logits, dim=-1)
     kl: Tensor = torch.linalg.vecdot(logprobs.exp(), difference)
     return kl

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.parts import ALONE, Across, Parts
+from async_rl.batching.support import NO_GRAMMARS, Edits, Grammars, edits_of
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
 from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Score, Trajectory
@@ -117,7 +118,9 @@ class Batch(Sizes):
       loss_mask         bool [R]
       behavior_logprobs float32 [R]
       versions          int64 [R]
-    baselines: None unless every group has one.  across: sums over the ranks.
+    baselines: None unless every group has one.  across: sums over the ranks.  edits: the changes of
+    the logits at the R tokens, None without any; is_outside: bool [R], tokens that their support
+    excludes, which are not trained.
     """
 
     owners: Sequence[int]
@@ -135,6 +138,8 @@ class Batch(Sizes):
     steps: Steps
     baselines: Baselines | None
     across: Across
+    edits: Edits | None
+    is_outside: Tensor
 
     @property
     def num_tokens(self) -> int:
@@ -193,10 +198,18 @@ def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
     return collate_part(whole(groups), device=device)
 
 
-def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALONE) -> Batch:
+def collate_part(
+    part: BatchPart,
+    *,
+    device: torch.device,
+    across: Across = ALONE,
+    temperature: float = 1.0,
+    grammars: Grammars = NO_GRAMMARS,
+) -> Batch:
     """Flatten a rank's part of a batch on the device; dtypes and shapes as in `Batch`.
 
-    Raises ValueError for a batch without sequences, and for a sequence without a prompt.
+    temperature: of the samples. Raises ValueError for a batch without sequences, and for a sequence
+    without a prompt.
     """
     samples = [sample for group in part.heads for sample in group.samples]
     if not samples:
@@ -222,6 +235,7 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
     lengths = torch.tensor([t.response_length for t in trajectories], dtype=torch.int64)
     # On the host: packing reads them for each sequence.
     starts = [0, *lengths.cumsum(0).tolist()]
+    edits, is_outside = edits_of(trajectories, grammars, temperature=temperature, device=device)
     return Batch(
         prompt_key=sizes.prompt_key,
         prompt_lengths=sizes.prompt_lengths,
@@ -235,12 +249,14 @@ def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALON
         rewards=_tensor([sample.reward for sample in samples], torch.float32, device),
         is_truncated=_tensor([sample.is_truncated for sample in samples], torch.bool, device),
         sequence_index=_tensor(own, torch.int64, device).repeat_interleave(lengths.to(device)),
-        loss_mask=responses(lambda t: t.loss_mask, torch.bool),
+        loss_mask=responses(lambda t: t.loss_mask, torch.bool) & ~is_outside,
         behavior_logprobs=responses(lambda t: t.behavior_logprobs, torch.float32),
         versions=responses(lambda t: t.versions, torch.int64),
         steps=_steps(samples, device),
         baselines=_baselines(part.heads, device),
         across=across,
+        edits=edits,
+        is_outside=is_outside,
     )
 
 

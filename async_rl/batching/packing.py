@@ -20,6 +20,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from async_rl.batching.batch import Batch, Sizes
+from async_rl.batching.support import Edits
 from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 
@@ -154,6 +156,7 @@ class Pass:
     sequences: int64 [S], indices in the batch's B
     segments: int64 [N, 4] on the host, in row order: start, length, and start and length of the
     prompt that the segment shares; the prompt's length is 0 if it shares none
+    edits: the changes of the logits at the R' tokens, None without any
     """
 
     input_ids: Tensor
@@ -164,6 +167,7 @@ class Pass:
     last_index: Tensor
     sequences: Tensor
     segments: Indices
+    edits: Edits | None = None
 
 
 class RowInProgress:
@@ -254,7 +258,10 @@ def pack(
         row.predict.append(predict)
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
-    return row.finish(sequences, device)
+    packed = row.finish(sequences, device)
+    if batch.edits is None:
+        return packed
+    return replace(packed, edits=batch.edits.at(packed.token_index))
 
 
 def _positions(segments: Indices) -> Indices:

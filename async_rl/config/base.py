@@ -36,6 +36,8 @@ Text = Annotated[str, Field(min_length=1)]
 LocalPath = Annotated[str, AfterValidator(absolute)]
 OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """Accepts one string where a list of strings is wanted."""
+Entries = Annotated[list[Annotated[str, Field(pattern="^\\w+=(?s:.+)$")]], OneOrMore]
+"""name=value pairs."""
 Tag = Field(discriminator="kind")
 """Marks a choice: a union of sections, distinguished by their field `kind`."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from async_rl.config.base import (
+    Entries,
     NonNegativeFloat,
     NonNegativeInt,
     OneOrMore,
@@ -107,7 +108,7 @@ class VllmConfig(Section):
     """share of the GPU's memory for the engine"""
     enforce_eager: bool
     """disable compilation and CUDA graphs"""
-    extra: Annotated[list[Annotated[str, Field(pattern="^\\w+=.+$")]], OneOrMore]
+    extra: Entries
     """name=value pairs of further vLLM engine arguments, and tool_call_parser; the value is JSON or
     text"""
 
@@ -145,19 +146,22 @@ def _json_or_text(text: str) -> Any:
 
 @frozen
 class ProvidedEngine:
-    """What an engine can do. reads_vllm: the settings of generation.vllm have an effect;
-    serves_adapters: applies them to the base model; maps_device_memory: reads weights from the
-    memory of another process on its GPU.
+    """What an engine can do. limits_sampling: draws from a `Support`; reads_vllm: the settings of
+    generation.vllm have an effect; serves_adapters: applies them to the base model;
+    maps_device_memory: reads weights from the memory of another process on its GPU.
     """
 
+    limits_sampling: bool = False
     reads_vllm: bool = False
     serves_adapters: bool = False
     maps_device_memory: bool = False
 
 
 ENGINES = {
-    "vllm": ProvidedEngine(reads_vllm=True, serves_adapters=True, maps_device_memory=True),
-    "hf": ProvidedEngine(),
+    "vllm": ProvidedEngine(
+        limits_sampling=True, reads_vllm=True, serves_adapters=True, maps_device_memory=True
+    ),
+    "hf": ProvidedEngine(limits_sampling=True),
 }
 
 
@@ -174,6 +178,10 @@ class GenerationConfig(Section):
     # Above 0: greedy samples of a prompt are equal, and so are their rewards.
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""
+    sampling: Entries
+    """name=value pairs that limit what training samples draw, in generators and learner alike:
+    top_k (at most 1,024), top_p (needs top_k), min_tokens, logit_bias (a JSON object by token id),
+    grammar (a JSON schema, EBNF with ::=, or a regular expression)"""
     max_concurrent_groups: PositiveInt
     """groups in flight per generator"""
     max_attempts: PositiveInt

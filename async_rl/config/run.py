@@ -17,6 +17,7 @@ from pydantic import Field
 
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.base import (
+    Entries,
     LocalPath,
     NonNegativeFloat,
     NonNegativeInt,
@@ -119,6 +120,8 @@ class EvaluationConfig(Section):
     needs temperature > 0"""
     temperature: NonNegativeFloat
     """sampling temperature; 0 = greedy"""
+    sampling: Entries
+    """name=value pairs as generation.sampling, for evaluation, without the bound of top_k"""
 
 
 class CheckpointConfig(Section):

@@ -6,24 +6,43 @@ once all are scored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+import msgspec
+
 from async_rl.config.run import RunConfig
+from async_rl.core.support import Support
 from async_rl.core.types import Purpose, Sampling, Trajectory
 
 
 def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
-    """Return the sampling parameters of a group.
-
-    The support is always the full vocabulary: the learner computes log-probs of the full
-    softmax, so sampling with top_p, top_k or a minimum length would train on a wrong ratio.
-    """
-    generation = config.generation
-    is_training = purpose is Purpose.TRAIN
+    """Return the sampling parameters of a group."""
+    section = config.generation if purpose is Purpose.TRAIN else config.evaluation
     return Sampling(
-        temperature=generation.temperature if is_training else config.evaluation.temperature,
+        temperature=section.temperature,
         max_new_tokens=config.data.max_response_tokens,
+        support=support_of(section.sampling),
     )
+
+
+def supports_of(config: RunConfig) -> list[Support]:
+    """Return the supports of training and evaluation."""
+    return [sampling_of(config, purpose).support for purpose in Purpose]
+
+
+def support_of(entries: Sequence[str]) -> Support:
+    """Return the support that name=value pairs describe. Raises ValueError."""
+    fields: dict[str, object] = {}
+    for name, _, text in (entry.partition("=") for entry in entries):
+        fields[name] = text if name == "grammar" else json.loads(text)
+    try:
+        support = msgspec.convert(fields, Support, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    # Text that only starts like JSON shows here.
+    support.grammar_kind  # noqa: B018
+    return support
 
 
 def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:

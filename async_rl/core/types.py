@@ -20,6 +20,7 @@ from msgspec import Meta
 from async_rl.core.frozen import Value
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.output_rules import Checker, OutputRules
+from async_rl.core.support import EVERYTHING, Span, Support
 
 # int32 holds any token id and any version, in half the bytes of int64 on the wire.
 IntArray = npt.NDArray[np.int32]
@@ -207,10 +208,11 @@ class Prompt(Value):
 
 
 class Sampling(Value):
-    """The settings of sampling, always from the full vocabulary. temperature 0 is greedy."""
+    """The settings of sampling. temperature 0 is greedy."""
 
     temperature: float
     max_new_tokens: int
+    support: Support = EVERYTHING
 
 
 class Ticket(Value):
@@ -265,6 +267,7 @@ class Trajectory(Value):
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     starts: the positions after the prompt where further segments of an agent's session start,
     ascending; the tokens of a segment attend to nothing before it.
+    spans: of tokens that were not drawn from the whole vocabulary.
     clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
     the score; empty if recording=off.
     """
@@ -278,6 +281,7 @@ class Trajectory(Value):
     score: Score
     starts: tuple[int, ...] = ()
     clock: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     @property
     def response_length(self) -> int:

@@ -214,6 +214,7 @@ class Context:
             predict_index=row.predict_index[tokens] - first,
             target_ids=row.target_ids[tokens],
             last_index=row.last_index[ends] - first,
+            edits=None if row.edits is None else row.edits.at(tokens),
         )
         return Piece(row=own, tokens=tokens, ends=ends)
 

@@ -115,6 +115,7 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
         "length/response_max": float(lengths.max()),
         "length/truncated_share": float(batch.is_truncated.float().mean()),
         "tokens/trained": float(across.sum(mask.sum())),
+        "tokens/outside_support": float(across.sum(batch.is_outside.sum())),
         "time/advantages_s": step.advantages_s,
         "time/forward_s": step.forward_s,
         "time/update_s": step.update_s,

@@ -94,6 +94,7 @@ class Policy(nn.Module):
             targets=piece.row.target_ids,
             temperature=temperature,
             chunk_tokens=chunk_tokens,
+            edits=piece.row.edits,
         )
         if reference is not None:
             kl = full_kl(
@@ -103,6 +104,7 @@ class Policy(nn.Module):
                 ref_head=reference.head,
                 temperature=temperature,
                 chunk_tokens=chunk_tokens,
+                edits=piece.row.edits,
             )
             kl = self.context.join(kl, piece.tokens)
         logprobs, entropies = (self.context.join(x, piece.tokens) for x in (logprobs, entropies))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from async_rl.batching.batch import BatchPart, collate, collate_part, rows_as_group, whole
 from async_rl.batching.packing import pack, passes
+from async_rl.batching.support import Grammars
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
@@ -114,6 +115,11 @@ class Trainer:
             base=None if config.model.adapter is None else model_path,
         )
         self._resting = Resting()
+        self._grammars = Grammars(
+            config.data.tokenizer or str(model_path),
+            models.policy.lm.config.get_text_config().vocab_size,
+            has_code=config.model.trust_remote_code,
+        )
         self._forward = ForwardPasses(config, models, self._ranks)
         self._updater = Updater(
             config,
@@ -163,7 +169,13 @@ class Trainer:
                 " prompt can be solved; read some samples with async-rl rollouts RUN, or set"
                 " reward.stop_on=[]"
             )
-        batch = collate_part(part, device=self.device, across=self._ranks.across)
+        batch = collate_part(
+            part,
+            device=self.device,
+            across=self._ranks.across,
+            temperature=config.generation.temperature,
+            grammars=self._grammars,
+        )
         # Only an error before the first update leaves the version as it was.
         num_updates = self._num_updates
         try:

@@ -8,9 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
 from async_rl.core.frozen import Value
+from async_rl.core.support import Span
 from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray, Sampling
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
@@ -67,6 +69,7 @@ class Completion(Value):
     token_ids int32 [N]; logprobs float32 [N], of the distribution sampled from, after temperature;
     versions int32 [N]. A token that the policy only read has log-prob 0 and NO_VERSION.
     is_truncated: stopped by the length limit, without an end-of-sequence token.
+    spans: of tokens that were not drawn from the whole vocabulary.
     index: among the samples of one request. first_s: monotonic seconds of the engine's machine when
     the first token existed; NaN: unknown.
     """
@@ -77,6 +80,7 @@ class Completion(Value):
     is_truncated: bool
     index: int = 0
     first_s: float = math.nan
+    spans: tuple[Span, ...] = ()
 
     @property
     def is_written(self) -> BoolArray:
@@ -97,23 +101,39 @@ def only_read(token_ids: IntArray) -> Completion:
 
 def joined(parts: Sequence[Completion]) -> Completion:
     """Return consecutive parts as one."""
+    starts = np.cumsum([0, *(len(part.token_ids) for part in parts)]).tolist()
     return Completion(
         token_ids=np.concatenate([part.token_ids for part in parts]),
         logprobs=np.concatenate([part.logprobs for part in parts]),
         versions=np.concatenate([part.versions for part in parts]),
         is_truncated=parts[-1].is_truncated,
         first_s=parts[0].first_s,
+        spans=tuple(
+            moved(span, start)
+            for start, part in zip(starts, parts, strict=False)
+            for span in part.spans
+        ),
     )
 
 
+def moved(span: Span, by: int, most: int = 1 << 31) -> Span:
+    """Return a span `by` tokens later, with its tokens before position `most`."""
+    end = min(span.end + by, most)
+    return msgspec.structs.replace(span, start=span.start + by, end=end)
+
+
 def cut(whole: Completion, kept: slice) -> Completion:
-    """Return a part of consecutive tokens; a part without the end is truncated."""
+    """Return a part of consecutive tokens; a part without the end is truncated. It has the starts
+    of its spans.
+    """
     token_ids = whole.token_ids[kept]
+    later = [moved(span, -(kept.start or 0), len(token_ids)) for span in whole.spans]
     return Completion(
         token_ids=token_ids,
         logprobs=whole.logprobs[kept],
         versions=whole.versions[kept],
         is_truncated=whole.is_truncated or len(token_ids) < len(whole.token_ids),
+        spans=tuple(span for span in later if span.start < span.end),
     )
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import AgentError, EngineDead
+from async_rl.core.errors import AgentError, DataError, EngineDead
+from async_rl.core.support import Support
 from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
 from async_rl.protocol.generator import Completion
 from async_rl.rewards.verifier.client import VerifierClient
@@ -78,21 +79,25 @@ class Agents:
         """Return one sample. verifier: runs the programs of its Python tool."""
         name = f"{ticket.group_id}.{ticket.attempt}.{index}"
 
-        async def answer(call: str, token_ids: IntArray, limit: int) -> Completion:
+        async def answer(
+            call: str, token_ids: IntArray, limit: int, support: Support
+        ) -> Completion:
             # An agent that starts again repeats its calls; new answers would waste drawn tokens.
-            known = self._journal.take(ticket, index, token_ids, limit)
+            known = self._journal.take(ticket, index, token_ids, limit, support)
             if known is not None:
                 return known
-            limited = msgspec.structs.replace(sampling, max_new_tokens=limit)
+            limited = msgspec.structs.replace(sampling, max_new_tokens=limit, support=support)
             try:
                 completed = await write(f"{name}/{call}", token_ids, limited)
+            except DataError as error:
+                raise Refused(str(error)) from error
             except EngineDead as error:
                 # Its client would send it again. The attempt fails with the cause instead.
                 session.close(f"a call ended its engine: {error}")
                 if not failing.done():
                     failing.set_result(AgentError(session.closed))
                 raise
-            self._journal.add(ticket, index, token_ids, completed)
+            self._journal.add(ticket, index, token_ids, support, completed)
             return completed
 
         failing: asyncio.Future[AgentError] = asyncio.get_running_loop().create_future()
@@ -102,6 +107,7 @@ class Agents:
             chat=self._chat,
             write=answer,
             limit=sampling.max_new_tokens,
+            support=sampling.support,
             max_turns=self._config.rollout.max_turns,
             task=task,
             usage=Usage(environment=self._environment_of(task["row"])),

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from async_rl.core.codec import decode, encode
 from async_rl.core.frozen import Value
+from async_rl.core.support import Support
 from async_rl.core.types import IntArray, Ticket
 from async_rl.protocol.generator import Completion
 
@@ -33,7 +34,7 @@ _LIFE = "records-of-life-"
 
 
 class _Record(Value, frozen=True):
-    """One answer. before: the digest of the tokens that it continues."""
+    """One answer. before: the digest of the tokens that it continues and of its support."""
 
     attempt: int
     sample: int
@@ -57,24 +58,36 @@ class Journal:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._known: dict[int, list[_Record]] = {}
 
-    def take(self, ticket: Ticket, sample: int, before: IntArray, limit: int) -> Completion | None:
+    def take(
+        self, ticket: Ticket, sample: int, before: IntArray, limit: int, support: Support
+    ) -> Completion | None:
         """Return what another life wrote here, with at most `limit` tokens; None if nothing. An
         answer that its limit ended may have fewer, and the caller continues it.
         """
         if ticket.group_id not in self._known:
             self._known[ticket.group_id] = self._read(ticket.group_id)
         known = self._known[ticket.group_id]
-        digest = _digest(before)
+        digest = _digest(before, support)
         for index, record in enumerate(known):
             is_same = (record.sample, record.before) == (sample, digest)
             if is_same and len(record.completed.token_ids) <= limit:
                 return known.pop(index).completed
         return None
 
-    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completion) -> None:
+    def add(
+        self,
+        ticket: Ticket,
+        sample: int,
+        before: IntArray,
+        support: Support,
+        completed: Completion,
+    ) -> None:
         """Write one answer. In the page cache it survives the process, not the machine."""
         record = _Record(
-            attempt=ticket.attempt, sample=sample, before=_digest(before), completed=completed
+            attempt=ticket.attempt,
+            sample=sample,
+            before=_digest(before, support),
+            completed=completed,
         )
         # As text, so that a line break shows where a record is complete.
         line = base64.b64encode(encode(record)) + b"\n"
@@ -110,5 +123,6 @@ class Journal:
         return self._folder / str(group_id)
 
 
-def _digest(token_ids: IntArray) -> bytes:
-    return hashlib.blake2b(token_ids.astype("<i4").tobytes(), digest_size=16).digest()
+def _digest(token_ids: IntArray, support: Support) -> bytes:
+    content = token_ids.astype("<i4").tobytes() + encode(support)
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -294,6 +294,7 @@ def trajectory(
         score=score,
         starts=tuple(num_prompt + start for start in done.starts),
         clock=clock,
+        spans=whole.spans,
     )
 
 

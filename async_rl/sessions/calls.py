@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from async_rl.core.frozen import frozen
+from async_rl.core.support import Support
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.errors import Json
 from async_rl.sessions.record import Context, History
@@ -19,7 +20,9 @@ class Call:
     max_tokens: None = as many as fit. stops: texts before which the answer stops. in_pieces: the
     agent reads along. start: the text of the answer that the context has already. prefill: the
     part of it that the request has, and the answer does not repeat. prompt: the text before the
-    answer, if the call has no messages. tools: tools that the answer may call.
+    answer, if the call has no messages. tools: tools that the answer may call. support: min_tokens,
+    logit_bias and grammar of the tokens that follow `start`; None = those of the run, which always
+    decides top_k and top_p.
     """
 
     context: Context
@@ -31,6 +34,7 @@ class Call:
     prefill: str = ""
     prompt: str = ""
     tools: Sequence[Any] = ()
+    support: Support | None = None
 
 
 @frozen

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from async_rl.core.frozen import frozen
+from async_rl.core.support import Span
 from async_rl.core.types import IntArray
-from async_rl.protocol.generator import Completion, cut, joined, only_read
+from async_rl.protocol.generator import Completion, cut, joined, moved, only_read
 
 History = tuple[str, ...]
 """One key per message of a request; the first is the key of the tools."""
@@ -194,6 +196,7 @@ class Record:
         segment = only_read(self.turns[end].path)
         number: int | None = end
         num_kept = len(self.turns[end].answer.token_ids)
+        spans: tuple[Span, ...] = ()
         while number is not None:
             turn = self.turns[number]
             # A turn that is cut here is trained whole, in a separate segment.
@@ -203,8 +206,9 @@ class Record:
                 written = slice(num_before, num_before + num_kept)
                 segment.logprobs[written] = turn.answer.logprobs
                 segment.versions[written] = turn.answer.versions
+                spans = (*(moved(span, num_before) for span in turn.answer.spans), *spans)
             number, num_kept = turn.context.parent, turn.context.num_kept
-        return segment
+        return msgspec.structs.replace(segment, spans=spans)
 
     def _segment_ends(self, more: Sequence[Context] = ()) -> list[int]:
         """The last turns of segments: no other turn or call in `more` continues them whole."""

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
+from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call
@@ -36,8 +38,8 @@ Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
 """Runs the program of a request in the jail; returns what JSON can express, and whether the program
 failed to run. Raises Refused.
 """
-Write = Callable[[str, IntArray, int], Awaitable[Completion]]
-"""(id of the call, tokens so far, most new tokens) -> the policy's continuation."""
+Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
+"""(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
 
 
 @dataclass(slots=True)
@@ -57,10 +59,11 @@ class _Writing:
 class Session:
     """The calls of one sample.
 
-    limit: the most tokens of all segments together. task: with its row and tests. run: a
-    Python tool. responses: the messages up to each response that a client may name, and its body.
-    token: the agent's; session_key: of who started the agent and rewards it. posted: the requests
-    with rewards. unread: the answers whose request still waits for other answers.
+    limit: the most tokens of all segments together. support: of the run's samples. task: with its
+    row and tests. run: a Python tool. responses: the messages up to each response that a client may
+    name, and its body. token: the agent's; session_key: of who started the agent and rewards it.
+    posted: the requests with rewards. unread: the answers whose request still waits for other
+    answers.
     """
 
     record: Record
@@ -70,6 +73,7 @@ class Session:
     max_turns: int
     task: Json
     run: Run
+    support: Support = EVERYTHING
     usage: Usage = field(default_factory=Usage)
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
@@ -245,28 +249,32 @@ class Session:
         """Yield after each piece: the answer so far, its text, and whether it is complete."""
         parts: list[Completion] = []
         num_written = 0
-        size = self._size(call, number, 0)
+        own = self.support
+        support = replace(call.support or own, top_k=own.top_k, top_p=own.top_p)
+        size = self._size(call, number, 0, support)
         while size:
             # The engine's prefix cache makes the next piece cost little more than its tokens.
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
-            part = await self.write(f"{number}.{len(parts)}", before, size)
+            rest = replace(support, min_tokens=max(0, support.min_tokens - num_written))
+            part = await self.write(f"{number}.{len(parts)}", before, size, rest)
             self._require_wanted(number)
             parts.append(part)
             written = joined(parts)
             num_written = len(written.token_ids)
             text, num_kept = self.chat.text_of(written.token_ids, call.stops)
-            is_complete = not part.is_truncated or num_kept is not None
-            size = 0 if is_complete else self._size(call, number, num_written)
+            # An engine starts a grammar with its request, so nothing continues one.
+            is_complete = not part.is_truncated or num_kept is not None or support.grammar
+            size = 0 if is_complete else self._size(call, number, num_written, support)
             yield cut(written, slice(num_kept)), text, not size
 
-    def _size(self, call: Call, number: int, num_written: int) -> int:
+    def _size(self, call: Call, number: int, num_written: int, support: Support) -> int:
         """Reserve the tokens of the next piece of an answer, and return how many they are."""
         self.record.reserve(number, num_written)
         room = self.limit - self.record.num_tokens()
         # Half of the room: calls at the same time find some too, and most answers fit into it.
         piece = PIECE_TOKENS if call.in_pieces or call.stops else max(PIECE_TOKENS, room // 2)
         left = room if call.max_tokens is None else min(room, call.max_tokens - num_written)
-        size = max(0, min(left, piece))
+        size = max(0, left if support.grammar else min(left, piece))
         self.record.reserve(number, num_written + size)
         return size
 

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from async_rl.core.support import Support
 from async_rl.core.types import NO_VERSION, Sampling
 from async_rl.data.tokenizer import build_tokenizer
 from async_rl.generation.environment import prepare_environment
@@ -194,8 +195,8 @@ async def gateway(folder: Path, address: str, num_sessions: int) -> None:
 def session_of(index: int, chat: Chat, engines: RemoteEngines) -> Session:
     """Return a session as the gateway of a run opens it."""
 
-    async def write(call: str, token_ids: Any, limit: int) -> Completion:
-        sampling = Sampling(temperature=1.0, max_new_tokens=limit)
+    async def write(call: str, token_ids: Any, limit: int, support: Support) -> Completion:
+        sampling = Sampling(temperature=1.0, max_new_tokens=limit, support=support)
         completions = engines.generate(f"{index}/{call}", token_ids.tolist(), 1, sampling)
         done = await anext(completions)
         await completions.aclose()

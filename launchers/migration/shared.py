@@ -5,15 +5,37 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 
+from async_rl.core.support import MOST_KEPT
 from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
 
 TOKEN_WEIGHTS = "the weight of a token is that of its own gradient, there of the whole ratio's"
 """Of a ratio per sequence: there its gradient is the same at every token."""
+_ALL_TOKENS = 1_000_000
+"""A larger top_k is a way to write all tokens in AReaL."""
 _STEPS = (
     "exp_ctrl.benchmark_steps",
     "trainer.total_training_steps",
     "total_train_steps",
 )
+
+
+def sampling(given: Given) -> Fate:
+    """Translate top_k, top_p and the minimum length together: they are one setting here."""
+    target = given.rule.targets[0]
+    top_k, top_p = given.sibling("top_k", 0) or 0, given.sibling("top_p", 1)
+    is_open = not 0 < top_k < _ALL_TOKENS
+    note = ""
+    if target == "generation.sampling" and top_p != 1 and is_open:
+        top_k, is_open = MOST_KEPT, False
+        note = f"with top_k={MOST_KEPT}, which bounds the record of the tokens that are left"
+    entries = {
+        "top_k": None if is_open else top_k,
+        "top_p": None if top_p == 1 else top_p,
+        "min_tokens": given.sibling("min_new_tokens", 0) or None,
+        "grammar": given.sibling("vllm_structured_outputs_regex", None),
+    }
+    chosen = [f"{name}={value}" for name, value in entries.items() if value is not None]
+    return translated({target: chosen}, note)
 
 
 def warmup_share(given: Given) -> Fate:

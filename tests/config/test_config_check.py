@@ -9,7 +9,6 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 
 
-@pytest.mark.covers("top_p, top_k, min_new_tokens")
 @pytest.mark.parametrize(("overrides", "expected"), table(__file__, "refused"))
 def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
     overrides: list[str], expected: str

@@ -16,8 +16,52 @@ import numpy as np
 import torch
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
+from async_rl.core.support import Support
+from async_rl.data.tokenizer import build_tokenizer
+
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""
+
+
+SUPPORTED_PROMPT = list(range(20, 40))
+_SCHEMA = (
+    '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},'
+    ' "required": ["a", "b"]}'
+)
+SUPPORTS = {
+    "all": Support(),
+    "bias": Support(logit_bias={10: 3.0, 11: -100.0, 12: -2.5}),
+    "length": Support(min_tokens=30),
+    "schema": Support(grammar=_SCHEMA),
+    "regex": Support(grammar="(ab|c){3,40}"),
+    "ebnf": Support(grammar='root ::= "[" [a-z]* "]" | "(" root ")"'),
+    "tag": Support(
+        grammar='{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content":'
+        f' {{"type": "json_schema", "json_schema": {_SCHEMA}}}, "end": "</f>"}}}}'
+    ),
+    "top_k": Support(top_k=20),
+    "top_p": Support(top_k=20, top_p=0.8),
+    "mixed": Support(
+        top_k=9, top_p=0.95, min_tokens=40, logit_bias={70: 4.0, 12: -3.0}, grammar=_SCHEMA
+    ),
+    # The grammar ends before the length: the end is all that is left then.
+    "short": Support(min_tokens=20, logit_bias={1: -5.0}, grammar="[a-z]{1,6}"),
+}
+"""Every kind of support, and mixtures."""
+SUPPORTED_ENDS = (1, 7)
+
+
+def make_speaker(path: Path) -> Qwen3ForCausalLM:
+    """Write a random model with the tokenizer of the embedded one. One end token is a byte."""
+    tokenizer = build_tokenizer(['ab abc (a) [b] {"a": 1, "b": "c"}'] * 3, 512)
+    model = make_model(path, is_tied=True, vocab_size=len(tokenizer) + 5, ends=SUPPORTED_ENDS)
+    tokenizer.save_pretrained(path)
+    return model
+
+
+def model_from(path: Path) -> Qwen3ForCausalLM:
+    """Return the model that make_speaker wrote."""
+    return Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def run_scenario(
@@ -37,15 +81,18 @@ def run_scenario(
         check=False,
     )
     assert done.returncode == code, done.stderr[-5000:]
-    said: dict[str, Any] = json.loads(out.read_text())
+    is_json = out.suffix == ".json"
+    said: dict[str, Any] = json.loads(out.read_text()) if is_json else {}
     return said
 
 
-def make_model(path: Path, *, is_tied: bool) -> Qwen3ForCausalLM:
+def make_model(
+    path: Path, *, is_tied: bool, vocab_size: int = 200, ends: Sequence[int] = END_TOKENS
+) -> Qwen3ForCausalLM:
     """Writes a random Qwen3 whose distributions are far from uniform; two sizes."""
     torch.manual_seed(7)
     config = Qwen3Config(
-        vocab_size=200 if is_tied else 331,
+        vocab_size=vocab_size if is_tied else 331,
         hidden_size=64 if is_tied else 96,
         intermediate_size=160,
         num_hidden_layers=3 if is_tied else 2,
@@ -55,11 +102,11 @@ def make_model(path: Path, *, is_tied: bool) -> Qwen3ForCausalLM:
         max_position_embeddings=512,
         tie_word_embeddings=is_tied,
         initializer_range=0.2,
-        eos_token_id=END_TOKENS[0],
+        eos_token_id=ends[0],
     )
     model = Qwen3ForCausalLM(config).float().eval()
     model.save_pretrained(path)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(END_TOKENS)}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends)}))
     return model
 
 
@@ -90,6 +137,7 @@ def replay(
     token_ids: Sequence[int],
     versions: Sequence[int],
     temperature: float,
+    edits: Any = None,
 ) -> Any:
     """float32 log-prob of each new token: the one at t is drawn by models[versions[t]], on the keys
     and values that older ones left.
@@ -109,8 +157,10 @@ def replay(
         ).logits[0]
         rows.append(logits[max(0, first - start) :] if end > first else logits[:0])
         start = end
-    table = (torch.cat(rows).float() / temperature).log_softmax(-1)
-    return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
+    table = torch.cat(rows).float() / temperature
+    if edits is not None:
+        edits.apply(table, slice(None))
+    return table.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
 
 
 def worst_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:

@@ -13,7 +13,7 @@ from async_rl.composition.compose import compose
 from async_rl.composition.files import names
 from async_rl.composition.schema import section_specs, settings
 
-MAX_SETTINGS = 168
+MAX_SETTINGS = 170
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
 NOT_A_USE = re.compile(

@@ -24,6 +24,7 @@ from rollouts_support import Alphabet, Judge, Parrot, completion, opened_rollout
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, ConfigError, EngineDead, Unavailable, root_cause
 from async_rl.core.machine import this_machine
+from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import NO_VERSION, AssertTest, CodeTest, Group, Sampling
 from async_rl.generation.engine import one_completion
 from async_rl.launchers.preflight.checks import preflight
@@ -322,8 +323,10 @@ def test_a_group_goes_on_with_what_a_killed_gateway_served(tmp_path: Path) -> No
 
 
 def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> None:
-    def taken(journal: Journal, sample: int, before: list[int], limit: int) -> list[int] | None:
-        done = journal.take(asked, sample, np.array(before, np.int32), limit)
+    def taken(
+        journal: Journal, sample: int, before: list[int], limit: int, support: Support = EVERYTHING
+    ) -> list[int] | None:
+        done = journal.take(asked, sample, np.array(before, np.int32), limit, support)
         return None if done is None else done.token_ids.tolist()
 
     asked = ticket_of(2)
@@ -331,12 +334,13 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     first = Journal(folder, "1")
     before = np.array([1, 2], np.int32)
     assert taken(first, 0, [1, 2], 9) is None
-    first.add(asked, 0, before, completion(5, 6))
+    first.add(asked, 0, before, EVERYTHING, completion(5, 6))
     # Another gateway that gets the group reads the records, and removes them with its own.
     elsewhere = Journal(tmp_path / "gateway-1", "1")
+    assert taken(elsewhere, 0, [1, 2], 9, Support(grammar="a")) is None
     assert taken(elsewhere, 0, [1, 2], 9) == [5, 6]
     assert taken(elsewhere, 0, [1, 2], 9) is None
-    first.add(asked, 0, before, completion(7, 8, is_truncated=True))
+    first.add(asked, 0, before, EVERYTHING, completion(7, 8, is_truncated=True))
     assert taken(first, 0, [1, 2], 9) is None, "its own records are with their agents"
     second = Journal(folder, "1")
     assert taken(second, 1, [1, 2], 9) is None
@@ -347,14 +351,14 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     assert taken(second, 0, [1, 2], 9) == [7, 8], "the session continues what its limit ended"
     assert taken(second, 0, [1, 2], 2) is None
     # What the newest attempt was served comes first.
-    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, completion(9))
+    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, EVERYTHING, completion(9))
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) == [9]
     second.forget(asked.group_id)
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None
-    second.add(asked, 0, before, completion(5))
+    second.add(asked, 0, before, EVERYTHING, completion(5))
     elsewhere.forget(asked.group_id)
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None, "forgotten by the other gateway"
-    second.add(asked, 0, before, completion(5))
+    second.add(asked, 0, before, EVERYTHING, completion(5))
     (tmp_path / "notes" / "of a person").mkdir(parents=True)
     assert taken(Journal(folder, "2"), 0, [1, 2], 9) is None, "another supervisor's"
     assert (tmp_path / "notes" / "of a person").exists(), "only records are removed"

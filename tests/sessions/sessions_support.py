@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from async_rl.core.support import Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.chat import Chat, Reader
@@ -84,12 +85,16 @@ class Policy:
         self._left: list[int] = []
         self.version = 0
         self.served: list[tuple[tuple[int, ...], Completion]] = []
+        self.supports: list[Support] = []
 
     def say(self, text: str) -> None:
         """Write this next."""
         self._texts = iter([text])
 
-    async def __call__(self, name: str, before: IntArray, limit: int) -> Completion:
+    async def __call__(
+        self, name: str, before: IntArray, limit: int, support: Support
+    ) -> Completion:
+        self.supports.append(support)
         if name.endswith(".0"):
             text = next(self._texts)
             self._left = [*self._words(text, add_special_tokens=False)["input_ids"], 0]

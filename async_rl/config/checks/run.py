@@ -24,7 +24,9 @@ from async_rl.config.pool_sizes import in_words_of
 from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
+from async_rl.config.sampling import support_of
 from async_rl.core.errors import ConfigError
+from async_rl.core.support import MOST_KEPT
 
 
 def check(config: RunConfig) -> None:
@@ -123,6 +125,22 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             " the greedy samples of a prompt are identical; set evaluation.num_samples=1, or"
             " evaluation.temperature=1"
         )
+    engine = config.generation.engine
+    for path, section in (("generation", config.generation), ("evaluation", config.evaluation)):
+        name = f"{path}.sampling={section.sampling}"
+        try:
+            support = support_of(section.sampling)
+        except ValueError as error:
+            yield f"{name}: {error}; give name=value pairs as docs/configuration.md describes them"
+            continue
+        if section.sampling and not config.generation.provided.limits_sampling:
+            yield f"{name}: generation.engine={engine} draws from all tokens; remove it"
+        is_trained = section is config.generation
+        if is_trained and support.is_truncated and not support.is_recorded:
+            yield (
+                f"{name}: the tokens that top_k and top_p leave are recorded for the learner, so"
+                f" their number must be bounded; add a top_k of at most {MOST_KEPT}"
+            )
 
 
 def _generators(config: RunConfig) -> Iterator[str]:

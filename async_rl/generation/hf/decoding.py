@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_rl.core.types import Sampling
+from async_rl.batching.support import Grammars, Walk, spans_of, truncate
+from async_rl.core.support import Support
+from async_rl.core.types import IntArray, Sampling
 from async_rl.protocol.generator import Completion
 
 
@@ -27,10 +29,19 @@ class Samples:
         prompt: Sequence[int],
         num_samples: int,
         sampling: Sampling,
+        end_token_ids: Sequence[int],
+        grammars: Grammars,
         *,
         generator: torch.Generator,
     ) -> None:
         self._sampling = sampling
+        self._end_token_ids = end_token_ids
+        support = sampling.support
+        self._truncates = sampling.temperature > 0 and support.is_truncated
+        self._walks = []
+        if support != Support(top_k=support.top_k, top_p=support.top_p):
+            self._walks = [Walk(support, end_token_ids, grammars) for _ in range(num_samples)]
+        self._kept: list[list[IntArray]] = [[] for _ in range(num_samples)]
         self._generator = generator
         self._num_prompt = len(prompt)
         self._ids = torch.tensor([prompt] * num_samples, device=generator.device)
@@ -46,7 +57,7 @@ class Samples:
         return bool(self._open)
 
     @torch.no_grad()
-    def write(self, model: Any, version: int, end_token_ids: Sequence[int]) -> list[Completion]:
+    def write(self, model: Any, version: int) -> list[Completion]:
         """Write one token of each sample; return the samples that it finishes.
 
         version: of the model's weights.
@@ -56,7 +67,13 @@ class Samples:
         output = model(new, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = output.past_key_values
         # Temperature 0 takes the largest logit, with the log-prob at temperature 1.
-        logits = output.logits[:, -1].float() / (self._sampling.temperature or 1.0)
+        logits = output.logits[:, -1].float()
+        if self._walks:
+            added = np.stack([walk.added() for walk in self._walks])
+            logits = logits + torch.from_numpy(added).to(logits.device)
+        logits = logits / (self._sampling.temperature or 1.0)
+        if self._truncates:
+            logits = truncate(logits, self._sampling.support.top_k, self._sampling.support.top_p)
         table = logits.log_softmax(-1)
         if self._sampling.temperature:
             drawn = torch.multinomial(table.exp(), 1, generator=self._generator)
@@ -64,17 +81,27 @@ class Samples:
             drawn = table.argmax(-1, keepdim=True)
         self._ids = torch.cat([self._ids, drawn], 1)
         self._logprobs = torch.cat([self._logprobs, table.gather(-1, drawn).cpu()], 1)
+        for index in self._open:
+            if self._walks:
+                self._walks[index].accept(int(drawn[index, 0]))
+            if self._truncates and self._sampling.support.is_recorded:
+                (kept,) = np.nonzero(logits[index].cpu().numpy() > -np.inf)
+                self._kept[index].append(kept.astype(np.int32))
         if not self._versions:
             self._first_s = time.monotonic()
         self._versions.append(version)
         is_last = len(self._versions) == self._sampling.max_new_tokens
-        ended = [index for index in self._open if int(drawn[index, 0]) in end_token_ids]
+        ended = [index for index in self._open if int(drawn[index, 0]) in self._end_token_ids]
         finished = sorted(self._open) if is_last else ended
         self._open -= set(finished)
         return [self._completion(index, is_truncated=index not in ended) for index in finished]
 
     def _completion(self, index: int, *, is_truncated: bool) -> Completion:
+        num_tokens = len(self._versions)
         return Completion(
+            spans=spans_of(
+                self._sampling.support, num_tokens, self._end_token_ids, self._kept[index]
+            ),
             index=index,
             token_ids=self._ids[index, self._num_prompt :].cpu().numpy().astype(np.int32),
             logprobs=self._logprobs[index].numpy(),

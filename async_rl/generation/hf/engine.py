@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from async_rl.batching.support import Grammars
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
@@ -39,8 +40,8 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     facts = read_model_facts(model_path)
     end_token_ids = () if config.data.ignores_end else facts.end_token_ids
 
-    def load() -> torch.nn.Module:
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+    def load() -> Any:
+        model = AutoModelForCausalLM.from_pretrained(
             model_path,
             dtype=getattr(torch, config.model.dtype),
             trust_remote_code=config.model.trust_remote_code,
@@ -52,7 +53,12 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
             model = await asyncio.to_thread(load)
         except (ValueError, OSError) as error:
             raise ConfigError(f"transformers refused the model in {model_path}: {error}") from error
-        return HfEngine(model, end_token_ids, seed)
+        grammars = Grammars(
+            config.data.tokenizer or str(model_path),
+            model.config.get_text_config().vocab_size,
+            has_code=config.model.trust_remote_code,
+        )
+        return HfEngine(model, end_token_ids, seed, grammars)
 
     return open_engine
 
@@ -60,8 +66,11 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
 class HfEngine:
     """A model of transformers behind the `Engine` interface."""
 
-    def __init__(self, model: Any, end_token_ids: tuple[int, ...], seed: int) -> None:
+    def __init__(
+        self, model: Any, end_token_ids: tuple[int, ...], seed: int, grammars: Grammars
+    ) -> None:
         self._model = model
+        self._grammars = grammars
         self._end_token_ids = end_token_ids
         self._seed = seed
         self._device: torch.device = model.device
@@ -116,6 +125,8 @@ class HfEngine:
             prompt_token_ids,
             num_samples,
             sampling,
+            self._end_token_ids,
+            self._grammars,
             generator=torch.Generator(self._device).manual_seed(seed_of(request_id, self._seed)),
         )
         self._in_flight.add(samples)
@@ -131,7 +142,7 @@ class HfEngine:
         # The order to sleep may have come since the caller looked.
         if not self._awake.is_set():
             return []
-        return samples.write(self._model, self.version, self._end_token_ids)
+        return samples.write(self._model, self.version)
 
     async def sleep(self) -> None:
         """Write no further token, and move the model off the device."""

@@ -24,7 +24,7 @@ import asyncio
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
-from async_rl.core.types import FloatArray
+from async_rl.core.types import FloatArray, IntArray
+from async_rl.generation.vllm.logprobs import WrittenLogprobs, kept_tokens
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
@@ -51,38 +52,16 @@ class _Unsent:
     """Tokens of a request that are not in an output yet."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[LogprobsLists] = field(default_factory=list)
+    logprobs: list[FloatArray] = field(default_factory=list)
+    kept: list[IntArray] = field(default_factory=list)
 
     def merged_logprobs(self) -> LogprobsLists | None:
         """The log-probs of all tokens as one entry."""
         if not self.logprobs:
             return None
-        # Column 0 is the sampled token.
-        values = np.concatenate([lists.logprobs[:, 0] for lists in self.logprobs])
         entry = np.empty((1, 1), object)
-        entry[0, 0] = WrittenLogprobs(values)
+        entry[0, 0] = WrittenLogprobs(np.concatenate(self.logprobs), self.kept)
         return LogprobsLists(_ONE_ENTRY, entry, _ONE_ENTRY[0])
-
-
-class WrittenLogprobs:
-    """The log-probs of all tokens of one output."""
-
-    def __init__(self, values: FloatArray) -> None:
-        self.values = values
-
-    def __radd__(self, cumulative_logprob: float) -> float:
-        """vLLM adds every entry to a sum that this project does not read."""
-        return cumulative_logprob
-
-
-def logprobs_of(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
-    """Return float32 [number of tokens] from the entries of one sample.
-
-    The entries come from `ThreadedCore`, or from vLLM's own core with one per token.
-    """
-    if entries and isinstance(entries[0], WrittenLogprobs):
-        return np.concatenate([e.values for e in entries if isinstance(e, WrittenLogprobs)])
-    return np.array(entries, np.float32)
 
 
 @dataclass(slots=True)
@@ -112,6 +91,8 @@ class ThreadedCore(EngineCoreClient):
         self._unsent: dict[str, _Unsent] = {}
         self._at_once: set[str] = set()
         """The requests whose outputs are read after every step."""
+        self._recorded: set[str] = set()
+        """The requests whose kept tokens are recorded."""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
@@ -175,10 +156,14 @@ class ThreadedCore(EngineCoreClient):
                 continue
             unsent = self._unsent.setdefault(output.request_id, _Unsent())
             unsent.token_ids += output.new_token_ids
-            if output.new_logprobs is not None:
-                unsent.logprobs.append(output.new_logprobs)
+            if (lists := output.new_logprobs) is not None:
+                # Column 0 is the sampled token. A step has the columns of its widest request.
+                unsent.logprobs.append(lists.logprobs[:, 0])
+                if output.request_id in self._recorded:
+                    unsent.kept += kept_tokens(lists.logprobs, lists.logprob_token_ids)
             if output.finish_reason is not None:
                 del self._unsent[output.request_id]
+                self._recorded.discard(output.request_id)
                 output.new_token_ids = unsent.token_ids
                 output.new_logprobs = unsent.merged_logprobs()
                 ready.append(output)
@@ -244,8 +229,10 @@ class ThreadedCore(EngineCoreClient):
 
     def _add(self, request: EngineCoreRequest) -> None:
         params = request.sampling_params
+        if params is not None and params.extra_args and params.logprobs:
+            self._recorded.add(request.request_id)
         # vLLM looks for texts in each output, and alternatives do not fit into one entry.
-        if params is not None and (
+        elif params is not None and (
             params.stop or params.logprobs or params.prompt_logprobs is not None
         ):
             self._at_once.add(request.request_id)
@@ -261,6 +248,7 @@ class ThreadedCore(EngineCoreClient):
         for request_id in request_ids:
             self._unsent.pop(request_id, None)
             self._at_once.discard(request_id)
+            self._recorded.discard(request_id)
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
         """Return the tasks of the model."""

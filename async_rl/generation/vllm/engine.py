@@ -19,16 +19,19 @@ from contextlib import aclosing
 from typing import Any
 
 import numpy as np
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+from async_rl.batching.support import spans_of
 from async_rl.core.codec import encode
-from async_rl.core.errors import BroadcastBroken, Unavailable
+from async_rl.core.errors import BroadcastBroken, DataError, Unavailable
+from async_rl.core.support import Support
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import require_version
-from async_rl.generation.vllm.core import logprobs_of
 from async_rl.generation.vllm.llm import Llm
+from async_rl.generation.vllm.logprobs import logprobs_of
 from async_rl.generation.vllm.sampling import draw
 from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.service import Sample, Sampled
@@ -67,13 +70,22 @@ class VllmEngine:
         the prefix cache.
         """
         self._require_usable()
+        support = sampling.support
+        truncates = sampling.temperature > 0 and support.is_truncated
+        grammar = None
+        if support.grammar:
+            grammar = StructuredOutputsParams(**{support.grammar_kind: support.grammar})
         params = SamplingParams(
             n=num_samples,
             temperature=sampling.temperature,
             max_tokens=sampling.max_new_tokens,
+            min_tokens=min(support.min_tokens, sampling.max_new_tokens),
+            logit_bias=support.logit_bias or None,
+            structured_outputs=grammar,
+            extra_args={"top_k": support.top_k, "top_p": support.top_p} if truncates else None,
             stop_token_ids=list(self._end_token_ids),
             ignore_eos=not self._end_token_ids,
-            logprobs=0,
+            logprobs=support.top_k if truncates and support.is_recorded else 0,
             flat_logprobs=True,
             detokenize=False,
             # With DELTA, vLLM would send each sample in parts, which are not read before its end.
@@ -81,13 +93,16 @@ class VllmEngine:
             stream_interval=_ONLY_WHEN_FINISHED,
         )
         outputs = self._vllm.outputs(request_id, prompt_token_ids, params, lora=self._lora)
-        async with aclosing(outputs):
-            first_s: dict[int, float] = {}
-            async for output in outputs:
-                for sample in output.outputs:
-                    first_s.setdefault(sample.index, time.monotonic())
-                    if sample.finished():
-                        yield self._completion(sample, first_s[sample.index])
+        first_s: dict[int, float] = {}
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    for sample in output.outputs:
+                        first_s.setdefault(sample.index, time.monotonic())
+                        if sample.finished():
+                            yield self._completion(sample, first_s[sample.index], support, params)
+        except (ValueError, VLLMValidationError) as error:
+            raise DataError(f"vLLM refuses the request: {error}") from error
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
@@ -112,7 +127,9 @@ class VllmEngine:
         scores[0] = 0.0
         return scores
 
-    def _completion(self, sample: CompletionOutput, first_s: float) -> Completion:
+    def _completion(
+        self, sample: CompletionOutput, first_s: float, support: Support, params: SamplingParams
+    ) -> Completion:
         # An aborted sample has too few tokens, and would be trained as if the policy had finished
         # it.
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
@@ -121,10 +138,12 @@ class VllmEngine:
                 " of its group fails"
             )
         token_ids = np.array(sample.token_ids, np.int32)
+        logprobs, kept = logprobs_of(sample.logprobs, params.logprobs or 0)
         return Completion(
             index=sample.index,
             token_ids=token_ids,
-            logprobs=logprobs_of(sample.logprobs.logprobs),
+            logprobs=logprobs,
+            spans=spans_of(support, len(token_ids), self._end_token_ids, kept),
             versions=self._versions(sample),
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
             first_s=first_s,

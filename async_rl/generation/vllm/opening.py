@@ -16,6 +16,7 @@ from vllm.v1.executor import Executor
 
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
+from async_rl.config.sampling import supports_of
 from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
@@ -69,6 +70,7 @@ def engine_args(
     # Preflight may have run on a machine with another vLLM, or without one.
     if problem := version_problem():
         raise ConfigError(problem)
+    has_grammars = config.agent.is_used or any(support.grammar for support in supports_of(config))
     longest = data.max_prompt_tokens + data.max_response_tokens
     if longest > facts.max_positions:
         raise ConfigError(
@@ -79,8 +81,9 @@ def engine_args(
     return AsyncEngineArgs(
         model=str(model_path),
         # Token ids go in and out; the tokenizer would only delay the start. A service ends samples
-        # with texts.
-        skip_tokenizer_init=not config.agent.is_service,
+        # with texts, and grammars are about text.
+        skip_tokenizer_init=not has_grammars,
+        tokenizer=config.data.tokenizer or str(model_path),
         trust_remote_code=config.model.trust_remote_code,
         dtype=config.model.dtype,
         seed=seed,
@@ -100,6 +103,7 @@ def engine_args(
         # Raw log-probs leave out the temperature: wrong by 0.1 to 0.6 nats on average.
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
+        structured_outputs_config={"backend": "xgrammar"},
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
         **_settings(config),
@@ -133,6 +137,9 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
             # much is free: next to a learner that has started, an engine could never start again.
             settings["gpu_memory_utilization"] = _NO_SHARE
+    if truncated := [support for support in supports_of(config) if support.is_truncated]:
+        settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
+        settings["max_logprobs"] = max(s.top_k * s.is_recorded for s in truncated)
     if vllm.enforce_eager:
         settings["compilation_config"] = {"mode": 0}
     if uses_gpu(config) and config.devices.are_handed_over:
@@ -161,6 +168,8 @@ async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, 
         raise ConfigError(
             f"vLLM refused the model {args.model} or the settings of generation.vllm: {error}"
         ) from error
+    # The end tokens of a request alone end it, and alone are those that its grammar has.
+    llm.renderer.get_eos_token_id = lambda: None
     return llm, all(spares)
 
 

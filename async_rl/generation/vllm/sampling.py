@@ -20,7 +20,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.generation.vllm.core import logprobs_of
+from async_rl.generation.vllm.logprobs import logprobs_of
 from async_rl.protocol.service import Sample, Sampled, SampledSequence
 
 _FIRST_ID = 1000
@@ -127,7 +127,7 @@ def _sequence(sample: CompletionOutput, versions: IntArray, num_top: int) -> Sam
     if num_top:
         logprobs, top_ids, top_logprobs = _columns(sample.logprobs, num_top)
     else:
-        logprobs = logprobs_of(sample.logprobs.logprobs)
+        logprobs, _ = logprobs_of(sample.logprobs)
     return SampledSequence(
         token_ids=token_ids,
         logprobs=logprobs,

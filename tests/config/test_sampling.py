@@ -1,0 +1,62 @@
+"""generation.sampling and evaluation.sampling: what samples may draw."""
+
+from __future__ import annotations
+
+import pytest
+from composing import compose
+
+from async_rl.config.sampling import sampling_of
+from async_rl.core.errors import ConfigError
+from async_rl.core.support import EVERYTHING, Support
+from async_rl.core.types import Purpose
+
+
+@pytest.mark.proves("generation.sampling", "evaluation.sampling")
+@pytest.mark.covers("top_p, top_k, min_new_tokens")
+def test_entries_limit_what_is_drawn_for_their_purpose() -> None:
+    schema = '{"type": "object"}'
+    config = compose(
+        "grpo_code",
+        [
+            "generation.sampling=['top_k=50','top_p=0.9','min_tokens=4','logit_bias={\"7\":-2.5}']",
+            f"evaluation.sampling=['top_p=0.5','grammar={schema}']",
+        ],
+    )
+    assert sampling_of(config, Purpose.TRAIN).support == Support(
+        top_k=50, top_p=0.9, min_tokens=4, logit_bias={7: -2.5}
+    )
+    assert sampling_of(config, Purpose.EVAL).support == Support(top_p=0.5, grammar=schema)
+    for purpose in Purpose:
+        assert sampling_of(compose("grpo_code"), purpose).support == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("generation.sampling=['top_p=0.9']", "add a top_k of at most 1024"),
+        ("generation.sampling=['top_k=1025']", "add a top_k of at most 1024"),
+        ("generation.sampling=['top_q=2']", "unknown field `top_q`"),
+        ("evaluation.sampling=['top_p=0']", "Expected `float` > 0"),
+        ("evaluation.sampling=['min_tokens=x']", "Expecting value"),
+        ("evaluation.sampling=['grammar={']", "Expecting property name"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused_before_a_run_starts(override: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("grpo_code", [override])
+    (line,) = str(caught.value).splitlines()
+    assert reason in line
+    assert line.startswith(override.partition("=")[0])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind"),
+    [
+        ('{"type": "object"}', "json"),
+        ('{"type": "structural_tag", "format": {}}', "structural_tag"),
+        ('root ::= "a"', "grammar"),
+        ("[ab]+", "regex"),
+    ],
+)
+def test_the_text_of_a_grammar_shows_its_kind(grammar: str, kind: str) -> None:
+    assert Support(grammar=grammar).grammar_kind == kind

@@ -1,0 +1,95 @@
+"""Log-probs of answers that were drawn from a part of the vocabulary, recomputed from the weights
+and the supports as the learner does it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from generation_support import (
+    SUPPORTED_PROMPT,
+    SUPPORTS,
+    make_speaker,
+    model_of,
+    replay,
+    run_scenario,
+)
+from transformers import Qwen3ForCausalLM
+
+from async_rl.batching.support import Grammars, edits_of
+from async_rl.core.codec import decode
+from async_rl.core.frozen import Value
+from async_rl.core.types import Score, Trajectory
+from async_rl.protocol.generator import Completion
+from async_rl.rollouts.conversation import Written
+from async_rl.rollouts.rollout import trajectory
+
+TEMPERATURE = 0.7
+TOLERANCE = 1e-4
+
+
+class Said(Value):
+    drawn: dict[str, list[Completion]]
+    refused: list[str]
+    after: list[Completion]
+
+
+@pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.slow)])
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Qwen3ForCausalLM, Said]:
+    path = tmp_path_factory.mktemp(request.param) / "model"
+    model = make_speaker(path)
+    out = path.with_name("said")
+    run_scenario("support_scenario.py", request.param, path, out=out)
+    return path, model, decode(out.read_bytes(), Said)
+
+
+def sample_of(done: Completion) -> Trajectory:
+    prompt: Any = type("P", (), {"token_ids": np.array(SUPPORTED_PROMPT, np.int32)})
+    score = Score(reward=0.0, parts={}, verdicts=(), latency_s=0.0)
+    return trajectory(prompt, Written(tokens=done, answer="", transcript=""), score)
+
+
+@pytest.mark.parametrize("kind", SUPPORTS)
+def test_logprobs_are_those_of_the_support(
+    case: tuple[Path, Qwen3ForCausalLM, Said], kind: str
+) -> None:
+    path, model, said = case
+    grammars = Grammars(str(path), model.config.vocab_size)
+    models = {version: model_of(model, version) for version in (0, 1)}
+    worst = 0.0
+    for done in said.drawn[kind]:
+        edits, is_outside = edits_of(
+            [sample_of(done)], grammars, temperature=TEMPERATURE, device=torch.device("cpu")
+        )
+        assert not is_outside.any()
+        ids, versions = done.token_ids.tolist(), done.versions.tolist()
+        expected = replay(models, SUPPORTED_PROMPT, ids, versions, TEMPERATURE, edits)
+        worst = max(worst, float(np.abs(expected - done.logprobs).max()))
+        whole = replay(models, SUPPORTED_PROMPT, ids, versions, TEMPERATURE)
+        # Without its support the answer would have other log-probs.
+        assert (kind == "all") == (np.abs(whole - done.logprobs).max() < TOLERANCE)
+    assert worst < TOLERANCE
+
+
+def test_requests_span_the_push(case: tuple[Path, Qwen3ForCausalLM, Said]) -> None:
+    spanning = {
+        kind
+        for kind, samples in case[2].drawn.items()
+        if any(set(done.versions.tolist()) == {0, 1} for done in samples)
+    }
+    assert spanning >= {"bias", "schema", "top_k", "mixed"}
+
+
+def test_what_cannot_be_drawn_is_refused_and_the_engine_lives(
+    case: tuple[Path, Qwen3ForCausalLM, Said],
+) -> None:
+    said = case[2]
+    assert "Type should be a string" in said.refused[0]
+    assert "100000" in said.refused[1]
+    assert len(said.after) == 6
