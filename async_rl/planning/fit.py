@@ -86,7 +86,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
 
 
 def _node_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[str]:
-    """Yield the reasons why ranks or an engine do not fit one node."""
+    """Yield the reason why the ranks of a node do not fit it."""
     node = machine.num_gpus // machine.nodes
     ranks_mb = min(config.learner.ranks, node) * memory_mb(config, "learner", shape)
     if ranks_mb > machine.memory_mb // machine.nodes:
@@ -95,11 +95,6 @@ def _node_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> It
             f" {gb(machine.memory_mb // machine.nodes)}; raise learner.ranks, or take a smaller"
             " model"
         )
-    for pool in generator_pools(config):
-        gpus = config_of(config, pool).generators.gpus_each
-        if gpus > node:
-            problem = f"generators.gpus_each={gpus:g}: a node has {node} GPUs; lower it"
-            yield in_words_of(pool, config, problem)
 
 
 def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:

@@ -105,9 +105,3 @@ def test_gpus_of_a_node_that_are_too_few_for_an_engine_stay_free() -> None:
     three = ("generation.vllm.tensor_parallel_size=3", "generators.gpus_each=3")
     config, _ = planned(*SHARED, *three, "learner.ranks=2", hf=QWEN3_8B)
     assert config.generators.count == 2 + 15 * 2
-
-
-def test_an_engine_that_is_wider_than_a_node_is_refused() -> None:
-    wide = ("generation.vllm.tensor_parallel_size=16", "generators.gpus_each=16")
-    _, problems = planned(*SHARED, *wide, "generators.count=2", "buffer.groups_per_step=64")
-    assert [x for x in problems if "generators.gpus_each=16: a node has 8 GPUs" in x]

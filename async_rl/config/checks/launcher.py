@@ -56,11 +56,11 @@ def _cpus(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
 
 
 def step_problems(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
-    """Yield the problems of the GPUs of one process where a device belongs to one process."""
+    """Yield the problems of the GPUs of one process on a cluster."""
     cluster = config.launcher
-    if cluster.shares_devices or not isinstance(cluster, ClusterLaunch):
+    if not isinstance(cluster, ClusterLaunch):
         return
-    if gpus != int(gpus):
+    if gpus != int(gpus) and not cluster.shares_devices:
         yield (
             f"{path}={gpus:g}: launcher={cluster.kind} assigns whole GPUs to a process; set it to"
             f" {max(1, round(gpus))}, or use launcher=ray"

@@ -24,37 +24,24 @@ def reward_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _rollout(config: RunConfig) -> Iterator[str]:
-    rollout = config.rollout
-    yield from _agent(config)
-    if rollout.fn is None or config.agent.is_used:
+    fn = config.rollout.fn
+    if fn is None:
         return
-    assert isinstance(rollout.fn, str), "a list is an agent"
-    if not is_plugin(rollout.fn, ROLLOUT):
-        yield (
-            f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function, nor"
-            f" {EXTERNAL}; correct it"
-        )
+    name = f"rollout.fn={fn}"
     if config.reward.placement != "end":
         yield (
-            f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: only the"
-            " last turn is scored, not the blocks of all turns; set reward.placement=end"
+            f"reward.placement={config.reward.placement} with {name}: only the last turn is scored,"
+            " not the blocks of all turns; set reward.placement=end"
         )
-
-
-def _agent(config: RunConfig) -> Iterator[str]:
-    agent = config.agent
-    if not agent.is_used:
-        return
-    name = f"rollout.fn={config.rollout.fn}"
-    if config.reward.placement != "end":
+    if not config.agent.is_used and not is_plugin(str(fn), ROLLOUT):
         yield (
-            f"reward.placement={config.reward.placement} with {name}: only the last answer is"
-            " scored; set reward.placement=end"
+            f"{name}: is neither package.module:function nor file.py:function, nor {EXTERNAL};"
+            " correct it"
         )
-    if config.devices.are_handed_over:
+    if config.agent.is_used and config.devices.are_handed_over:
         yield f"placement=colocated with {name}: not supported; set placement=disaggregated"
     # A session may continue on any generator, whatever pool it started in.
-    if config.generators.pools:
+    if config.agent.is_used and config.generators.pools:
         yield (
             f"generators.pools with {name}: sessions use all generators alike; remove"
             f" {', '.join(config.generators.pools)}"
