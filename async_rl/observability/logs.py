@@ -45,6 +45,11 @@ def log_path(run_dir: Path, process: str) -> Path:
     return run_dir / "logs" / f"{process}.log"
 
 
+def output_path(run_dir: Path, process: str) -> Path:
+    """Return the file with the output of the process and its libraries."""
+    return run_dir / "logs" / f"{process}.out"
+
+
 def configure_logging(run_dir: Path, process: str) -> logging.Logger:
     """Send all logging of this process to its file and return the project's logger. A second call
     replaces the first.

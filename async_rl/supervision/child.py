@@ -13,6 +13,7 @@ from pathlib import Path
 
 from async_rl.core.frozen import frozen
 from async_rl.core.os import RESTART_CODE
+from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
@@ -70,6 +71,7 @@ class Child:
         self,
         spec: ProcessSpec,
         *,
+        run_dir: Path,
         launcher: Launcher,
         registry: Registry,
         liveness: Liveness,
@@ -87,6 +89,7 @@ class Child:
         self.expelled = ""
         self.handle: ProcessHandle | None = None
         self._left = asyncio.Event()
+        self._output = output_path(run_dir, spec.name)
         self._launcher = launcher
         self._registry = registry
         self._liveness = liveness
@@ -186,7 +189,7 @@ class Child:
         elif self.failure:
             reason = f"failed: {self.failure}"
             if _ELSEWHERE in self.failure:
-                reason += f"\n{errors_in(self._launcher.output_of(self.name))}"
+                reason += f"\n{errors_in(self._output)}"
             is_own_failure = True
         elif code == RESTART_CODE:
             reason = "asked to be started again"
@@ -195,7 +198,7 @@ class Child:
         elif code < 0:
             reason = f"was ended by {signal.Signals(-code).name}"
         else:
-            output = _last_lines(self._launcher.output_of(self.name))
+            output = _last_lines(self._output)
             reason = f"exited with code {code}; its last output was:\n{output}"
             is_own_failure = True
         return End(child=self, reason=reason, is_own_failure=is_own_failure)

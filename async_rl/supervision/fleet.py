@@ -78,6 +78,7 @@ class Fleet:
         self._stopping = asyncio.Event()
         self._make_child = functools.partial(
             Child,
+            run_dir=run_dir,
             launcher=launcher,
             registry=registry,
             liveness=liveness,

@@ -6,7 +6,6 @@ Implemented by `launchers/backends/local.py` (child processes), `launchers/backe
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 from async_rl.planning.topology import ProcessSpec
@@ -55,6 +54,3 @@ class Launcher(Protocol):
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Start one process, or request its resources. Raises InfrastructureError on failure."""
-
-    def output_of(self, name: str) -> Path:
-        """Return the file with the output of a process."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.machine import chosen_gpus
 from async_rl.launchers.backends.backend import Backend
+from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
 
@@ -28,11 +29,6 @@ def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[
     command += ["--role", spec.role, "--rank", str(spec.rank)]
     command += ["--cores", ",".join(map(str, spec.cores))]
     return [*command, "--run-dir", str(run_dir), "--parent-pid", str(parent_pid)]
-
-
-def output_path(run_dir: Path, name: str) -> Path:
-    """Return the file with the output of a process and its libraries."""
-    return run_dir / "logs" / f"{name}.out"
 
 
 def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
@@ -96,13 +92,9 @@ class LocalLauncher:
     async def close(self) -> None:
         """Do nothing: children end with their parent."""
 
-    def output_of(self, name: str) -> Path:
-        """Return the file with the output of the process and its libraries."""
-        return output_path(self._run_dir, name)
-
     async def start(self, spec: ProcessSpec) -> LocalProcess:
         """Start the process of `spec`. Raises InfrastructureError if the system refuses."""
-        output = self.output_of(spec.name)
+        output = output_path(self._run_dir, spec.name)
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             # Appended: the output of earlier lives of the process stays.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.launchers.backends.local import LocalLauncher, LocalProcess, output_path
+from async_rl.launchers.backends.local import LocalLauncher, LocalProcess
 from async_rl.launchers.backends.node_directory import NodeDirectory
-from async_rl.observability.logs import log_path
+from async_rl.observability.logs import log_path, output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.runtime.context import Control, load_config, load_control
 

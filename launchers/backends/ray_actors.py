@@ -38,7 +38,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.backend import PlacedProcess
 from async_rl.launchers.backends.cluster import needs, on_cluster
-from async_rl.launchers.backends.local import output_path
 from async_rl.launchers.backends.node_process import NodeProcess
 from async_rl.launchers.backends.ray_places import actor_options, bundles_of, group_strategy
 from async_rl.planning.topology import ProcessSpec
@@ -172,10 +171,6 @@ class RayLauncher:
         await asyncio.gather(*(process.close() for process in self._started))
         if ray.is_initialized():
             await asyncio.to_thread(ray.shutdown)
-
-    def output_of(self, name: str) -> Path:
-        """Return the file with the output of the process and its libraries."""
-        return output_path(self._run_dir, name)
 
     async def start(self, spec: ProcessSpec) -> RayProcess:
         """Ask the cluster for an actor. Raises InfrastructureError if the cluster is lost."""

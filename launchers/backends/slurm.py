@@ -32,7 +32,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.backend import Backend, Job, PlacedProcess
 from async_rl.launchers.backends.cluster import cluster_cpus, launch_of, needs, on_cluster
-from async_rl.launchers.backends.local import child_command, output_path
+from async_rl.launchers.backends.local import child_command
+from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.runs.status import JOB_FILE
 from async_rl.wire.addresses import AUTO
@@ -211,16 +212,12 @@ class SlurmLauncher:
             process.kill()
         await asyncio.gather(*(process.wait() for process in self._started), return_exceptions=True)
 
-    def output_of(self, name: str) -> Path:
-        """Return the file with the output of the process and its libraries."""
-        return output_path(self._run_dir, name)
-
     async def start(self, spec: ProcessSpec) -> SlurmProcess:
         """Start an srun, which waits until the job has room for its step. Raises
         InfrastructureError if srun cannot be run.
         """
         placed = on_cluster(self._config, spec)
-        output = self.output_of(spec.name)
+        output = output_path(self._run_dir, spec.name)
         try:
             with output.open("ab") as errors:
                 srun = await asyncio.create_subprocess_exec(

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
@@ -22,7 +22,7 @@ import typer
 from async_rl.composition.compose import verifier_config
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DataError, at
+from async_rl.core.errors import DataError, at
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
 from async_rl.launchers.commands.verifier import VerifierSettings, for_each
@@ -90,7 +90,7 @@ def verify(
     if not items:
         raise DataError(f"{file}: has no rows; nothing was scored")
     started_s = time.monotonic()
-    with _opened(output) as lines:
+    with output.open("xb") if output else nullcontext() as lines:
         results = asyncio.run(_score(items, config, lines))
     _report(results, time.monotonic() - started_s)
     # A wrong completion is a result.
@@ -112,15 +112,6 @@ async def wrong_references(
     results = await _judged(items, service, None)
     wrong = [result for result in results if result.verdict != Verdict.PASS]
     return [f"{each.item.name}: {each.verdict}: {each.message}" for each in wrong]
-
-
-def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
-    try:
-        return open(output, "xb") if output else nullcontext()
-    except OSError as error:
-        raise ConfigError(
-            f"--output {output}: cannot be made ({error.strerror}); choose another"
-        ) from error
 
 
 def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:

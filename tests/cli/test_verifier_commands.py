@@ -126,7 +126,7 @@ def test_verdicts_are_never_written_over_a_file_that_exists(tmp_path: Path) -> N
         "--output",
         str(kept),
     )
-    assert isinstance(result.exception, ConfigError)
+    assert isinstance(result.exception, FileExistsError)
     assert kept.read_text() == "mine"
 
 

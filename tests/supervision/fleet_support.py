@@ -63,12 +63,11 @@ class Scripted:
 
 
 class ScriptedLauncher:
-    def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None], output: Path) -> None:
+    def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None]) -> None:
         self.started: list[Scripted] = []
         self.started_twice = asyncio.Event()
         self.is_full = False
         self._on_start = on_start
-        self._output = output
 
     async def open(self) -> str:
         return "127.0.0.1"
@@ -87,9 +86,6 @@ class ScriptedLauncher:
             self.started_twice.set()
         self._on_start(spec, process)
         return process
-
-    def output_of(self, name: str) -> Path:
-        return self._output
 
 
 def spec(role: Role, rank: int = 0) -> ProcessSpec:
@@ -131,8 +127,7 @@ class World:
         self.launcher = ScriptedLauncher(
             lambda _, process: (
                 asyncio.get_running_loop().call_soon(on_start, self, process) and None
-            ),
-            tmp_path / "out",
+            )
         )
         self.fleet = Fleet(
             [spec(role, rank) for rank in range(ranks)],

@@ -56,7 +56,8 @@ def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with
     tmp_path: Path, role: Role, life: Life, cause: str, starts: int
 ) -> None:
     printed = f"{PRINTED}{CAUSE}\n  File x\n{ENGINE}\n" if life.error == ENGINE else ""
-    (tmp_path / "out").write_text(f"{printed}one\nSegmentation fault\n")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f"{role}-0.out").write_text(f"{printed}one\nSegmentation fault\n")
 
     def on_start(world: World, process: Scripted) -> None:
         process.why = life.why

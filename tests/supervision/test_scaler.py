@@ -43,7 +43,7 @@ class ScaledRun:
         self.free_mb = 100_000
         self.registry = virtual_registry()
         self.registry.wanted = wanted_counts(config, run_dir)
-        self.launcher = ScriptedLauncher(self.serve, run_dir / "out")
+        self.launcher = ScriptedLauncher(self.serve)
         log = logging.getLogger("test")
         self.fleet = Fleet(
             processes(config, machine, self.registry.wanted),

@@ -459,9 +459,6 @@ class Launcher:
         task.add_done_callback(lambda task: _on_end(handle, task))
         return handle
 
-    def output_of(self, name: str) -> Path:
-        return Path("/dev/null")
-
 
 def _on_end(handle: Handle, task: asyncio.Task[int]) -> None:
     handle.ended(1 if task.cancelled() or task.exception() else task.result())
