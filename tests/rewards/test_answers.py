@@ -5,8 +5,7 @@ fails.
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,19 +21,6 @@ from async_rl.rewards.answers import boxed, is_right
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.protocol import TestResult
-
-
-def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The test as a plain function."""
-
-    @functools.wraps(test)
-    def plain(*args: object, **kwargs: object) -> None:
-        async def main() -> None:
-            await test(*args, **kwargs)
-
-        asyncio.run(main())
-
-    return plain
 
 
 @asynccontextmanager
@@ -61,7 +47,6 @@ def test_braces_inside_a_box_are_balanced() -> None:
     assert boxed("none") is None
 
 
-@in_a_loop
 async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_on() -> None:
     async with child() as answers:
         forever = AnswerTest(rule="regex", expected=r"^(a+)+$")
@@ -71,7 +56,6 @@ async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_o
         assert await answers.verdict(right, "no", 5) is Verdict.WRONG_ANSWER
 
 
-@in_a_loop
 async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict() -> None:
     async with child() as answers:
         with pytest.raises(
@@ -81,7 +65,6 @@ async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict(
             await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
 
 
-@in_a_loop
 async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> None:
     async with child() as answers:
         yes = AnswerTest(rule="exact", expected="yes")
@@ -110,7 +93,6 @@ class ByRule:
 @pytest.mark.parametrize(
     ("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)]
 )
-@in_a_loop
 async def test_the_whole_response_is_scored_where_words_are_wanted(
     response: str, reward: float
 ) -> None:

@@ -15,15 +15,12 @@ from benchmarks.attacks.suite import FORMS, Attack, Outcome, attacks, run
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_attack_of_the_public_suite_is_forged_or_crashes_the_verifier(form: str) -> None:
-    async def trials() -> None:
-        async with verifier() as (url, _):
-            found = await asyncio.to_thread(lambda: list(run(url, form, TOKEN)))
-        missed = [trial for trial in found if trial.outcome is not Outcome.HELD]
-        assert missed == []
-        assert any(trial.attack.family == "honest" for trial in found)
-
-    asyncio.run(trials())
+async def test_no_attack_of_the_public_suite_is_forged_or_crashes_the_verifier(form: str) -> None:
+    async with verifier() as (url, _):
+        found = await asyncio.to_thread(lambda: list(run(url, form, TOKEN)))
+    missed = [trial for trial in found if trial.outcome is not Outcome.HELD]
+    assert missed == []
+    assert any(trial.attack.family == "honest" for trial in found)
 
 
 def test_suite_counts_a_grader_that_passes_everything_as_forged() -> None:

@@ -67,26 +67,23 @@ def test_every_kind_of_value_gets_a_score(jail: Jail, atom: str) -> None:
             assert result.verdict.is_score, (test, result)
 
 
-def test_a_test_that_cannot_be_encoded_fails_alone() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _):
-            client = VerifierClient(run_config(), TOKEN)
-            client.update_servers([url])
-            try:
-                results = await asyncio.gather(
-                    *(
-                        client.check("def f(x): return x", [_call(number)])
-                        for number in (3, 1 << 70, 4)
-                    ),
-                    return_exceptions=True,
-                )
-            finally:
-                await client.close()
-        first, wide, last = results
-        assert isinstance(wide, ProtocolError)
-        assert [getattr(each, "verdict", each) for each in (first, last)] == ["pass", "pass"]
-
-    asyncio.run(run())
+async def test_a_test_that_cannot_be_encoded_fails_alone() -> None:
+    async with verifier() as (url, _):
+        client = VerifierClient(run_config(), TOKEN)
+        client.update_servers([url])
+        try:
+            results = await asyncio.gather(
+                *(
+                    client.check("def f(x): return x", [_call(number)])
+                    for number in (3, 1 << 70, 4)
+                ),
+                return_exceptions=True,
+            )
+        finally:
+            await client.close()
+    first, wide, last = results
+    assert isinstance(wide, ProtocolError)
+    assert [getattr(each, "verdict", each) for each in (first, last)] == ["pass", "pass"]
 
 
 def _call(number: int) -> CallTest:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -21,11 +22,27 @@ from async_rl.core.types import CallTest, CodeProblem, Prompt, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.verifier.service import VerifierService
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[i], expected=i * i) for i in (1, 2, 3)])
 PASSES = [Verdict.PASS] * 3
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
+
+
+@asynccontextmanager
+async def asked(**options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, VerifierService]]:
+    """A verifier and a client of HTTP that has its token."""
+    async with (
+        asyncio.timeout(60),
+        verifier(**options) as (url, service),
+        httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+    ):
+        yield http, service
+
+
+async def said(http: httpx.AsyncClient, body: dict[str, Any]) -> Any:
+    return (await http.post("/verify", json=body)).json()
 
 
 def _body(code: str = GOOD, **more: Any) -> dict[str, Any]:
@@ -47,49 +64,33 @@ def _prompt() -> Prompt:
     )
 
 
-def test_verify_answers_in_the_documented_form() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
-            answer = (await http.post("/verify", json=_body())).json()
-            assert answer["verdict"] == "pass"
-            assert set(answer["tests"][0]) == {"verdict", "cpu_s", "wall_s", "memory_mb", "message"}
-            assert answer["level"] in (1, 2)
-            tests = [
-                {"kind": "stdin", "input": "3", "output": "9"},
-                {"kind": "assert", "code": "assert f(2) == 4"},
-            ]
-            answer = (
-                await http.post(
-                    "/verify",
-                    json=_body(
-                        GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests
-                    ),
-                )
-            ).json()
-            assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
-            lines = (
-                await http.post("/verify_batch", json={"requests": [_body(), _body(BAD)]})
-            ).text.splitlines()
-            got = {line["index"]: line["response"]["verdict"] for line in map(json.loads, lines)}
-            assert got == {0: "pass", 1: "wrong_answer"}
-            health = (await http.get("/health")).json()
-            assert (health["status"], health["queued"], health["cells"]) == ("ok", 0, 1)
-
-    asyncio.run(run())
+async def test_verify_answers_in_the_documented_form() -> None:
+    async with asked() as (http, _):
+        answer = await said(http, _body())
+        assert answer["verdict"] == "pass"
+        assert set(answer["tests"][0]) == {"verdict", "cpu_s", "wall_s", "memory_mb", "message"}
+        assert answer["level"] in (1, 2)
+        tests = [
+            {"kind": "stdin", "input": "3", "output": "9"},
+            {"kind": "assert", "code": "assert f(2) == 4"},
+        ]
+        program = GOOD + "if __name__ == '__main__': print(f(int(input())))"
+        answer = await said(http, _body(program, tests=tests))
+        assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
+        batch = {"requests": [_body(), _body(BAD)]}
+        lines = (await http.post("/verify_batch", json=batch)).text.splitlines()
+        got = {line["index"]: line["response"]["verdict"] for line in map(json.loads, lines)}
+        assert got == {0: "pass", 1: "wrong_answer"}
+        health = (await http.get("/health")).json()
+        assert (health["status"], health["queued"], health["cells"]) == ("ok", 0, 1)
 
 
-def test_big_integers_travel_in_json() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
-            test = {"kind": "call", "function": "f", "args": [2**100], "expected": 2**200}
-            assert (await http.post("/verify", json=_body(tests=[test]))).json()[
-                "verdict"
-            ] == "pass"
-            assert (
-                await http.post("/verify", json=_body(tests=[{**test, "expected": 2**200 + 1}]))
-            ).json()["verdict"] == "wrong_answer"
-
-    asyncio.run(run())
+async def test_big_integers_travel_in_json() -> None:
+    async with asked() as (http, _):
+        test = {"kind": "call", "function": "f", "args": [2**100], "expected": 2**200}
+        assert (await said(http, _body(tests=[test])))["verdict"] == "pass"
+        wrong = _body(tests=[{**test, "expected": 2**200 + 1}])
+        assert (await said(http, wrong))["verdict"] == "wrong_answer"
 
 
 @pytest.mark.parametrize(
@@ -104,39 +105,29 @@ def test_big_integers_travel_in_json() -> None:
         (_body(tests=[{"kind": "eval"}]), "$.tests[0]"),
     ],
 )  # fmt: skip
-def test_bad_request_is_told_the_path_of_its_field(body: dict[str, Any], path: str) -> None:
-    async def run() -> None:
-        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
-            answer = await http.post("/verify", json=body)
-            assert answer.status_code == 400
-            assert path in answer.json()["error"]
-
-    asyncio.run(run())
+async def test_bad_request_is_told_the_path_of_its_field(body: dict[str, Any], path: str) -> None:
+    async with asked() as (http, _):
+        answer = await http.post("/verify", json=body)
+        assert answer.status_code == 400
+        assert path in answer.json()["error"]
 
 
-def test_every_route_wants_the_token() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _), httpx.AsyncClient(base_url=url) as http:
-            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
-                assert (
-                    await http.post("/verify", json=_body(), headers=headers)
-                ).status_code == 401
-                assert (
-                    await http.post("/verify_batch", json={"requests": [_body()]}, headers=headers)
-                ).status_code == 401
-                assert (await http.get("/health", headers=headers)).status_code == 401
-
-    asyncio.run(run())
+async def test_every_route_wants_the_token() -> None:
+    async with verifier() as (url, _), httpx.AsyncClient(base_url=url) as http:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+            for request in (
+                http.post("/verify", json=_body(), headers=headers),
+                http.post("/verify_batch", json={"requests": [_body()]}, headers=headers),
+                http.get("/health", headers=headers),
+            ):
+                assert (await request).status_code == 401
 
 
-def test_unknown_path_is_answered_like_every_other_error() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
-            for answer in (await http.get("/nowhere"), await http.get("/verify")):
-                assert answer.status_code in (404, 405)
-                assert answer.json().keys() == {"error"}
-
-    asyncio.run(run())
+async def test_unknown_path_is_answered_like_every_other_error() -> None:
+    async with asked() as (http, _):
+        for answer in (await http.get("/nowhere"), await http.get("/verify")):
+            assert answer.status_code in (404, 405)
+            assert answer.json().keys() == {"error"}
 
 
 async def _until(holds: Callable[[], bool]) -> None:
@@ -147,147 +138,108 @@ async def _until(holds: Callable[[], bool]) -> None:
 SLOW = "import time\ntime.sleep(0.6)\n" + GOOD
 
 
-def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -> None:
-    async def run() -> None:
-        async with (
-            verifier(queue_size=1) as (url, service),
-            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
-        ):
-            endless = _body("while True: pass", timeout_s=100)
-            waiting = [asyncio.create_task(http.post("/verify", json=endless)) for _ in range(2)]
-            await _until(lambda: service.num_admitted == 2)
-            refused = await http.post("/verify", json=_body())
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 1
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            await _until(lambda: service.num_admitted == 0)
-            assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-            assert service.cells.num_replaced == 0
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -> None:
+    async with asked(queue_size=1) as (http, service):
+        endless = _body("while True: pass", timeout_s=100)
+        waiting = [asyncio.create_task(http.post("/verify", json=endless)) for _ in range(2)]
+        await _until(lambda: service.num_admitted == 2)
+        refused = await http.post("/verify", json=_body())
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await _until(lambda: service.num_admitted == 0)
+        assert (await said(http, _body()))["verdict"] == "pass"
+        assert service.cells.num_replaced == 0
 
 
-def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
-    async def run() -> None:
-        async with (
-            verifier() as (url, service),
-            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
-        ):
-            endless = {"requests": [_body("while True: pass", timeout_s=100)] * 20}
-            waiting = asyncio.create_task(http.post("/verify_batch", json=endless))
-            await _until(lambda: service.num_running == 1)
-            assert service.health().queued == 19
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            await _until(lambda: service.num_admitted == 0)
-            assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-            assert (service.num_judged.total(), service.cells.num_replaced) == (1, 0)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
+    async with asked() as (http, service):
+        endless = {"requests": [_body("while True: pass", timeout_s=100)] * 20}
+        waiting = asyncio.create_task(http.post("/verify_batch", json=endless))
+        await _until(lambda: service.num_running == 1)
+        assert service.health().queued == 19
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await _until(lambda: service.num_admitted == 0)
+        assert (await said(http, _body()))["verdict"] == "pass"
+        assert (service.num_judged.total(), service.cells.num_replaced) == (1, 0)
 
 
-def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None:
-    async def run() -> None:
-        async with (
-            verifier(queue_timeout_s=0.2) as (url, service),
-            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
-        ):
-            endless = asyncio.create_task(
-                http.post("/verify", json=_body("while True: pass", timeout_s=100))
-            )
-            await _until(lambda: service.num_running == 1)
-            answer = (await http.post("/verify", json=_body())).json()
-            assert (answer["verdict"], answer["tests"][0]["message"]) == (
-                "infrastructure_error",
-                "no cell was free within 0.2 s; add verifiers or cells",
-            )
-            assert service.health().verdicts == {Verdict.INFRASTRUCTURE_ERROR: 1}
-            endless.cancel()
-            await asyncio.gather(endless, return_exceptions=True)
-            await _until(lambda: service.num_running == 0)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None:
+    async with asked(queue_timeout_s=0.2) as (http, service):
+        endless = asyncio.create_task(
+            http.post("/verify", json=_body("while True: pass", timeout_s=100))
+        )
+        await _until(lambda: service.num_running == 1)
+        answer = await said(http, _body())
+        assert (answer["verdict"], answer["tests"][0]["message"]) == (
+            "infrastructure_error",
+            "no cell was free within 0.2 s; add verifiers or cells",
+        )
+        assert service.health().verdicts == {Verdict.INFRASTRUCTURE_ERROR: 1}
+        endless.cancel()
+        await asyncio.gather(endless, return_exceptions=True)
+        await _until(lambda: service.num_running == 0)
 
 
-def test_results_of_a_batch_arrive_as_they_finish() -> None:
-    async def run() -> None:
-        async with (
-            verifier(num_cells=2) as (url, _),
-            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
-        ):
-            slow = SLOW.replace("0.6", "1.3")
-            batch = {"requests": [_body(slow), _body(), _body()]}
-            async with http.stream("POST", "/verify_batch", json=batch) as answer:
-                order = [json.loads(line)["index"] async for line in answer.aiter_lines()]
-            assert order == [1, 2, 0]
-
-    asyncio.run(run())
+async def test_results_of_a_batch_arrive_as_they_finish() -> None:
+    async with asked(num_cells=2) as (http, _):
+        slow = SLOW.replace("0.6", "1.3")
+        batch = {"requests": [_body(slow), _body(), _body()]}
+        async with http.stream("POST", "/verify_batch", json=batch) as answer:
+            order = [json.loads(line)["index"] async for line in answer.aiter_lines()]
+        assert order == [1, 2, 0]
 
 
-def test_health_counts_verdicts_and_refusals() -> None:
-    async def run() -> None:
-        async with (
-            verifier(queue_size=1) as (url, service),
-            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
-        ):
-            for code in (GOOD, GOOD, BAD, "def f("):
-                await http.post("/verify", json=_body(code))
-            service.admit(2)
-            assert (await http.post("/verify", json=_body())).status_code == 429
-            health = (await http.get("/health")).json()
-            assert health["verdicts"] == {"pass": 2, "wrong_answer": 1, "compile_error": 1}
-            assert [health[name] for name in ("refused", "queued", "running", "cells")] == [
-                *(1, 2, 0, 1)
-            ]
-
-    asyncio.run(run())
+async def test_health_counts_verdicts_and_refusals() -> None:
+    async with asked(queue_size=1) as (http, service):
+        for code in (GOOD, GOOD, BAD, "def f("):
+            await http.post("/verify", json=_body(code))
+        service.admit(2)
+        assert (await http.post("/verify", json=_body())).status_code == 429
+        health = (await http.get("/health")).json()
+        assert health["verdicts"] == {"pass": 2, "wrong_answer": 1, "compile_error": 1}
+        assert [health[name] for name in ("refused", "queued", "running", "cells")] == [
+            *(1, 2, 0, 1)
+        ]
 
 
-def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
-    async def run() -> None:
-        async with (
-            verifier() as (url, service),
-            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
-        ):
-            running = asyncio.create_task(http.post("/verify", json=_body(SLOW)))
-            await _until(lambda: service.num_admitted == 1)
-            draining = asyncio.create_task(service.drain(10))
-            await asyncio.sleep(0)
-            assert (await http.post("/verify", json=_body())).status_code == 503
-            assert (await running).json()["verdict"] == "pass"
-            assert await draining
-
-    asyncio.run(run())
+async def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
+    async with asked() as (http, service):
+        running = asyncio.create_task(http.post("/verify", json=_body(SLOW)))
+        await _until(lambda: service.num_admitted == 1)
+        draining = asyncio.create_task(service.drain(10))
+        await asyncio.sleep(0)
+        assert (await http.post("/verify", json=_body())).status_code == 503
+        assert (await running).json()["verdict"] == "pass"
+        assert await draining
 
 
 @pytest.mark.covers("score mapping")
-def test_scorer_gives_rewards_by_mode() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _):
-            for mode, expected in (
-                ("all_or_nothing", [1.0, -1.0, -1.0, -1.0]),
-                ("fraction", [1.0, -1 / 3, -1.0, -1.0]),
-            ):
-                config = run_config(mode=mode)
-                client = VerifierClient(config, TOKEN)
-                client.update_servers([url])
-                scorer = Scorer(config, client)
-                texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
-                scores = await asyncio.gather(*(scorer.score(_prompt(), text) for text in texts))
-                assert [score.reward for score in scores] == pytest.approx(expected)
-                assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
-                assert scores[0].failure == ""
-                assert re.fullmatch(r"f\(.*\) returned .*, not .*", scores[1].failure)
-                assert scores[2].failure.startswith("SyntaxError")
-                # With all_or_nothing the tests after the first failure did not run.
-                passed = [score.parts["tests_passed"] for score in scores]
-                assert passed == pytest.approx([1, 1 / 3, 0, 0])
-                assert client.latency_quantile_s(0.5) > 0
-                await client.close()
-
-    asyncio.run(run())
+async def test_scorer_gives_rewards_by_mode() -> None:
+    async with verifier() as (url, _):
+        for mode, expected in (
+            ("all_or_nothing", [1.0, -1.0, -1.0, -1.0]),
+            ("fraction", [1.0, -1 / 3, -1.0, -1.0]),
+        ):
+            config = run_config(mode=mode)
+            client = VerifierClient(config, TOKEN)
+            client.update_servers([url])
+            scorer = Scorer(config, client)
+            texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
+            scores = await asyncio.gather(*(scorer.score(_prompt(), text) for text in texts))
+            assert [score.reward for score in scores] == pytest.approx(expected)
+            assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
+            assert scores[0].failure == ""
+            assert re.fullmatch(r"f\(.*\) returned .*, not .*", scores[1].failure)
+            assert scores[2].failure.startswith("SyntaxError")
+            # With all_or_nothing the tests after the first failure did not run.
+            passed = [score.parts["tests_passed"] for score in scores]
+            assert passed == pytest.approx([1, 1 / 3, 0, 0])
+            assert client.latency_quantile_s(0.5) > 0
+            await client.close()
 
 
 def _refusing(status: int) -> Starlette:
@@ -297,112 +249,94 @@ def _refusing(status: int) -> Starlette:
     return Starlette(routes=[Route("/verify_batch", answer, methods=["POST"])])
 
 
-def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
-    async def run() -> None:
-        async with (
-            verifier() as (good, _),
-            serve(_refusing(500)) as broken,
-            serve(_refusing(503)) as full,
-        ):
-            client = VerifierClient(run_config(timeout_s=30), TOKEN)
-            dead = "http://127.0.0.1:9"
-            client.update_servers([dead, full, good])
-            verdicts = await asyncio.gather(*(client.verify(PROBLEM, GOOD) for _ in range(30)))
-            assert [verdicts_of(each) for each in verdicts] == [PASSES] * 30
-            client.update_servers([broken])
-            with pytest.raises(ProtocolError, match="500"):
-                await client.verify(PROBLEM, GOOD)
-            await client.close()
-            hurried = VerifierClient(run_config(timeout_s=0.3), TOKEN)
-            with pytest.raises(DeadlineExceeded, match="0 verifiers"):
-                await hurried.verify(PROBLEM, GOOD)
-            hurried.update_servers([dead])
-            with pytest.raises(DeadlineExceeded, match=r"last reason: .*cannot be reached"):
-                await hurried.verify(PROBLEM, GOOD)
-            await hurried.close()
-
-    asyncio.run(run())
+async def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
+    async with (
+        verifier() as (good, _),
+        serve(_refusing(500)) as broken,
+        serve(_refusing(503)) as full,
+    ):
+        client = VerifierClient(run_config(timeout_s=30), TOKEN)
+        dead = "http://127.0.0.1:9"
+        client.update_servers([dead, full, good])
+        verdicts = await asyncio.gather(*(client.verify(PROBLEM, GOOD) for _ in range(30)))
+        assert [verdicts_of(each) for each in verdicts] == [PASSES] * 30
+        client.update_servers([broken])
+        with pytest.raises(ProtocolError, match="500"):
+            await client.verify(PROBLEM, GOOD)
+        await client.close()
+        hurried = VerifierClient(run_config(timeout_s=0.3), TOKEN)
+        with pytest.raises(DeadlineExceeded, match="0 verifiers"):
+            await hurried.verify(PROBLEM, GOOD)
+        hurried.update_servers([dead])
+        with pytest.raises(DeadlineExceeded, match=r"last reason: .*cannot be reached"):
+            await hurried.verify(PROBLEM, GOOD)
+        await hurried.close()
 
 
-def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> None:
-    async def run() -> None:
-        activity = Activity()
-        async with verifier() as (good, _), serve(_refusing(429)) as full:
-            client = VerifierClient(run_config(), TOKEN, activity)
-            client.update_servers([full])
-            waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
-            await _until(lambda: client.num_retries > 1)
-            shown = activity.snapshot()
-            assert (shown.state, shown.waits_for) == (
-                "waiting",
-                f"verdicts: verifier {full} takes no request now: no",
-            )
-            client.update_servers([good])
-            assert verdicts_of(await waiting) == PASSES
-            assert activity.snapshot().waits_for == ""
-            await client.close()
-
-    asyncio.run(run())
+async def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> None:
+    activity = Activity()
+    async with verifier() as (good, _), serve(_refusing(429)) as full:
+        client = VerifierClient(run_config(), TOKEN, activity)
+        client.update_servers([full])
+        waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
+        await _until(lambda: client.num_retries > 1)
+        shown = activity.snapshot()
+        assert (shown.state, shown.waits_for) == (
+            "waiting",
+            f"verdicts: verifier {full} takes no request now: no",
+        )
+        client.update_servers([good])
+        assert verdicts_of(await waiting) == PASSES
+        assert activity.snapshot().waits_for == ""
+        await client.close()
 
 
-def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
-    async def run() -> None:
-        async with verifier() as (busy, busy_service), verifier() as (free, free_service):
-            client = VerifierClient(run_config(), TOKEN)
-            client.update_servers([busy])
-            program = SLOW.replace("0.6", "1.3")  # longer than five quick ones take
-            slow = asyncio.create_task(client.verify(PROBLEM, program))
-            await _until(lambda: busy_service.num_running == 1)
-            client.update_servers([busy, free])
-            for _ in range(5):
-                assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
-            assert (busy_service.num_judged.total(), free_service.num_judged.total()) == (0, 5)
-            assert verdicts_of(await slow) == PASSES
-            await client.close()
-
-    asyncio.run(run())
-
-
-def test_waiting_for_verdicts_leaves_the_event_loop_free() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _):
-            client = VerifierClient(run_config(), TOKEN)
-            client.update_servers([url])
-            waiting = asyncio.create_task(client.verify(PROBLEM, SLOW))
-            num_turns = 0
-            while not waiting.done():
-                await asyncio.sleep(0.01)
-                num_turns += 1
-            assert num_turns > 5  # of the sixty that a program of 0.6 s leaves room for
-            await client.close()
-
-    asyncio.run(run())
-
-
-def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
-    async def run() -> None:
-        async with verifier() as (url, service), verifier() as (other, _):
-            await service.cells.close()
-            config = run_config()
-            client = VerifierClient(config, TOKEN)
-            client.update_servers([url])
-            with pytest.raises(InfrastructureError, match="in 4 attempts"):
-                await Scorer(config, client).score(_prompt(), GOOD)
-            client.update_servers([url, other])
+async def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
+    async with verifier() as (busy, busy_service), verifier() as (free, free_service):
+        client = VerifierClient(run_config(), TOKEN)
+        client.update_servers([busy])
+        program = SLOW.replace("0.6", "1.3")  # longer than five quick ones take
+        slow = asyncio.create_task(client.verify(PROBLEM, program))
+        await _until(lambda: busy_service.num_running == 1)
+        client.update_servers([busy, free])
+        for _ in range(5):
             assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
-            await client.close()
+        assert (busy_service.num_judged.total(), free_service.num_judged.total()) == (0, 5)
+        assert verdicts_of(await slow) == PASSES
+        await client.close()
 
-    asyncio.run(run())
+
+async def test_waiting_for_verdicts_leaves_the_event_loop_free() -> None:
+    async with verifier() as (url, _):
+        client = VerifierClient(run_config(), TOKEN)
+        client.update_servers([url])
+        waiting = asyncio.create_task(client.verify(PROBLEM, SLOW))
+        num_turns = 0
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            num_turns += 1
+        assert num_turns > 5  # of the sixty that a program of 0.6 s leaves room for
+        await client.close()
 
 
-def test_program_waits_for_the_first_server_to_appear() -> None:
-    async def run() -> None:
-        async with verifier() as (url, _):
-            client = VerifierClient(run_config(), TOKEN)
-            waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
-            await asyncio.sleep(0)
-            client.update_servers([url])
-            assert verdicts_of(await waiting) == PASSES
-            await client.close()
+async def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
+    async with verifier() as (url, service), verifier() as (other, _):
+        await service.cells.close()
+        config = run_config()
+        client = VerifierClient(config, TOKEN)
+        client.update_servers([url])
+        with pytest.raises(InfrastructureError, match="in 4 attempts"):
+            await Scorer(config, client).score(_prompt(), GOOD)
+        client.update_servers([url, other])
+        assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
+        await client.close()
 
-    asyncio.run(run())
+
+async def test_program_waits_for_the_first_server_to_appear() -> None:
+    async with verifier() as (url, _):
+        client = VerifierClient(run_config(), TOKEN)
+        waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
+        await asyncio.sleep(0)
+        client.update_servers([url])
+        assert verdicts_of(await waiting) == PASSES
+        await client.close()

@@ -193,16 +193,13 @@ def test_an_operation_that_is_sent_again_is_performed_once() -> None:
     assert asyncio.run(story()) == [1]
 
 
-def test_a_rank_is_closed_while_it_computes() -> None:
-    async def story() -> None:
-        rank = await Rank.open(SimpleNamespace, "now", NO_PARTS)
-        may_end = threading.Event()
-        busy = rank.thread.submit(may_end.wait, 10)
-        rank.close()
-        assert not busy.done()
-        may_end.set()
-
-    asyncio.run(story())
+async def test_a_rank_is_closed_while_it_computes() -> None:
+    rank = await Rank.open(SimpleNamespace, "now", NO_PARTS)
+    may_end = threading.Event()
+    busy = rank.thread.submit(may_end.wait, 10)
+    rank.close()
+    assert not busy.done()
+    may_end.set()
 
 
 def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_another() -> None:
