@@ -238,9 +238,7 @@ def messages(group: Group) -> list[Message]:
         steps=(StepScore(end_tokens=2, reward=0.5),),
     )
     group = msgspec.structs.replace(
-        group,
-        trajectories=[msgspec.structs.replace(VALID, score=score), VALID],
-        baseline=VALID,
+        group, trajectories=[msgspec.structs.replace(VALID, score=score), VALID], baseline=VALID
     )
     return [
         PutGroup(payload=pack_group(group)),

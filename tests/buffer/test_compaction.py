@@ -59,9 +59,7 @@ async def train(service: BufferService, version: int) -> None:
     await forget(service, version + 1)
 
 
-async def test_the_newest_groups_keep_their_rows_and_others_stay_counted(
-    tmp_path: Path,
-) -> None:
+async def test_the_newest_groups_keep_their_rows_and_others_stay_counted(tmp_path: Path) -> None:
     next_id, everything, complete = await make_history(tmp_path / "all", KEPT_GROUPS)
     same_id, few, compacted = await make_history(tmp_path / "few", 4)
     assert complete.problems == compacted.problems == []

@@ -5,14 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from buffer_support import (
-    FakePrompts,
-    make_config,
-    opened,
-    put,
-    tickets,
-    train,
-)
+from buffer_support import FakePrompts, make_config, opened, put, tickets, train
 
 from async_rl.buffer.store.ledger import reading, summary
 from async_rl.config.base import replace

@@ -104,9 +104,7 @@ def test_a_plan_says_where_each_input_comes_from(run_dir: Path) -> None:
         assert path in done.stdout
 
 
-def test_the_web_view_has_a_plan_and_names_settings_without_a_known_effect(
-    run_dir: Path,
-) -> None:
+def test_the_web_view_has_a_plan_and_names_settings_without_a_known_effect(run_dir: Path) -> None:
     client = TestClient(build_app(Library(run_dir.parent), token="secret"))
     assert client.get("/?token=secret").status_code == 200
     address = f"/runs/{quote(run_dir.name)}/plan"

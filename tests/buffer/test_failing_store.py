@@ -9,17 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from buffer_support import (
-    commit,
-    make_group,
-    opened,
-    put,
-    settle,
-    states,
-    take,
-    tickets,
-    within,
-)
+from buffer_support import commit, make_group, opened, put, settle, states, take, tickets, within
 from test_store import open_store, write
 
 from async_rl.core.errors import InfrastructureError

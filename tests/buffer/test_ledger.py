@@ -30,14 +30,7 @@ from buffer_support import (
 
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.browse import Filter, ages, page_of, spans
-from async_rl.buffer.store.ledger import (
-    OF_PROMPT,
-    OF_STATE,
-    OF_STEP,
-    histories,
-    reading,
-    summary,
-)
+from async_rl.buffer.store.ledger import OF_PROMPT, OF_STATE, OF_STEP, histories, reading, summary
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.core.checksums import sums_of, write_sums
@@ -225,10 +218,7 @@ def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
             "DELETE FROM trained WHERE group_id=0",
             "group 0 is trained, but no surviving step trained it",
         ),
-        (
-            "DELETE FROM steps WHERE version=1",
-            "the surviving steps 1 to 1 are missing",
-        ),
+        ("DELETE FROM steps WHERE version=1", "the surviving steps 1 to 1 are missing"),
         (
             "UPDATE steps SET version=4 WHERE version=2 AND undone_s IS NULL",
             "the surviving steps 2 to 3 are missing",
@@ -320,10 +310,7 @@ async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trai
             await put(service, ticket)
         if state == "leased":
             await take(service, 0)
-        path, group_id = (
-            tmp_path / "store.sqlite",
-            given[3 if state == "issued" else 1].group_id,
-        )
+        path, group_id = (tmp_path / "store.sqlite", given[3 if state == "issued" else 1].group_id)
         with pytest.raises(Unavailable, match="is written by another process"):
             await drop_group(path, group_id)
     await drop_group(path, group_id)

@@ -6,16 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from buffer_support import (
-    Clock,
-    ask,
-    fail,
-    make_config,
-    opened,
-    put,
-    settle,
-    tickets,
-)
+from buffer_support import Clock, ask, fail, make_config, opened, put, settle, tickets
 
 from async_rl.buffer import leases
 from async_rl.buffer.service import BufferService

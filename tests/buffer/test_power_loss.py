@@ -109,8 +109,7 @@ async def test_with_a_cut_log_the_history_says_what_the_store_still_covers(
 
 
 async def test_a_reader_that_ends_does_not_delete_the_log_of_a_store_that_was_synced(
-    service: BufferService,
-    tmp_path: Path,
+    service: BufferService, tmp_path: Path
 ) -> None:
     """The locks of SQLite end with any descriptor of its file that their process closes."""
 

@@ -150,9 +150,7 @@ async def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> Non
         assert queue(service) == [0, 2, 0, 0]
 
 
-async def test_attempts_of_a_generator_that_was_asked_to_leave_do_not_count(
-    tmp_path: Path,
-) -> None:
+async def test_attempts_of_a_generator_that_was_asked_to_leave_do_not_count(tmp_path: Path) -> None:
     async with opened(tmp_path, max_staleness=0) as service:
         for attempt in range(1, 6):
             assert [t.attempt for t in await tickets(service, 0)] == [attempt, attempt]

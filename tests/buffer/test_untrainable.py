@@ -15,10 +15,7 @@ from buffer_support import make_config, opened, problems, put_all, sync, within
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.ledger import OF_STATE, histories, reading
 from async_rl.config.base import replace
-from async_rl.core.errors import (
-    NonFiniteError,
-    root_cause,
-)
+from async_rl.core.errors import NonFiniteError, root_cause
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import GroupState
 from async_rl.observability.activity import Activity

@@ -146,8 +146,7 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
     def fields(*overrides: str) -> dict[str, object]:
         settings = ",".join(f"'{override}'" for override in overrides)
         path = prepare_model(
-            make_config(f"model.path={directory}", f"model.override_config=[{settings}]"),
-            silent,
+            make_config(f"model.path={directory}", f"model.override_config=[{settings}]"), silent
         )
         assert (path / "model.safetensors").read_text() == "{}"
         found: dict[str, object] = msgspec.json.decode((path / "config.json").read_bytes())

@@ -92,10 +92,7 @@ def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: P
     tests = [*TESTS, {"kind": "assert", "code": "assert f()"}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "p", "tests": tests}]), table)
     [prompt] = load(table, tokenizer)
-    assert prompt.problem.tests == [
-        StdinTest(input="1", output="2"),
-        AssertTest(code="assert f()"),
-    ]
+    assert prompt.problem.tests == [StdinTest(input="1", output="2"), AssertTest(code="assert f()")]
 
 
 @pytest.mark.covers("prompt_key: chats and strings")

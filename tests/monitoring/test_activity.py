@@ -74,45 +74,41 @@ async def _stay(
         await leave.wait()
 
 
-def test_two_tasks_in_one_stage_count_its_seconds_once(activity: Activity, clock: Clock) -> None:
-    async def scenario() -> None:
-        first, second, leave_first, leave_second = (asyncio.Event() for _ in range(4))
-        a = asyncio.create_task(_stay(activity("generating"), first, leave_first))
-        await first.wait()
-        clock.pass_by(1)
-        b = asyncio.create_task(_stay(activity("generating"), second, leave_second))
-        await second.wait()
-        clock.pass_by(2)
-        leave_first.set()
-        await a
-        clock.pass_by(4)
-        leave_second.set()
-        await b
-
-    asyncio.run(scenario())
+async def test_two_tasks_in_one_stage_count_its_seconds_once(
+    activity: Activity, clock: Clock
+) -> None:
+    first, second, leave_first, leave_second = (asyncio.Event() for _ in range(4))
+    a = asyncio.create_task(_stay(activity("generating"), first, leave_first))
+    await first.wait()
+    clock.pass_by(1)
+    b = asyncio.create_task(_stay(activity("generating"), second, leave_second))
+    await second.wait()
+    clock.pass_by(2)
+    leave_first.set()
+    await a
+    clock.pass_by(4)
+    leave_second.set()
+    await b
     assert activity.snapshot().counters["busy_s/generating"] == 7.0
 
 
-def test_a_process_waits_only_while_none_of_its_tasks_is_busy(
+async def test_a_process_waits_only_while_none_of_its_tasks_is_busy(
     activity: Activity, clock: Clock
 ) -> None:
-    async def scenario() -> None:
-        waits, works, got, done = (asyncio.Event() for _ in range(4))
-        waiter = asyncio.create_task(_stay(activity.waiting("batch"), waits, got))
-        await waits.wait()
-        clock.pass_by(3)
-        worker = asyncio.create_task(_stay(activity("training"), works, done))
-        await works.wait()
-        clock.pass_by(5)
-        assert activity.snapshot()[:2] == ("training", "")
-        done.set()
-        await worker
-        clock.pass_by(1)
-        assert activity.snapshot()[:2] == ("waiting", "batch")
-        got.set()
-        await waiter
-
-    asyncio.run(scenario())
+    waits, works, got, done = (asyncio.Event() for _ in range(4))
+    waiter = asyncio.create_task(_stay(activity.waiting("batch"), waits, got))
+    await waits.wait()
+    clock.pass_by(3)
+    worker = asyncio.create_task(_stay(activity("training"), works, done))
+    await works.wait()
+    clock.pass_by(5)
+    assert activity.snapshot()[:2] == ("training", "")
+    done.set()
+    await worker
+    clock.pass_by(1)
+    assert activity.snapshot()[:2] == ("waiting", "batch")
+    got.set()
+    await waiter
     counters = activity.snapshot().counters
     assert counters["wait_s/batch"] == 9.0, "the task waited all the time"
     assert (counters["wait_s"], counters["busy_s"]) == (
@@ -121,37 +117,31 @@ def test_a_process_waits_only_while_none_of_its_tasks_is_busy(
     ), "the process only when nothing else was done"
 
 
-def test_a_task_started_inside_a_block_does_not_suspend_it(
+async def test_a_task_started_inside_a_block_does_not_suspend_it(
     activity: Activity, clock: Clock
 ) -> None:
-    async def scenario() -> None:
-        entered, leave = asyncio.Event(), asyncio.Event()
-        with activity("training"):
-            child = asyncio.create_task(_stay(activity.waiting("next batch"), entered, leave))
-            await entered.wait()
-            clock.pass_by(2)
-            assert activity.snapshot().state == "training"
-        leave.set()
-        await child
-
-    asyncio.run(scenario())
+    entered, leave = asyncio.Event(), asyncio.Event()
+    with activity("training"):
+        child = asyncio.create_task(_stay(activity.waiting("next batch"), entered, leave))
+        await entered.wait()
+        clock.pass_by(2)
+        assert activity.snapshot().state == "training"
+    leave.set()
+    await child
     assert activity.snapshot().counters["busy_s/training"] == 2.0
 
 
-def test_a_block_in_a_thread_suspends_the_block_that_handed_it_the_work(
+async def test_a_block_in_a_thread_suspends_the_block_that_handed_it_the_work(
     activity: Activity, clock: Clock
 ) -> None:
     def work() -> None:
         with activity("forward"):
             clock.pass_by(2)
 
-    async def scenario() -> None:
-        with activity("training"):
-            clock.pass_by(1)
-            await asyncio.to_thread(work)
-            clock.pass_by(1)
-
-    asyncio.run(scenario())
+    with activity("training"):
+        clock.pass_by(1)
+        await asyncio.to_thread(work)
+        clock.pass_by(1)
     counters = activity.snapshot().counters
     assert (counters["busy_s/training"], counters["busy_s/forward"], counters["busy_s"]) == (
         2.0,
@@ -168,20 +158,17 @@ def test_a_block_left_by_an_exception_is_closed(activity: Activity, clock: Clock
     assert activity.snapshot().counters["busy_s/loading"] == 1.0
 
 
-def test_an_async_generator_closed_from_another_task_leaves_no_block_open(
+async def test_an_async_generator_closed_from_another_task_leaves_no_block_open(
     activity: Activity, clock: Clock
 ) -> None:
     async def numbers():  # type: ignore[no-untyped-def]
         with activity("generating"):
             yield 1
 
-    async def scenario() -> None:
-        stream = numbers()
-        await asyncio.create_task(stream.__anext__())
-        clock.pass_by(1)
-        await asyncio.create_task(stream.aclose())
-
-    asyncio.run(scenario())
+    stream = numbers()
+    await asyncio.create_task(stream.__anext__())
+    clock.pass_by(1)
+    await asyncio.create_task(stream.aclose())
     clock.pass_by(5)
     assert activity.snapshot().counters["busy_s/generating"] == 1.0
 
@@ -202,30 +189,27 @@ def test_the_resting_state_is_what_the_process_names_it(activity: Activity, cloc
     assert activity.snapshot()[:3] == ("serving", "", 1102.0)
 
 
-def test_an_upstream_wait_is_shown_first_and_a_wait_with_a_reason_before_one_without(
+async def test_an_upstream_wait_is_shown_first_and_a_wait_with_a_reason_before_one_without(
     activity: Activity, clock: Clock
 ) -> None:
-    async def scenario() -> None:
-        got = asyncio.Event()
-        shown = []
-        async with asyncio.TaskGroup() as group:
-            for block in (
-                activity.blocked("admission: 8 of 8"),
-                activity.waiting("verdicts"),
-                activity.waiting("verdicts: it is full"),
-            ):
-                entered = asyncio.Event()
-                group.create_task(_stay(block, entered, got))
-                await entered.wait()
-                shown.append(activity.snapshot()[:2])
-            got.set()
-        assert shown == [
-            ("blocked", "admission: 8 of 8"),
-            ("waiting", "verdicts"),
-            ("waiting", "verdicts: it is full"),
-        ]
-
-    asyncio.run(scenario())
+    got = asyncio.Event()
+    shown = []
+    async with asyncio.TaskGroup() as group:
+        for block in (
+            activity.blocked("admission: 8 of 8"),
+            activity.waiting("verdicts"),
+            activity.waiting("verdicts: it is full"),
+        ):
+            entered = asyncio.Event()
+            group.create_task(_stay(block, entered, got))
+            await entered.wait()
+            shown.append(activity.snapshot()[:2])
+        got.set()
+    assert shown == [
+        ("blocked", "admission: 8 of 8"),
+        ("waiting", "verdicts"),
+        ("waiting", "verdicts: it is full"),
+    ]
 
 
 def test_work_that_is_held_back_counts_as_that_in_every_task_and_as_work_again_afterwards(

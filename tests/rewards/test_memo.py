@@ -30,78 +30,60 @@ class Counting:
         return results_with(Verdict(code))
 
 
-def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
-    async def main() -> list[str]:
-        verifier = Counting()
-        memo = VerdictMemo(verifier, size=8)
-        for problem in (PROBLEM, PROBLEM, OTHER):
-            assert await memo.verify(problem, "pass") == PASSES
-        assert (memo.num_asked, memo.num_remembered) == (3, 1)
-        return verifier.asked
-
-    assert asyncio.run(main()) == ["pass", "pass"]
+async def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
+    verifier = Counting()
+    memo = VerdictMemo(verifier, size=8)
+    for problem in (PROBLEM, PROBLEM, OTHER):
+        assert await memo.verify(problem, "pass") == PASSES
+    assert (memo.num_asked, memo.num_remembered) == (3, 1)
+    assert verifier.asked == ["pass", "pass"]
 
 
 @pytest.mark.parametrize("verdict", ["timeout", "memory", "output_limit", "infrastructure_error"])
-def test_verdicts_that_hinge_on_the_machine_are_not_kept(verdict: str) -> None:
-    async def main() -> int:
-        verifier = Counting()
-        memo = VerdictMemo(verifier, size=8)
-        await memo.verify(PROBLEM, verdict)
-        await memo.verify(PROBLEM, verdict)
-        return len(verifier.asked)
-
-    assert asyncio.run(main()) == 2
+async def test_verdicts_that_hinge_on_the_machine_are_not_kept(verdict: str) -> None:
+    verifier = Counting()
+    memo = VerdictMemo(verifier, size=8)
+    await memo.verify(PROBLEM, verdict)
+    await memo.verify(PROBLEM, verdict)
+    assert len(verifier.asked) == 2
 
 
-def test_samples_that_ask_together_share_one_judgement_even_if_the_first_leaves() -> None:
-    async def main() -> tuple[list[TestResult], int]:
-        verifier = Counting()
-        memo = VerdictMemo(verifier, size=8)
-        first = asyncio.create_task(memo.verify(PROBLEM, "pass"))
-        second = asyncio.create_task(memo.verify(PROBLEM, "pass"))
-        await asyncio.sleep(0)
-        first.cancel()
-        return await second, len(verifier.asked)
-
-    assert asyncio.run(main()) == (PASSES, 1)
+async def test_samples_that_ask_together_share_one_judgement_even_if_the_first_leaves() -> None:
+    verifier = Counting()
+    memo = VerdictMemo(verifier, size=8)
+    first = asyncio.create_task(memo.verify(PROBLEM, "pass"))
+    second = asyncio.create_task(memo.verify(PROBLEM, "pass"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second, len(verifier.asked)) == (PASSES, 1)
 
 
-def test_a_failed_judgement_reaches_everyone_and_is_tried_again() -> None:
-    async def main() -> int:
-        verifier = Counting()
-        memo = VerdictMemo(verifier, size=8)
-        together = await asyncio.gather(
-            *(memo.verify(PROBLEM, "broken") for _ in range(2)), return_exceptions=True
-        )
-        assert [type(error) for error in together] == [InfrastructureError] * 2
-        with pytest.raises(InfrastructureError):
-            await memo.verify(PROBLEM, "broken")
-        return len(verifier.asked)
-
-    assert asyncio.run(main()) == 2
+async def test_a_failed_judgement_reaches_everyone_and_is_tried_again() -> None:
+    verifier = Counting()
+    memo = VerdictMemo(verifier, size=8)
+    together = await asyncio.gather(
+        *(memo.verify(PROBLEM, "broken") for _ in range(2)), return_exceptions=True
+    )
+    assert [type(error) for error in together] == [InfrastructureError] * 2
+    with pytest.raises(InfrastructureError):
+        await memo.verify(PROBLEM, "broken")
+    assert len(verifier.asked) == 2
 
 
-def test_the_least_recently_used_program_is_forgotten_first() -> None:
-    async def main() -> list[str]:
-        verifier = Counting()
-        memo = VerdictMemo(verifier, size=2)
-        for code in ("pass", "wrong_answer", "pass", "runtime_error", "pass", "wrong_answer"):
-            await memo.verify(PROBLEM, code)
-        return verifier.asked
-
-    assert asyncio.run(main()) == ["pass", "wrong_answer", "runtime_error", "wrong_answer"]
+async def test_the_least_recently_used_program_is_forgotten_first() -> None:
+    verifier = Counting()
+    memo = VerdictMemo(verifier, size=2)
+    for code in ("pass", "wrong_answer", "pass", "runtime_error", "pass", "wrong_answer"):
+        await memo.verify(PROBLEM, code)
+    assert verifier.asked == ["pass", "wrong_answer", "runtime_error", "wrong_answer"]
 
 
-def test_a_result_is_kept_as_short_as_a_score_reads_it() -> None:
+async def test_a_result_is_kept_as_short_as_a_score_reads_it() -> None:
     class Long:
         async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
             passed = [TestResult(verdict=Verdict.PASS, cpu_s=index) for index in range(99)]
             return [*passed, TestResult(verdict=Verdict.WRONG_ANSWER, message="x" * 9999)]
 
-    async def main() -> list[TestResult]:
-        return await VerdictMemo(Long(), size=8).verify(PROBLEM, "pass")
-
-    *passed, failed = asyncio.run(main())
+    *passed, failed = await VerdictMemo(Long(), size=8).verify(PROBLEM, "pass")
     assert len({id(result) for result in passed}) == 1
     assert len(failed.message) == 400

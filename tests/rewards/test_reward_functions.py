@@ -76,11 +76,7 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
         scores = await client.ask_functions([*names, "xml_format", "length"], SAMPLE)
         assert scores == {
             "letters": {"score": 6.0},
-            "in_parts": {
-                "score": pytest.approx(1.4),
-                "short": pytest.approx(0.4),
-                "wanted": 1.0,
-            },
+            "in_parts": {"score": pytest.approx(1.4), "short": pytest.approx(0.4), "wanted": 1.0},
             "with_score": {"score": 0.25, "detail": 7.0},
             "sees": {"score": 1.0},
             "xml_format": {"score": 0.0},
@@ -146,8 +142,7 @@ def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_de
         blocking = asyncio.create_task(client.ask_functions(["blocks"], saying("block")))
         assert [await call for call in innocent] == [{"slow": {"score": 1.0}}] * 3
         with pytest.raises(
-            RewardError,
-            match=r"blocks gave no score within 6 s .* and blocked the event loop",
+            RewardError, match=r"blocks gave no score within 6 s .* and blocked the event loop"
         ):
             await blocking
         assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}
@@ -234,8 +229,7 @@ def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
     timeouts = replace(config.timeouts, start_s=0.3)
     hurried = replace(config, timeouts=timeouts)
     with pytest.raises(
-        ConfigError,
-        match=r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s",
+        ConfigError, match=r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s"
     ):
         with_verifier(hurried, test)
 
@@ -273,18 +267,17 @@ def test_a_term_without_what_its_kind_needs_cannot_be_written(override: str, sai
     assert said in str(refused.value)
 
 
-def test_a_process_that_is_cancelled_while_it_loads_its_functions_is_ended(tmp_path: Path) -> None:
+async def test_a_process_that_is_cancelled_while_it_loads_its_functions_is_ended(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "slow_to_load.py"
     file.write_text("import time\ntime.sleep(60)\ndef score(sample): return 1.0\n")
     config = run_config(f"{file}:score")
 
-    async def main() -> set[psutil.Process]:
-        before = set(psutil.Process().children(recursive=True))
-        rewards = RewardProcess(config.reward, timeouts=config.timeouts)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await rewards.start()
-        await rewards.close()
-        return set(psutil.Process().children(recursive=True)) - before
-
-    assert asyncio.run(main()) == set()
+    before = set(psutil.Process().children(recursive=True))
+    rewards = RewardProcess(config.reward, timeouts=config.timeouts)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await rewards.start()
+    await rewards.close()
+    assert (set(psutil.Process().children(recursive=True)) - before) == set()

@@ -228,32 +228,29 @@ def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
     assert (asked, "DecodeError" in said) == (2, True)
 
 
-def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
-    async def run() -> str:
-        ending = asyncio.Event()
-        calls = set()
+async def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
+    ending = asyncio.Event()
+    calls = set()
 
-        async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # The loop refers to tasks weakly: one that waits for nothing else may be collected.
-            calls.add(asyncio.current_task())
-            await ending.wait()
-            writer.close()
-            await writer.wait_closed()
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # The loop refers to tasks weakly: one that waits for nothing else may be collected.
+        calls.add(asyncio.current_task())
+        await ending.wait()
+        writer.close()
+        await writer.wait_closed()
 
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            async with asyncio.timeout(20):
-                async with scoring(remote(url, attempts=2), limit_s=0.6) as scorer:
-                    with pytest.raises(RewardError) as failed:
-                        await scorer(sample("yes"))
-        finally:
-            server.close()
-            ending.set()
-            await asyncio.gather(*calls, return_exceptions=True)
-        return str(failed.value)
-
-    assert "ReadTimeout" in asyncio.run(run())
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        async with asyncio.timeout(20):
+            async with scoring(remote(url, attempts=2), limit_s=0.6) as scorer:
+                with pytest.raises(RewardError) as failed:
+                    await scorer(sample("yes"))
+    finally:
+        server.close()
+        ending.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert "ReadTimeout" in str(failed.value)
 
 
 def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(

@@ -21,10 +21,7 @@ PROMPT = Prompt(
     data_source="code",
     problem=CodeProblem(tests=list(TESTS)),
 )
-CONFIG: RunConfig = compose(
-    "grpo_code",
-    ["reward.mode=fraction", "reward.placement=steps"],
-)
+CONFIG: RunConfig = compose("grpo_code", ["reward.mode=fraction", "reward.placement=steps"])
 
 
 class CountsPasses:

@@ -24,39 +24,36 @@ PASSES = [Verdict.PASS]
 SLOW = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x * x"
 
 
-def test_process_serves_then_drains_and_leaves_no_cell() -> None:
-    async def run() -> None:
-        registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        async def register(address: str) -> None:
-            registered.set_result(address)
-
-        config = run_config()
-        context = SimpleNamespace(
-            config=config,
-            host="127.0.0.1",
-            token=TOKEN,
-            register=register,
-            stopping=asyncio.Event(),
-            activity=Activity(),
-            log=logging.getLogger("verifier"),
-        )
-        process = asyncio.create_task(verifier.run(cast(ProcessContext, context)))
-        url = await registered
-        client = VerifierClient(cast(Any, config), TOKEN)
-        client.update_servers([url])
-        assert verdicts_of(await client.verify(PROBLEM, SLOW.replace("0.5", "0"))) == PASSES
-        last = asyncio.create_task(client.verify(PROBLEM, SLOW))
-        while client.num_open == 0 or context.activity.snapshot().state != "judging":  # noqa: ASYNC110  the other side is a socket away
-            await asyncio.sleep(0.01)
-        context.stopping.set()
-        assert verdicts_of(await last) == PASSES
-        await asyncio.wait_for(process, 10)
-        await client.close()
-
+async def test_process_serves_then_drains_and_leaves_no_cell() -> None:
     assert LIMITS.timeout_s == 0.5
     before = set(psutil.Process().children(recursive=True))
-    asyncio.run(run())
+    registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def register(address: str) -> None:
+        registered.set_result(address)
+
+    config = run_config()
+    context = SimpleNamespace(
+        config=config,
+        host="127.0.0.1",
+        token=TOKEN,
+        register=register,
+        stopping=asyncio.Event(),
+        activity=Activity(),
+        log=logging.getLogger("verifier"),
+    )
+    process = asyncio.create_task(verifier.run(cast(ProcessContext, context)))
+    url = await registered
+    client = VerifierClient(cast(Any, config), TOKEN)
+    client.update_servers([url])
+    assert verdicts_of(await client.verify(PROBLEM, SLOW.replace("0.5", "0"))) == PASSES
+    last = asyncio.create_task(client.verify(PROBLEM, SLOW))
+    while client.num_open == 0 or context.activity.snapshot().state != "judging":  # noqa: ASYNC110  the other side is a socket away
+        await asyncio.sleep(0.01)
+    context.stopping.set()
+    assert verdicts_of(await last) == PASSES
+    await asyncio.wait_for(process, 10)
+    await client.close()
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

@@ -37,11 +37,7 @@ def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunC
     reward = replace(
         reward, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
     )
-    verifiers = VerifiersConfig(
-        count=1,
-        cells=1,
-        cores=[],
-    )
+    verifiers = VerifiersConfig(count=1, cells=1, cores=[])
     return cast(
         RunConfig,
         SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward, timeouts=timeouts),

@@ -126,7 +126,7 @@ def test_a_step_ends_with_the_token_that_completes_its_text() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "remax"])
-def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
+async def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
     algorithm: str,
 ) -> None:
     """The engine has room for 4 groups; only the first two and a part of the third are written."""
@@ -144,43 +144,40 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
             await asyncio.Event().wait()
             raise AssertionError
 
-    async def main() -> None:
-        is_full = asyncio.Event()
+    is_full = asyncio.Event()
 
-        async def call(request: RequestWork, *, timeout_s: float) -> Work:
-            credits.append(request.credit)
-            if len(credits) == 1:
-                sizes = {1: 2, 2: 2, 3: 2, 4: 2}
-            elif len(credits) == 2:
-                # Two single samples of an evaluation take the place of one group.
-                sizes = {5: 1, 6: 1}
-            else:
-                is_full.set()
-                await asyncio.Event().wait()
-            return Work(
-                tickets=[
-                    msgspec.structs.replace(
-                        ticket_of(size, Purpose.EVAL if size == 1 else Purpose.TRAIN),
-                        group_id=number,
-                    )
-                    for number, size in sizes.items()
-                ]
-            )
-
-        groups = Groups(
-            process(config, call),
-            Rollouts(),  # type: ignore[arg-type]
-            engine=ScriptedEngine,
-            limit=asyncio.timeout,
+    async def call(request: RequestWork, *, timeout_s: float) -> Work:
+        credits.append(request.credit)
+        if len(credits) == 1:
+            sizes = {1: 2, 2: 2, 3: 2, 4: 2}
+        elif len(credits) == 2:
+            # Two single samples of an evaluation take the place of one group.
+            sizes = {5: 1, 6: 1}
+        else:
+            is_full.set()
+            await asyncio.Event().wait()
+        return Work(
+            tickets=[
+                msgspec.structs.replace(
+                    ticket_of(size, Purpose.EVAL if size == 1 else Purpose.TRAIN),
+                    group_id=number,
+                )
+                for number, size in sizes.items()
+            ]
         )
-        groups.weights_loaded()
-        making = asyncio.create_task(groups.make())
-        async with asyncio.timeout(30):
-            await is_full.wait()
-        making.cancel()
-        await asyncio.gather(making, return_exceptions=True)
 
-    asyncio.run(main())
+    groups = Groups(
+        process(config, call),
+        Rollouts(),  # type: ignore[arg-type]
+        engine=ScriptedEngine,
+        limit=asyncio.timeout,
+    )
+    groups.weights_loaded()
+    making = asyncio.create_task(groups.make())
+    async with asyncio.timeout(30):
+        await is_full.wait()
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
     assert credits == [4, 2, 1]
 
 

@@ -104,14 +104,7 @@ def test_arguments_are_checked(program: bytes) -> None:
         c
         for c in itertools.chain(range(64), range(1024, 1050))
         if simulate(program, 72, args=(0, c)) == ALLOW
-    ] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        1030,
-    ]
+    ] == [0, 1, 2, 3, 4, 1030]
     assert simulate(program, 302, args=(0, 7, 0, 4096)) == ALLOW
     assert simulate(program, 302, args=(0, 7, 4096, 0)) == DENY
     assert simulate(program, 302, args=(0, 7, 1 << 32, 0)) == DENY

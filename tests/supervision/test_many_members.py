@@ -84,15 +84,12 @@ def service() -> ControlService:
     return asyncio.run(make())
 
 
-def test_a_heartbeat_reads_no_other_member(service: ControlService) -> None:
-    async def main() -> None:
-        handlers = service.handlers()
-        for index in range(300):
-            await handlers[Register](registration(index))
-        for index in range(300):
-            await handlers[Heartbeat](beat(index))
-
-    asyncio.run(main())
+async def test_a_heartbeat_reads_no_other_member(service: ControlService) -> None:
+    handlers = service.handlers()
+    for index in range(300):
+        await handlers[Register](registration(index))
+    for index in range(300):
+        await handlers[Heartbeat](beat(index))
     registry: Any = service.registry
     assert (registry.num_reads, len(registry)) == (0, 300)
     monitor: Any = service.monitor
@@ -114,31 +111,28 @@ def test_a_gauge_of_all_processes_is_looked_up_once(
     assert len(searches) == 1
 
 
-def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -> None:
-    async def main() -> tuple[Members, Members, list[str]]:
-        for index in range(300):
-            service.registry.register(registration(index))
-            service.registry.beat(beat(index))
-        watch = service.handlers()[WatchMembers]
-        directory = Directory()
-        whole: Any = await watch(WatchMembers(known_revision=-1, roles=["generator"], wait_s=1))
-        directory.update(whole)
-        service.registry.mark_ended("generator-7")
-        service.registry.register(registration(300))
-        service.registry.drain("generator-8")
-        changes: Any = await watch(
-            WatchMembers(known_revision=directory.revision, roles=["generator"], wait_s=1)
-        )
-        directory.update(changes)
-        assert directory.members == service.registry.directory.members
-        assert directory.revision == service.registry.directory.revision
-        unchanged: Any = await watch(
-            WatchMembers(known_revision=directory.revision, roles=["generator"], wait_s=0)
-        )
-        assert (unchanged.members, unchanged.left) == ([], [])
-        return whole, changes, [member.name for member in directory.members]
-
-    whole, changes, names = asyncio.run(main())
+async def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -> None:
+    for index in range(300):
+        service.registry.register(registration(index))
+        service.registry.beat(beat(index))
+    watch = service.handlers()[WatchMembers]
+    directory = Directory()
+    whole: Any = await watch(WatchMembers(known_revision=-1, roles=["generator"], wait_s=1))
+    directory.update(whole)
+    service.registry.mark_ended("generator-7")
+    service.registry.register(registration(300))
+    service.registry.drain("generator-8")
+    changes: Any = await watch(
+        WatchMembers(known_revision=directory.revision, roles=["generator"], wait_s=1)
+    )
+    directory.update(changes)
+    assert directory.members == service.registry.directory.members
+    assert directory.revision == service.registry.directory.revision
+    unchanged: Any = await watch(
+        WatchMembers(known_revision=directory.revision, roles=["generator"], wait_s=0)
+    )
+    assert (unchanged.members, unchanged.left) == ([], [])
+    whole, changes, names = (whole, changes, [member.name for member in directory.members])
     assert len(names) == 300
     assert "generator-7" not in names
     assert (changes.left, [member.name for member in changes.members]) == (

@@ -32,11 +32,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     def make(generators: dict[str, Generator], *overrides: str, device: str = "cpu") -> Learner:
         all_generators.extend(generators.values())
-        settings = (
-            "weights.transfer=collective",
-            "timeouts.start_s=120",
-            *overrides,
-        )
+        settings = ("weights.transfer=collective", "timeouts.start_s=120", *overrides)
         learner = Learner(
             tmp_path, generators, *settings, num_tensors=NUM_TENSORS, rows=ROWS, device=device
         )
@@ -209,12 +205,7 @@ def gpus(count: int) -> Any:
 @gpus(3)
 def test_nccl_brings_each_version_bit_for_bit(fleet: Callable[..., Learner]) -> None:
     generators = {"a": Generator(devices=("cuda:1",)), "b": Generator(devices=("cuda:2",))}
-    learner = fleet(
-        generators,
-        "generators.gpus_each=1",
-        "learner.gpus_each=1",
-        device="cuda:0",
-    )
+    learner = fleet(generators, "generators.gpus_each=1", "learner.gpus_each=1", device="cuda:0")
 
     async def story() -> None:
         learner.serve(*generators)

@@ -10,14 +10,7 @@ import pytest
 
 from async_rl.core.checksums import SUMS_FILE, damage, sums_of, write_sums
 from async_rl.core.errors import DataError
-from async_rl.training.checkpoints import (
-    choose,
-    directory_of,
-    prune,
-    set_aside,
-    verified,
-    versions,
-)
+from async_rl.training.checkpoints import choose, directory_of, prune, set_aside, verified, versions
 
 
 def make(run_dir: Path, *found: int) -> None:

@@ -294,24 +294,21 @@ def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) ->
     run(story())
 
 
-def test_time_asleep_counts_for_no_limit() -> None:
-    async def story() -> tuple[bool, bool]:
-        loop = asyncio.get_running_loop()
-        generator = Generator(Still().open)
-        await generator.sleeping.start()
-        async with generator.sleeping.limit(3600):
-            [limit] = generator.sleeping._limits
-            limit.reschedule(loop.time() + 50)
-            await generator.sleeping.sleep(Sleep(handover=1))
-            is_stopped = limit.when() is None
-            async with generator.sleeping.waking(1):
-                pass
-            when_s = limit.when()
-            assert when_s is not None
-            goes_on = 0 < when_s - loop.time() <= 50
-        return is_stopped, goes_on
-
-    assert asyncio.run(story()) == (True, True)
+async def test_time_asleep_counts_for_no_limit() -> None:
+    loop = asyncio.get_running_loop()
+    generator = Generator(Still().open)
+    await generator.sleeping.start()
+    async with generator.sleeping.limit(3600):
+        [limit] = generator.sleeping._limits
+        limit.reschedule(loop.time() + 50)
+        await generator.sleeping.sleep(Sleep(handover=1))
+        is_stopped = limit.when() is None
+        async with generator.sleeping.waking(1):
+            pass
+        when_s = limit.when()
+        assert when_s is not None
+        goes_on = 0 < when_s - loop.time() <= 50
+    assert (is_stopped, goes_on) == (True, True)
 
 
 async def _ask(activity: Activity) -> None:
@@ -319,27 +316,24 @@ async def _ask(activity: Activity) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-def test_a_sleeping_generator_says_who_has_the_device() -> None:
-    async def story() -> list[tuple[str, str]]:
-        generator = Generator(Still().open)
-        await generator.sleeping.start()
-        said = []
-        telling = asyncio.create_task(generator.sleeping.report())
-        asking = asyncio.create_task(_ask(generator.activity))
-        await asyncio.to_thread(lambda: None)
-        with generator.activity("generating"):
-            for is_asleep in (True, False):
-                if is_asleep:
-                    await generator.sleeping.sleep(Sleep(handover=1))
-                else:
-                    async with generator.sleeping.waking(1):
-                        pass
-                for _ in range(3):
-                    await asyncio.to_thread(lambda: None)
-                said.append(generator.activity.snapshot()[:2])
-        telling.cancel()
-        asking.cancel()
-        return said
-
+async def test_a_sleeping_generator_says_who_has_the_device() -> None:
     sleeps = "generation sleeps: the learner uses the device"
-    assert asyncio.run(story()) == [("blocked", sleeps), ("generating", "")]
+    generator = Generator(Still().open)
+    await generator.sleeping.start()
+    said = []
+    telling = asyncio.create_task(generator.sleeping.report())
+    asking = asyncio.create_task(_ask(generator.activity))
+    await asyncio.to_thread(lambda: None)
+    with generator.activity("generating"):
+        for is_asleep in (True, False):
+            if is_asleep:
+                await generator.sleeping.sleep(Sleep(handover=1))
+            else:
+                async with generator.sleeping.waking(1):
+                    pass
+            for _ in range(3):
+                await asyncio.to_thread(lambda: None)
+            said.append(generator.activity.snapshot()[:2])
+    telling.cancel()
+    asking.cancel()
+    assert said == [("blocked", sleeps), ("generating", "")]

@@ -18,13 +18,7 @@ from hypothesis import strategies as st
 
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import DeadlineExceeded
-from async_rl.core.heads import (
-    GroupHead,
-    PackedGroup,
-    PackedTrajectory,
-    head_of,
-    pack_group,
-)
+from async_rl.core.heads import GroupHead, PackedGroup, PackedTrajectory, head_of, pack_group
 from async_rl.core.types import Group, Trajectory
 from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import (
@@ -109,21 +103,18 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
         asyncio.run(story())
 
 
-def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one() -> None:
+async def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one() -> None:
     first, second = make_groups(num_groups=2, size=1)
 
-    async def story() -> None:
-        buffer = Buffer([first, second])
-        mine = Parts(buffer.call, 0)
-        buffer.gate.clear()
-        slow = asyncio.create_task(mine.fetch(fetch_of([head_of(first)]), [0]))
-        await asyncio.sleep(0)
-        buffer.gate.set()
-        await mine.fetch(fetch_of([head_of(second)]), [0])
-        await slow
-        assert encode(mine.pop(0).trajectories) == encode(second.trajectories)
-
-    asyncio.run(story())
+    buffer = Buffer([first, second])
+    mine = Parts(buffer.call, 0)
+    buffer.gate.clear()
+    slow = asyncio.create_task(mine.fetch(fetch_of([head_of(first)]), [0]))
+    await asyncio.sleep(0)
+    buffer.gate.set()
+    await mine.fetch(fetch_of([head_of(second)]), [0])
+    await slow
+    assert encode(mine.pop(0).trajectories) == encode(second.trajectories)
 
 
 def test_a_batch_may_take_its_time_from_when_a_generator_may_make_it(
@@ -151,26 +142,23 @@ def test_a_batch_may_take_its_time_from_when_a_generator_may_make_it(
     assert now_s[0] == pytest.approx(3.2 * config.timeouts.take_s)
 
 
-def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "_CHUNK_TOKENS", 6)
     sizes: list[int] = []
 
-    async def story() -> dict[tuple[int, int], list[float]]:
-        buffer = Buffer([])
+    buffer = Buffer([])
 
-        async def call(request: KeepAdvantages) -> Any:
-            sizes.append(len(request.rows))
-            return await buffer.call(request)
+    async def call(request: KeepAdvantages) -> Any:
+        sizes.append(len(request.rows))
+        return await buffer.call(request)
 
-        rows = {(7, n): np.full(3, n, dtype=np.float32) for n in range(3)}
-        await Parts(call, 0).keep_advantages(rows)
-        return buffer.kept
-
-    assert asyncio.run(story()) == {(7, n): [n] * 3 for n in range(3)}
+    rows = {(7, n): np.full(3, n, dtype=np.float32) for n in range(3)}
+    await Parts(call, 0).keep_advantages(rows)
+    assert buffer.kept == {(7, n): [n] * 3 for n in range(3)}
     assert sizes == [2, 1]
 
 
-def test_each_rank_receives_its_share_of_the_bytes_and_little_of_the_rest() -> None:
+async def test_each_rank_receives_its_share_of_the_bytes_and_little_of_the_rest() -> None:
     """64 groups of 16 at a scale of 1 to 64: before, every rank received all 13 bytes per token."""
     ranks, length = 8, 512
     groups = [
@@ -180,13 +168,12 @@ def test_each_rank_receives_its_share_of_the_bytes_and_little_of_the_rest() -> N
     heads = [head_of(group) for group in groups]
     owners = [s % ranks for s in range(64 * 16)]
 
-    async def story() -> int:
-        buffer = Buffer(groups)
-        await Parts(buffer.call, 0).fetch(fetch_of(heads), owners)
-        return sum(len(encode(Sequences(trajectories=chunk))) for chunk in buffer.sent)
-
     num_tokens = 64 * 16 * length
-    received = asyncio.run(story()) + len(encode(fetch_of(heads)))
+    buffer = Buffer(groups)
+    await Parts(buffer.call, 0).fetch(fetch_of(heads), owners)
+    received = sum(len(encode(Sequences(trajectories=chunk))) for chunk in buffer.sent) + len(
+        encode(fetch_of(heads))
+    )
     assert sum(t.token_ids.nbytes for g in groups for t in g.trajectories) == 4 * num_tokens
     # The head of a sequence is about 100 bytes, that is 0.2 per token here and 0.003 with 32k.
     assert received < (8 / ranks + 0.5) * num_tokens, received / num_tokens

@@ -4,7 +4,6 @@ after pushes.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -87,7 +86,7 @@ def manifest(version: int) -> Manifest:
 
 @pytest.mark.proves("weights.probe_every_pushes")
 @pytest.mark.parametrize(("every", "due"), [(3, [0, 3, 6]), (1, list(range(8))), (0, [0])])
-def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
+async def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
     every: int, due: list[int]
 ) -> None:
     """Another one joins at push 4, and is restarted as another process at push 5. One row is
@@ -116,11 +115,8 @@ def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
                 kind = probed if len(answer.rows) > 1 else short
                 kind.setdefault(life, []).append(version)
 
-    async def pushes() -> None:
-        for version in range(8):
-            await push(version)
-
-    asyncio.run(pushes())
+    for version in range(8):
+        await push(version)
     assert probed == {
         ("a", 1): due,
         ("b", 1): [4],

@@ -71,7 +71,7 @@ def test_a_process_without_gpus_sees_none_of_its_node_and_the_cluster_names_the_
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
 
 
-def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_gpu_only(
+async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_gpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     did: list[Any] = []
@@ -98,20 +98,17 @@ def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_gpu_on
     opened: list[Any] = []
     monkeypatch.setattr(ranks, "SharedTensors", lambda *given: opened.append(given) or block)
 
-    async def story() -> list[Any]:
-        pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
-        blocks = [await pool.share_on_device(), await pool.share_on_device()]
-        await pool.unshare_on_device()
-        await pool.unshare_on_device()
-        written = [await pool.publish(1)]
-        trainer.device = torch.device("cpu")
-        written.append(await pool.publish(2))
-        pool.close()
-        return [*blocks, *written]
-
     # The sums of what the GPU has.
     on_cpu = [[1.0], [2.0, 2.0]]
-    assert asyncio.run(story()) == [1, 3, (on_cpu, 2), (on_cpu, 0)]
+    pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
+    blocks = [await pool.share_on_device(), await pool.share_on_device()]
+    await pool.unshare_on_device()
+    await pool.unshare_on_device()
+    written = [await pool.publish(1)]
+    trainer.device = torch.device("cpu")
+    written.append(await pool.publish(2))
+    pool.close()
+    assert [*blocks, *written] == [1, 3, (on_cpu, 2), (on_cpu, 0)]
     assert opened == [(trainer.tensor_specs(), torch.cuda)], "page-locked"
     export = ("export", on_cpu, [4, 8], "cuda")
     assert did == [export, "close 1", export, "close 3"]
@@ -130,26 +127,23 @@ def test_a_rank_waits_for_rank_0_for_longer_than_a_collective_may_take(tmp_path:
     assert (tmp_path / "results").read_text() == repr(expected)
 
 
-def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
+async def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
     trainer: Any = SimpleNamespace(steps=[])
     trainer.train = lambda part, version: trainer.steps.append(version) or DONE
 
-    async def story() -> list[int]:
-        rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
-        await rank.accept(Perform(pool="now", number=1, operation=Step(version=1)))
-        with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
-            await rank.accept(Perform(pool="before", number=2, operation=Step(version=2)))
-        with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
-            await rank.read(Fetch(pool="before", life=1, train_version=2, heads=[]))
-        await rank.accept(Perform(pool="now", number=2, operation=Stop()))
-        await rank.follow()
-        rank.close()
-        return list(trainer.steps)
-
-    assert asyncio.run(story()) == [1]
+    rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
+    await rank.accept(Perform(pool="now", number=1, operation=Step(version=1)))
+    with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
+        await rank.accept(Perform(pool="before", number=2, operation=Step(version=2)))
+    with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
+        await rank.read(Fetch(pool="before", life=1, train_version=2, heads=[]))
+    await rank.accept(Perform(pool="now", number=2, operation=Stop()))
+    await rank.follow()
+    rank.close()
+    assert list(trainer.steps) == [1]
 
 
-def test_operations_are_numbered_and_use_one_thread() -> None:
+async def test_operations_are_numbered_and_use_one_thread() -> None:
     may_end = threading.Event()
     trainer: Any = SimpleNamespace(
         device=torch.device("cpu"), tensor_specs=list, logprobs=lambda rows: may_end.wait(10)
@@ -160,37 +154,31 @@ def test_operations_are_numbered_and_use_one_thread() -> None:
         async def call(self, request: Perform, *, timeout_s: float) -> None:
             numbers.append(request.number)
 
-    async def story() -> list[str]:
-        pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS, [Other()])
-        leading = [asyncio.create_task(pool.lead(Score(rows=[]))) for _ in range(2)]
-        for _ in range(20):  # until both wait for a thread
-            await asyncio.sleep(0)
-        names = [t.name for t in threading.enumerate() if t not in before]
-        may_end.set()
-        await asyncio.gather(*leading)
-        pool.close()
-        return [name for name in names if name.startswith("trainer_")]
-
     before = threading.enumerate()
-    assert asyncio.run(story()) == ["trainer_0"]
+    pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS, [Other()])
+    leading = [asyncio.create_task(pool.lead(Score(rows=[]))) for _ in range(2)]
+    for _ in range(20):  # until both wait for a thread
+        await asyncio.sleep(0)
+    names = [t.name for t in threading.enumerate() if t not in before]
+    may_end.set()
+    await asyncio.gather(*leading)
+    pool.close()
+    assert [name for name in names if name.startswith("trainer_")] == ["trainer_0"]
     assert numbers == [1, 2]
 
 
-def test_an_operation_that_is_sent_again_is_performed_once() -> None:
+async def test_an_operation_that_is_sent_again_is_performed_once() -> None:
     trainer: Any = SimpleNamespace(steps=[])
     trainer.train = lambda part, version: trainer.steps.append(version) or DONE
 
-    async def story() -> list[int]:
-        rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
-        step = Perform(pool="now", number=1, operation=Step(version=1))
-        stop = Perform(pool="now", number=2, operation=Stop())
-        for request in (step, step, stop, step):
-            await rank.accept(request)
-        await rank.follow()
-        rank.close()
-        return list(trainer.steps)
-
-    assert asyncio.run(story()) == [1]
+    rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
+    step = Perform(pool="now", number=1, operation=Step(version=1))
+    stop = Perform(pool="now", number=2, operation=Stop())
+    for request in (step, step, stop, step):
+        await rank.accept(request)
+    await rank.follow()
+    rank.close()
+    assert list(trainer.steps) == [1]
 
 
 async def test_a_rank_is_closed_while_it_computes() -> None:
@@ -202,7 +190,9 @@ async def test_a_rank_is_closed_while_it_computes() -> None:
     may_end.set()
 
 
-def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_another() -> None:
+async def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_another() -> (
+    None
+):
     def train(part: object, version: int) -> Any:
         if version == 1:
             raise NonFiniteError("loss nan")
@@ -210,16 +200,13 @@ def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_an
             raise RuntimeError("lost")
         return DONE
 
-    async def story() -> None:
-        trainer: Any = SimpleNamespace(train=train)
-        rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
-        for version in (1, 2, 3):
-            await rank.accept(Perform(pool="now", number=version, operation=Step(version=version)))
-        with pytest.raises(RuntimeError, match="lost"):
-            await rank.follow()
-        rank.close()
-
-    asyncio.run(story())
+    trainer: Any = SimpleNamespace(train=train)
+    rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
+    for version in (1, 2, 3):
+        await rank.accept(Perform(pool="now", number=version, operation=Step(version=version)))
+    with pytest.raises(RuntimeError, match="lost"):
+        await rank.follow()
+    rank.close()
 
 
 def test_nccl_has_its_interface_before_the_first_group_of_a_process(
@@ -228,9 +215,7 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     seen: list[str | None] = []
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(
-        ranks.sharding,
-        "join",
-        lambda *_, **__: seen.append(os.environ["NCCL_SOCKET_IFNAME"]),
+        ranks.sharding, "join", lambda *_, **__: seen.append(os.environ["NCCL_SOCKET_IFNAME"])
     )
     monkeypatch.setattr(ranks, "Trainer", lambda *_, **__: None)
     context: Any = SimpleNamespace(
