@@ -38,7 +38,7 @@ from async_rl.sessions.forms.form import (
     read,
     replayed,
 )
-from async_rl.sessions.forms.openai_completions import chat_completions, completions
+from async_rl.sessions.forms.openai_completions import chat_completions, completions, generate
 from async_rl.sessions.forms.openai_responses import response, responses
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
@@ -63,6 +63,7 @@ _STREAM = "text/event-stream"
 _body = partial(body_of, most_bytes=16 << 20)
 _MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}
 FORMS: Mapping[str, Form] = {
+    "/inference/v1/generate": generate,
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/messages": messages,

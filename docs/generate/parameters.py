@@ -13,6 +13,8 @@ _APIS = {
     "responses": "`/v1/responses`",
     "messages": "`/v1/messages`",
     "count_tokens": "`/v1/messages/count_tokens`",
+    "generate": "`/inference/v1/generate`",
+    "sampling_params": "`sampling_params` of `/inference/v1/generate`",
 }
 _TYPES = {
     "any": "any",
@@ -22,6 +24,7 @@ _TYPES = {
     "choice": "text or object",
     "choices": "int, 1 to 128",
     "count": "int >= 1",
+    "ids": "list of int, not empty",
     "messages": "list, not empty",
     "number": "float",
     "objects": "list of objects",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+import numpy as np
 import openai
 import pytest
 from clients_support import APIS, CALL, CLAUDE, TOOL, Clients, use, user
@@ -329,3 +332,68 @@ def test_a_reward_is_a_finite_number_or_parts() -> None:
         assert (await found.http.get("/v1/session/task", headers=owner)).json() == session.task
 
     assert use(agent).rewards == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        async def write(name: str, before: Any, limit: int) -> Any:
+            done = await policy(name, before, limit)
+            # A push in the middle of the answer.
+            versions = np.array([7] * 2 + [8] * (len(done.token_ids) - 2), np.int32)
+            return msgspec.structs.replace(done, versions=versions)
+
+        session.write = write
+        how: Any = {"model": "policy", "extra_body": {"return_token_ids": True}, "stream": stream}
+        chat = await found.openai.chat.completions.create(**how, messages=[user("go")])
+        chunks = [chunk.to_dict() async for chunk in chat] if stream else [chat.to_dict()]
+        policy.say("one two three")
+        text = await found.openai.completions.create(**how, prompt="new ")
+        pieces = [chunk.to_dict() async for chunk in text] if stream else [text.to_dict()]
+        for number, (first, last) in enumerate(
+            [(chunks[0], chunks[-1]["choices"][0]), (pieces[-1]["choices"][0],) * 2]
+        ):
+            turn = session.record.turns[number]
+            assert first["prompt_token_ids"] == turn.context.token_ids.tolist()
+            assert last["token_ids"] == turn.answer.token_ids.tolist()
+            assert last["weight_versions"] == [
+                {"version": "7", "start": 0, "end": 2},
+                {"version": "8", "start": 2, "end": len(turn.answer.token_ids)},
+            ]
+
+    use(agent, ["one two three"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        body = {
+            "token_ids": [3, 1],
+            "sampling_params": {"max_tokens": 2, "logprobs": 1, "temperature": 1.0},
+            "return_token_ids": True,
+            "stream": stream,
+        }
+        if stream:
+            async with found.http.stream("POST", "/inference/v1/generate", json=body) as events:
+                lines = [line async for line in events.aiter_lines() if line.startswith("data: {")]
+            (choice,) = json.loads(lines[-1][6:])["choices"]
+        else:
+            reply = (await found.http.post("/inference/v1/generate", json=body)).json()
+            assert reply["prompt_token_ids"] == [3, 1]
+            assert reply["usage"]["completion_tokens"] == 2
+            (choice,) = reply["choices"]
+        turn = session.record.turns[0]
+        assert turn.context.token_ids.tolist() == [3, 1]
+        assert choice["token_ids"] == turn.answer.token_ids.tolist()
+        assert choice["finish_reason"] == "length"
+        assert [each["token_id"] for each in choice["logprobs"]["content"]] == choice["token_ids"]
+        policy.say("more")
+        ids = [*turn.path.tolist(), 1]
+        again = {"token_ids": ids, "sampling_params": {}}
+        await found.http.post("/inference/v1/generate", json=again)
+        bad = {"token_ids": [1], "sampling_params": {"logit_bias": {"1": 1}}}
+        refused = await found.http.post("/inference/v1/generate", json=bad)
+        assert refused.json()["error"]["param"] == "logit_bias"
+
+    # The second request continues the tokens of the first.
+    assert Row(use(agent, ["one two"])).num_segments == 1

@@ -17,8 +17,13 @@ from test_bad_input import FORMS
 from async_rl.sessions.forms.parameters import TABLE, Parameter
 from async_rl.sessions.session import Session
 
+IDS = ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}})
 COUNTED = ("/v1/messages/count_tokens", {"messages": [user("go")]})
-GOOD = {name: form[:2] for name, form in FORMS.items()} | {"count_tokens": COUNTED}
+GOOD = {name: form[:2] for name, form in FORMS.items()} | {
+    "count_tokens": COUNTED,
+    "generate": IDS,
+    "sampling_params": IDS,
+}
 VALUES: dict[str, Any] = {
     "any": ["x"],
     "bit": 1,
@@ -35,7 +40,12 @@ VALUES: dict[str, Any] = {
 }
 """A value of each type."""
 # Values that mean something else.
-SPECIAL = {"continue_final_message": False, "previous_response_id": None, "tool_choice": None}
+SPECIAL: dict[str, Any] = {
+    "model": "policy",
+    "continue_final_message": False,
+    "previous_response_id": None,
+    "tool_choice": None,
+}
 PACKAGES = {
     "chat": openai.types.chat.completion_create_params.CompletionCreateParamsBase,
     "completions": openai.types.completion_create_params.CompletionCreateParamsBase,
@@ -59,7 +69,10 @@ def test_each_parameter_has_its_type_and_its_rule(api: str) -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         async def send(name: str, value: Any) -> tuple[int, str | None, str]:
             policy.say("one")
-            body = {"model": "policy", **fields, name: value}
+            changed = (
+                {"sampling_params": {name: value}} if api == "sampling_params" else {name: value}
+            )
+            body = {"model": "policy", **fields, **changed}
             reply = await found.http.post(path, json=body)
             error = reply.json().get("error", {}) if reply.status_code != 200 else {}
             return reply.status_code, error.get("param"), error.get("message", "")

@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions, and /v1/completions with a prompt of text or of token ids.
+"""POST /v1/chat/completions, /v1/completions with a prompt of text or of token ids, and vLLM's
+/inference/v1/generate, which reads and writes token ids.
 
 parameters.toml has their parameters.
 """
@@ -7,9 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from async_rl.core.types import IntArray
 from async_rl.sessions.calls import Answer, Call
@@ -98,6 +102,20 @@ def completions(body: bytes, session: Session) -> Exchange:
     return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion")
 
 
+def generate(body: bytes, session: Session) -> Exchange:
+    """Read a request of token ids for token ids."""
+    request = read_request(body, "generate")
+    params = read_request(msgspec.json.encode(request.sampling_params), "sampling_params")
+    asked = Call(
+        context=session.record.match_ids(_token_ids(request.token_ids)),
+        max_tokens=params.max_tokens,
+        stops=stops_of(params.stop),
+    )
+    both = SimpleNamespace(**{**asdict(params), **asdict(request)})
+    calls = [asked] * (params.n or 1)
+    return _TokenExchange(both, calls, session.chat, "generate-", "generate")
+
+
 def _token_ids(prompt: list[int]) -> IntArray:
     # First as int64: int32 would wrap an id that is too large into a valid one.
     ids = np.array(prompt, np.int64)
@@ -117,6 +135,7 @@ class _TextExchange(Exchange):
         # Completions write 0 for log-probs without alternatives.
         self._has_logprobs = request.logprobs is not None and request.logprobs is not False
         self._has_ids = bool(request.return_tokens_as_token_ids)
+        self._returns_ids = bool(request.return_token_ids)
         self._chat = chat
         self._chunk = {**self._head, "object": chunk}
 
@@ -145,13 +164,20 @@ class _TextExchange(Exchange):
         end: Json = {"finish_reason": None, "logprobs": None}
         if answer is not None:
             end["finish_reason"] = answer.why
+            end |= self._ids(answer)
             if self._has_logprobs:
                 ids = answer.written.token_ids
                 tokens = [self._name(token) for token in ids]
                 end["logprobs"] = self._logprobs(tokens, answer.written.logprobs.tolist())
         return {"index": index, **content, **end}
 
-    def _name(self, token: Any) -> str:
+    def _prompt_ids(self, call: Call) -> Json:
+        return {"prompt_token_ids": call.context.token_ids.tolist()} if self._returns_ids else {}
+
+    def _ids(self, answer: Answer) -> Json:
+        return {**self._prompt_ids(answer.call), **_ids_of(answer)} if self._returns_ids else {}
+
+    def _name(self, token: Any) -> Any:
         if self._has_ids:
             return f"token_id:{token}"
         return self._chat.decode(token[None], with_special=True)
@@ -176,17 +202,23 @@ class _ChatExchange(_TextExchange):
     """Answers as messages, whose parts are deltas."""
 
     def reply(self, answers: Sequence[Answer]) -> Any:
-        return {**super().reply(answers), "object": "chat.completion"}
+        prompt = self._prompt_ids(self.calls[0])
+        return {**super().reply(answers), "object": "chat.completion", **prompt}
 
     def opened(self) -> list[Event]:
         delta = {"role": "assistant", "content": ""}
-        return [self._event(index, {"delta": delta}) for index in range(len(self.calls))]
+        events = [self._event(index, {"delta": delta}) for index in range(len(self.calls))]
+        events[0][1].update(self._prompt_ids(self.calls[0]))
+        return events
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         # Clients put the parts of a streamed call together by this index.
         calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
         events = [self._event(index, {"delta": {"tool_calls": calls}})] if calls else []
         return [*events, *super().done(index, answer)]
+
+    def _ids(self, answer: Answer) -> Json:
+        return _ids_of(answer) if self._returns_ids else {}
 
     def _whole(self, answer: Answer) -> Json:
         message = {"role": "assistant", "content": answer.content, "refusal": None}
@@ -202,6 +234,50 @@ class _ChatExchange(_TextExchange):
             for text, value in zip(tokens, logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
+
+
+class _TokenExchange(_ChatExchange):
+    """Answers as token ids. Of a stream the last event of an answer has them."""
+
+    def reply(self, answers: Sequence[Answer]) -> Any:
+        return {**super().reply(answers), "request_id": self._head["id"]}
+
+    def opened(self) -> list[Event]:
+        return []
+
+    def done(self, index: int, answer: Answer) -> list[Event]:
+        return [self._event(index, {}, answer)]
+
+    def _ids(self, answer: Answer) -> Json:
+        return _ids_of(answer)
+
+    def _whole(self, answer: Answer) -> Json:
+        return {}
+
+    def _part(self, text: str) -> Json:
+        return {}
+
+    def _name(self, token: Any) -> Any:
+        return int(token)
+
+    def _logprobs(self, tokens: list[Any], logprobs: list[float]) -> Json:
+        return {
+            "content": [
+                {"token_id": token, "logprob": value, "top_logprobs": []}
+                for token, value in zip(tokens, logprobs, strict=True)
+            ]
+        }
+
+
+def _ids_of(answer: Answer) -> Json:
+    """Return the tokens of an answer, and the spans of them that one version wrote."""
+    versions = answer.written.versions
+    ends = [*(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
+    spans = [
+        {"version": str(versions[start]), "start": start, "end": end}
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    return {"token_ids": answer.written.token_ids.tolist(), "weight_versions": spans}
 
 
 def _calls(answer: Answer) -> list[Json]:

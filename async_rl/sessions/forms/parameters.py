@@ -19,6 +19,7 @@ from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import read
 
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _TYPES: Mapping[str, Any] = {
     "any": Any,
     "bit": Annotated[int, msgspec.Meta(ge=0, le=1)],
@@ -28,6 +29,7 @@ _TYPES: Mapping[str, Any] = {
     # The limit of OpenAI's API.
     "choices": Annotated[int, msgspec.Meta(ge=1, le=128)],
     "count": Annotated[int, msgspec.Meta(ge=1)],
+    "ids": Annotated[list[_Id], msgspec.Meta(min_length=1)],
     "int": int,
     "list": list[Any],
     "messages": Annotated[list[Json], msgspec.Meta(min_length=1)],
@@ -100,7 +102,8 @@ def read_request(body: bytes, api: str) -> Any:
                 f"{parameter.name}={reprlib.repr(value)} is not supported here: {parameter.why}",
                 param=parameter.name,
             )
-    if request.model != MODEL:
+    # With token ids a model need not be named, and parameters inside of a request name none.
+    if getattr(request, "model", None) not in (None, MODEL):
         raise Refused(
             f"the model {request.model!r} is not served here; request {MODEL!r} (the variable"
             " OPENAI_MODEL of an agent has the name)",
