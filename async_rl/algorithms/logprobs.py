@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-
-class Edits(Protocol):
-    """Changes of the logits of R rows (batching/support.py)."""
-
-    def apply(self, logits: Tensor, rows: slice) -> None:
-        """Change the logits of some rows in place: float32 [rows, V], after the temperature."""
+from async_rl.algorithms.edits import Edits
 
 
 def token_logprobs(
@@ -48,30 +44,14 @@ def token_logprobs(
         from async_rl.algorithms.fused_logprobs import fused_logprobs
 
         return fused_logprobs(hidden, head, targets, temperature, chunk_tokens * len(head))
-    return logprobs_by_rows(
-        hidden,
-        head=head,
-        targets=targets,
-        temperature=temperature,
-        chunk_tokens=chunk_tokens,
-        edits=edits,
-    )
+    return _by_rows(hidden, head, targets, temperature, chunk_tokens, edits)
 
 
 def logprobs_by_rows(
-    hidden: Tensor,
-    *,
-    head: Tensor,
-    targets: Tensor,
-    temperature: float,
-    chunk_tokens: int,
-    edits: Edits | None = None,
+    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
     """Compute `token_logprobs` for some rows and the whole vocabulary at a time."""
-    logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head, targets, temperature, chunk_tokens, edits
-    )
-    return logprobs, entropies
+    return _by_rows(hidden, head, targets, temperature, chunk_tokens, None)
 
 
 def chosen_logprobs(
@@ -203,6 +183,8 @@ class _TokenLogprobs(torch.autograd.Function):
         whole = None if grad_head is None else grad_head.to(head.dtype)
         return grad_hidden, whole, None, None, None, None
 
+
+_by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.edits import Edits
 from async_rl.algorithms.parts import ALONE, Across, Parts
-from async_rl.batching.support import NO_GRAMMARS, Edits, Grammars, edits_of
+from async_rl.batching.support import NO_GRAMMARS, Grammars, edits_of
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
 from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Score, Trajectory

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.edits import Edits
 from async_rl.batching.batch import Batch, Sizes
-from async_rl.batching.support import Edits
 from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 

@@ -146,22 +146,19 @@ def _json_or_text(text: str) -> Any:
 
 @frozen
 class ProvidedEngine:
-    """What an engine can do. limits_sampling: draws from a `Support`; reads_vllm: the settings of
-    generation.vllm have an effect; serves_adapters: applies them to the base model;
-    maps_device_memory: reads weights from the memory of another process on its GPU.
+    """What an engine can do. reads_vllm: the settings of generation.vllm have an effect;
+    serves_adapters: applies them to the base model; maps_device_memory: reads weights from the
+    memory of another process on its GPU.
     """
 
-    limits_sampling: bool = False
     reads_vllm: bool = False
     serves_adapters: bool = False
     maps_device_memory: bool = False
 
 
 ENGINES = {
-    "vllm": ProvidedEngine(
-        limits_sampling=True, reads_vllm=True, serves_adapters=True, maps_device_memory=True
-    ),
-    "hf": ProvidedEngine(limits_sampling=True),
+    "vllm": ProvidedEngine(reads_vllm=True, serves_adapters=True, maps_device_memory=True),
+    "hf": ProvidedEngine(),
 }
 
 

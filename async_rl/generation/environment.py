@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 
 from async_rl.config.run import RunConfig
-from async_rl.config.sampling import supports_of
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
@@ -63,9 +62,6 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
             # Workers of a tensor parallel engine inherit the cores of this process.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
-    if any(support.is_truncated for support in supports_of(config)):
-        # The second model runner calls truncation.py before the temperature.
-        variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if config.model.external_lib is not None:
         variables[EXTERNAL_LIB] = config.model.external_lib
     if config.generation.vllm.enforce_eager:

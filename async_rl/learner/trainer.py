@@ -116,8 +116,8 @@ class Trainer:
         )
         self._resting = Resting()
         self._grammars = Grammars(
-            config.data.tokenizer or str(model_path),
-            models.policy.lm.config.get_text_config().vocab_size,
+            tokenizer=config.data.tokenizer or str(model_path),
+            vocab_size=models.policy.lm.config.get_text_config().vocab_size,
             has_code=config.model.trust_remote_code,
         )
         self._forward = ForwardPasses(config, models, self._ranks)

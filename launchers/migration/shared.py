@@ -20,22 +20,20 @@ _STEPS = (
 
 
 def sampling(given: Given) -> Fate:
-    """Translate top_k, top_p and the minimum length together: they are one setting here."""
+    """Translate top_k, top_p and the minimum length together: they are one setting here. Training
+    with top_p needs a top_k, which bounds the record of the tokens that are left.
+    """
     target = given.rule.targets[0]
     top_k, top_p = given.sibling("top_k", 0) or 0, given.sibling("top_p", 1)
-    is_open = not 0 < top_k < _ALL_TOKENS
-    note = ""
-    if target == "generation.sampling" and top_p != 1 and is_open:
-        top_k, is_open = MOST_KEPT, False
-        note = f"with top_k={MOST_KEPT}, which bounds the record of the tokens that are left"
+    if not 0 < top_k < _ALL_TOKENS:
+        top_k = MOST_KEPT if target == "generation.sampling" and top_p != 1 else 0
     entries = {
-        "top_k": None if is_open else top_k,
-        "top_p": None if top_p == 1 else top_p,
-        "min_tokens": given.sibling("min_new_tokens", 0) or None,
-        "grammar": given.sibling("vllm_structured_outputs_regex", None),
+        "top_k": top_k,
+        "top_p": top_p != 1 and top_p,
+        "min_tokens": given.sibling("min_new_tokens", 0),
+        "grammar": given.sibling("vllm_structured_outputs_regex", ""),
     }
-    chosen = [f"{name}={value}" for name, value in entries.items() if value is not None]
-    return translated({target: chosen}, note)
+    return translated({target: [f"{name}={value}" for name, value in entries.items() if value]})
 
 
 def warmup_share(given: Given) -> Fate:

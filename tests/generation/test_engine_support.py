@@ -60,7 +60,7 @@ def test_logprobs_are_those_of_the_support(
     case: tuple[Path, Qwen3ForCausalLM, Said], kind: str
 ) -> None:
     path, model, said = case
-    grammars = Grammars(str(path), model.config.vocab_size)
+    grammars = Grammars(tokenizer=str(path), vocab_size=model.config.vocab_size)
     models = {version: model_of(model, version) for version in (0, 1)}
     worst = 0.0
     for done in said.drawn[kind]:

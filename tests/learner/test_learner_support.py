@@ -11,17 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.edits import Edits
 from async_rl.algorithms.logprobs import full_kl, token_logprobs
 from async_rl.algorithms.losses import clipped_loss
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
-from async_rl.batching.support import Edits, Grammars, edits_of, kept_of, spans_of, truncate
+from async_rl.batching.support import Grammars, edits_of, kept_of, spans_of, truncate
 from async_rl.core.support import Span, Support
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 
 CPU = torch.device("cpu")
 V = 30
 STOPS = (1,)
+NO_TEXT = Grammars(vocab_size=V)
 
 
 def sample(ids: list[int], spans: tuple[Span, ...], prompt: int = 1) -> Trajectory:
@@ -49,7 +51,7 @@ def sample(ids: list[int], spans: tuple[Span, ...], prompt: int = 1) -> Trajecto
 
 
 def changes(trajectories: list[Trajectory]) -> Edits:
-    edits, is_outside = edits_of(trajectories, Grammars("", V), temperature=0.5, device=CPU)
+    edits, is_outside = edits_of(trajectories, NO_TEXT, temperature=0.5, device=CPU)
     assert edits is not None
     assert not is_outside.any()
     return edits
@@ -135,7 +137,7 @@ def test_passes_have_the_changes_of_their_tokens() -> None:
         trajectories=MIXED,
         generation_s=0.0,
     )
-    batch = collate_part(whole([group]), device=CPU, temperature=0.5, grammars=Grammars("", V))
+    batch = collate_part(whole([group]), device=CPU, temperature=0.5, grammars=NO_TEXT)
     row = pack(batch, [2, 0], device=CPU)
     assert row.edits is not None
     logits = torch.zeros(6, V)
@@ -150,8 +152,8 @@ def test_a_token_outside_its_support_is_not_trained_and_is_counted() -> None:
         sample([8, 4, 29], spans_of(Support(top_k=4), 3, STOPS, KEPT)),
         sample([5, 1, 1], spans_of(Support(min_tokens=2), 3, STOPS, [])),
     ]
-    _, is_outside = edits_of(wrong, Grammars("", V), temperature=1.0, device=CPU)
-    assert is_outside.tolist() == [True, False, False, False, True, False]
+    _, is_outside = edits_of(wrong, NO_TEXT, temperature=1.0, device=CPU)
+    assert is_outside.tolist() == [True, False, False, False, True, True]
 
 
 def test_exactly_k_of_equal_logits_remain() -> None:
@@ -185,7 +187,7 @@ def trained_bandit(*, with_support: bool, steps: int = 1500) -> tuple[Tensor, Te
         spans = spans_of(Support(top_k=V, top_p=0.9), len(ids), STOPS, [kept] * len(ids))
         edits, _ = edits_of(
             [sample(ids, spans if with_support else ())],
-            Grammars("", V),
+            NO_TEXT,
             temperature=1.0,
             device=CPU,
         )

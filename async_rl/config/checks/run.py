@@ -125,7 +125,6 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             " the greedy samples of a prompt are identical; set evaluation.num_samples=1, or"
             " evaluation.temperature=1"
         )
-    engine = config.generation.engine
     for path, section in (("generation", config.generation), ("evaluation", config.evaluation)):
         name = f"{path}.sampling={section.sampling}"
         try:
@@ -133,10 +132,7 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{name}: {error}; give name=value pairs as docs/configuration.md describes them"
             continue
-        if section.sampling and not config.generation.provided.limits_sampling:
-            yield f"{name}: generation.engine={engine} draws from all tokens; remove it"
-        is_trained = section is config.generation
-        if is_trained and support.is_truncated and not support.is_recorded:
+        if path == "generation" and support.is_truncated and not support.is_recorded:
             yield (
                 f"{name}: the tokens that top_k and top_p leave are recorded for the learner, so"
                 f" their number must be bounded; add a top_k of at most {MOST_KEPT}"

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from async_rl.batching.support import Grammars, Walk, spans_of, truncate
-from async_rl.core.support import Support
 from async_rl.core.types import IntArray, Sampling
 from async_rl.protocol.generator import Completion
 
@@ -36,12 +35,9 @@ class Samples:
     ) -> None:
         self._sampling = sampling
         self._end_token_ids = end_token_ids
-        support = sampling.support
-        self._truncates = sampling.temperature > 0 and support.is_truncated
-        self._walks = []
-        if support != Support(top_k=support.top_k, top_p=support.top_p):
-            self._walks = [Walk(support, end_token_ids, grammars) for _ in range(num_samples)]
-        self._kept: list[list[IntArray]] = [[] for _ in range(num_samples)]
+        self._walks = [Walk(sampling.support, end_token_ids, grammars) for _ in range(num_samples)]
+        self._kept: list[list[IntArray]] = []
+        """The tokens that remained, at each position of each sample."""
         self._generator = generator
         self._num_prompt = len(prompt)
         self._ids = torch.tensor([prompt] * num_samples, device=generator.device)
@@ -67,13 +63,14 @@ class Samples:
         output = model(new, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = output.past_key_values
         # Temperature 0 takes the largest logit, with the log-prob at temperature 1.
-        logits = output.logits[:, -1].float()
-        if self._walks:
-            added = np.stack([walk.added() for walk in self._walks])
-            logits = logits + torch.from_numpy(added).to(logits.device)
+        added = torch.from_numpy(np.stack([walk.added() for walk in self._walks]))
+        logits = output.logits[:, -1].float() + added.to(self._ids.device)
         logits = logits / (self._sampling.temperature or 1.0)
-        if self._truncates:
-            logits = truncate(logits, self._sampling.support.top_k, self._sampling.support.top_p)
+        support = self._sampling.support
+        if self._sampling.temperature and support.is_truncated:
+            logits = truncate(logits, support.top_k, support.top_p)
+            rows = (logits > -torch.inf).cpu().numpy()
+            self._kept.append([row.nonzero()[0].astype(np.int32) for row in rows])
         table = logits.log_softmax(-1)
         if self._sampling.temperature:
             drawn = torch.multinomial(table.exp(), 1, generator=self._generator)
@@ -81,12 +78,8 @@ class Samples:
             drawn = table.argmax(-1, keepdim=True)
         self._ids = torch.cat([self._ids, drawn], 1)
         self._logprobs = torch.cat([self._logprobs, table.gather(-1, drawn).cpu()], 1)
-        for index in self._open:
-            if self._walks:
-                self._walks[index].accept(int(drawn[index, 0]))
-            if self._truncates and self._sampling.support.is_recorded:
-                (kept,) = np.nonzero(logits[index].cpu().numpy() > -np.inf)
-                self._kept[index].append(kept.astype(np.int32))
+        for walk, token_id in zip(self._walks, drawn[:, 0].tolist(), strict=True):
+            walk.accept(token_id)
         if not self._versions:
             self._first_s = time.monotonic()
         self._versions.append(version)
@@ -97,11 +90,9 @@ class Samples:
         return [self._completion(index, is_truncated=index not in ended) for index in finished]
 
     def _completion(self, index: int, *, is_truncated: bool) -> Completion:
-        num_tokens = len(self._versions)
+        kept = [samples[index] for samples in self._kept]
         return Completion(
-            spans=spans_of(
-                self._sampling.support, num_tokens, self._end_token_ids, self._kept[index]
-            ),
+            spans=spans_of(self._sampling.support, len(self._versions), self._end_token_ids, kept),
             index=index,
             token_ids=self._ids[index, self._num_prompt :].cpu().numpy().astype(np.int32),
             logprobs=self._logprobs[index].numpy(),

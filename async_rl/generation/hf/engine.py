@@ -54,8 +54,8 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
         except (ValueError, OSError) as error:
             raise ConfigError(f"transformers refused the model in {model_path}: {error}") from error
         grammars = Grammars(
-            config.data.tokenizer or str(model_path),
-            model.config.get_text_config().vocab_size,
+            tokenizer=config.data.tokenizer or str(model_path),
+            vocab_size=model.config.get_text_config().vocab_size,
             has_code=config.model.trust_remote_code,
         )
         return HfEngine(model, end_token_ids, seed, grammars)

@@ -33,9 +33,16 @@ def logprobs_of(flat: FlatLogprobs, num_top: int = 0) -> tuple[FloatArray, list[
     if entries and isinstance(entries[0], WrittenLogprobs):
         values = np.concatenate([entry.values for entry in entries])
         return values, [kept for entry in entries for kept in entry.kept]
-    logprobs = np.array(entries, np.float32).reshape(-1, 1 + num_top)
-    ids = np.array(flat.token_ids, np.int32).reshape(-1, 1 + num_top)
+    logprobs, ids = columns_of(flat, num_top)
     return logprobs[:, 0], kept_tokens(logprobs, ids) if num_top else []
+
+
+def columns_of(flat: FlatLogprobs, num_top: int) -> tuple[FloatArray, IntArray]:
+    """Return the log-probs and the ids of N tokens and of the likeliest ones at their positions:
+    float32 and int32 [N, 1 + num_top].
+    """
+    logprobs = np.array(flat.logprobs, np.float32).reshape(-1, 1 + num_top)
+    return logprobs, np.array(flat.token_ids, np.int32).reshape(-1, 1 + num_top)
 
 
 def kept_tokens(logprobs: FloatArray, token_ids: IntArray) -> list[IntArray]:

@@ -5,6 +5,7 @@ engine around it.
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             # much is free: next to a learner that has started, an engine could never start again.
             settings["gpu_memory_utilization"] = _NO_SHARE
     if truncated := [support for support in supports_of(config) if support.is_truncated]:
+        # The second model runner calls processors before the temperature.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
         settings["max_logprobs"] = max(s.top_k * s.is_recorded for s in truncated)
     if vllm.enforce_eager:

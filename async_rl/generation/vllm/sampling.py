@@ -20,7 +20,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.generation.vllm.logprobs import logprobs_of
+from async_rl.generation.vllm.logprobs import columns_of, logprobs_of
 from async_rl.protocol.service import Sample, Sampled, SampledSequence
 
 _FIRST_ID = 1000
@@ -144,7 +144,6 @@ def _columns(
     """The log-probs of N tokens, float32 [N], and the ids and log-probs of their most likely
     alternatives, int32 and float32 [N, num_top].
     """
-    ids = np.array(flat.token_ids, np.int32).reshape(-1, 1 + num_top)
-    logprobs = np.array(flat.logprobs, np.float32).reshape(-1, 1 + num_top)
+    logprobs, ids = columns_of(flat, num_top)
     # Outside top_k and top_p a token has the log-prob -inf, which JSON cannot have.
     return logprobs[:, 0], ids[:, 1:], np.maximum(logprobs[:, 1:], _NO_ALTERNATIVE)
