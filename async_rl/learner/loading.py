@@ -58,10 +58,8 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
         methods = ["states"] if isinstance(model, Policy) else []
         # Before: FSDP changes the class of its units.
         own_blocks = [m for m in model.modules() if type(m).__name__ in blocks]
-        # Recomputation is for memory, and a copy of the weights would take some of it.
         is_trained = any(p.requires_grad for p in model.parameters())
-        stays = is_trained and not config.learner.gradient_checkpointing
-        ranks.shard(model, blocks, methods=methods, fill=fill, stays_gathered=stays)
+        ranks.shard(model, blocks, methods=methods, fill=fill, stays_gathered=is_trained)
         # On a CPU compiling takes longer than it saves, and attention has another plan per row.
         if ranks.device.type == "cuda":
             compile_blocks(own_blocks)

@@ -91,6 +91,7 @@ class Trainer:
             dtype=self._dtype,
             min_shard_params=0 if isinstance(units, list) else units,
             offload=config.learner.offload,
+            is_short_of_memory=config.learner.gradient_checkpointing,
         )
         # Before the models: it may register their architecture.
         import_external(config.model)

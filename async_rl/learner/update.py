@@ -213,7 +213,10 @@ class Updater:
                     value_sum += value.detach()
             if has_gradient:
                 # One backward pass for both losses: the backbone is run backwards once.
-                self._backward(torch.stack(losses).sum())
+                is_last = index == len(minibatch.passes) - 1
+                self._ranks.backward(
+                    self._models.policy, torch.stack(losses).sum(), is_last=is_last
+                )
         if step.trains_policy:
             self._apply_policy(step, members, sums)
         else:
@@ -227,9 +230,9 @@ class Updater:
     ) -> None:
         """Run one optimizer step of a critic that has its own backbone."""
         value_sum = torch.zeros((), device=self._ranks.device)
-        for row in minibatch.passes:
+        for left, row in zip(reversed(range(len(minibatch.passes))), minibatch.passes, strict=True):
             loss = self._value_loss(step, row, critic(row).at_tokens, weights)
-            self._backward(self._value_coef * loss)
+            self._ranks.backward(critic, self._value_coef * loss, is_last=not left)
             value_sum += loss.detach()
         self._apply_critic(step.totals, value_sum)
 
@@ -246,10 +249,6 @@ class Updater:
             values, old_values=old_values[index], returns=targets[index], clip=critic.value_clip
         )
         return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
-
-    def _backward(self, loss: Tensor) -> None:
-        # FSDP averages gradients over ranks, but the losses of ranks are parts of one sum.
-        (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
 
     def _apply_policy(self, step: Step, members: Parts, sums: Tensor) -> None:
         totals = step.totals

@@ -17,6 +17,7 @@ from learner_support import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -195,7 +196,12 @@ def test_one_rank_gathers_a_layer_once_for_all_passes_and_trains_the_same(
     model_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch, conf: str
 ) -> None:
     gathered: list[object] = []
+    joined: list[object] = []
     plain = FSDPParamGroup._to_unsharded
+    join = _fsdp_param_group.foreach_reduce
+    monkeypatch.setattr(
+        _fsdp_param_group, "foreach_reduce", lambda *given: joined.append(1) or join(*given)
+    )
 
     def count(self: FSDPParamGroup) -> None:
         gathered.append(self)
@@ -206,7 +212,7 @@ def test_one_rank_gathers_a_layer_once_for_all_passes_and_trains_the_same(
     knobs = ["model.dtype=bfloat16", "learner.budget_tokens=60", "learner.minibatches=2"]
     if conf == "ppo_code":
         knobs.append("algorithm.advantage.critic.warmup_steps=1")
-    numbers, weights, outputs = [], [], []
+    numbers, joins, weights, outputs = [], [], [], []
     for is_recomputed in (False, True):
         # Where activations are recomputed memory is short, and layers are gathered for each pass.
         trainer = make_trainer(
@@ -214,8 +220,10 @@ def test_one_rank_gathers_a_layer_once_for_all_passes_and_trains_the_same(
         )
         for version in range(3):
             gathered.clear()
+            joined.clear()
             trainer.step(make_groups(version, version=version), version)
             numbers.append(len(gathered))
+            joins.append(len(joined))
             assert all(isinstance(p, DTensor) for p in trainer._policy.parameters())
         outputs.append(trainer.logprobs([np.arange(9)])[0])
         assert all(isinstance(p, DTensor) for p in trainer._policy.parameters())
@@ -227,3 +235,6 @@ def test_one_rank_gathers_a_layer_once_for_all_passes_and_trains_the_same(
     assert sum(numbers[:3]) < sum(numbers[3:]) / 2
     if conf == "grpo_code":
         assert max(numbers[:3]) == 2 * 3
+        # The gradients of all passes of an update are added up first.
+        assert joins[:3] == [2 * 3] * 3
+        assert sum(joins[3:]) > sum(joins[:3])
