@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from async_rl.core.checksums import complete, sum_of
 from async_rl.core.errors import DataError, InfrastructureError
@@ -43,7 +42,7 @@ from async_rl.learner.checkpoint_index import (
 )
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import MOMENTS, Trained
-from async_rl.learner.sharding import BACKEND, Ranks, chunk, local
+from async_rl.learner.sharding import BACKEND, Ranks, chunk, local, num_shards
 from async_rl.learner.staging import Staging
 from async_rl.weights.files import CODES
 
@@ -97,8 +96,8 @@ class Checkpointer:
         own = {
             name: local(tensor)
             for name, tensor in tensors.items()
-            # Rank 0 has the tensors that are not sharded.
-            if (isinstance(tensor, DTensor) or self._ranks.rank == 0) and len(local(tensor))
+            # Rank 0 has the tensors that are not sharded; a second copy is not written.
+            if self._ranks.rank < num_shards(tensor) and len(local(tensor))
         }
         self._staging.fill(own)
         index = self._index(tensors, version)
@@ -116,14 +115,11 @@ class Checkpointer:
                 name: Stored(
                     dtype=_code(tensor),
                     shape=list(tensor.shape),
-                    pieces=_pieces(len(tensor), self._num_pieces(tensor)),
+                    pieces=_pieces(len(tensor), num_shards(tensor)),
                 )
                 for name, tensor in tensors.items()
             },
         )
-
-    def _num_pieces(self, tensor: Tensor) -> int:
-        return self._ranks.world_size if isinstance(tensor, DTensor) else 1
 
     def _write(self, index: Index, partial: Path, directory: Path) -> None:
         report = torch.zeros(1 + hashlib.sha256().digest_size, dtype=torch.uint8)
@@ -202,8 +198,8 @@ class Checkpointer:
         self, name: str, tensor: Tensor, stored: Stored, shards: Callable[[str], Any]
     ) -> None:
         """Read the rows of this rank."""
-        rank = self._ranks.rank if isinstance(tensor, DTensor) else 0
-        first, last = chunk(len(tensor), self._num_pieces(tensor), rank)
+        size = num_shards(tensor)
+        first, last = chunk(len(tensor), size, self._ranks.rank % size)
         for file, begin, end in stored.pieces:
             low = max(begin, first)
             high = min(end, last)

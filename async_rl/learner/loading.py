@@ -26,7 +26,7 @@ from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
 from async_rl.learner.compiling import compile_blocks
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, value_head
 from async_rl.learner.pretrained import PretrainedWeights
-from async_rl.learner.sharding import Ranks
+from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.weights.lora import add_adapter
 
 # Nats between packed and plain log-probs in float32. Kernels differ by about 1e-5, a wrong mask or
@@ -38,6 +38,25 @@ _PROBE = ((3, 1, 4, 1, 5, 9, 2), (3, 1, 4, 1, 6, 5), (2, 7, 1, 8))
 _PROBE_PROMPT = 3
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
+
+
+def ranks_of(config: RunConfig, *, rank: int, world_size: int, device: torch.device) -> Ranks:
+    """Return this process's view of the learner's ranks (collective)."""
+    learner = config.learner
+    units = learner.shard_units
+    context, data_group = divide_ranks(world_size, learner.context_ranks, device)
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        context=context,
+        data_group=data_group,
+        device=device,
+        dtype=torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32,
+        min_shard_params=0 if isinstance(units, list) else units,
+        offload=learner.offload,
+        is_short_of_memory=learner.gradient_checkpointing,
+        node_ranks=config.node_ranks,
+    )
 
 
 def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -36,9 +36,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from async_rl.algorithms.parts import Across
+from async_rl.config.learner import shard_ranks
 from async_rl.core.ahead import one_ahead
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import WHOLE_ROWS, Context
+from async_rl.learner.units import units
 from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
@@ -96,6 +98,7 @@ class Ranks:
     context: the ranks that compute the same rows as this one; data_group: the ranks that have the
     other sequences of the batch, one of each context. None = no other rank, or all.
     is_short_of_memory: activations are recomputed, so there is none for copies.
+    node_ranks: as in RunConfig.
     """
 
     rank: int
@@ -105,6 +108,7 @@ class Ranks:
     min_shard_params: int
     offload: Literal["none", "optimizer", "parameters"]
     is_short_of_memory: bool = False
+    node_ranks: int = 0
     context: Context = WHOLE_ROWS
     data_group: dist.ProcessGroup | None = None
 
@@ -153,7 +157,7 @@ class Ranks:
         fill: Callable[[nn.Module], None] | None,
         stays_gathered: bool = False,
     ) -> None:
-        """Shard the model over all ranks.
+        """Shard the model over all ranks, or over those of a copy.
 
         blocks: names of the module classes that are units if min_shard_params=0; otherwise units
         are modules of at least that size. The rest of the model is one more unit.
@@ -169,7 +173,7 @@ class Ranks:
         is_gpu = self.device.type != "cpu"
         # FSDP needs a group even for one rank.
         ensure_group_of_one(self.device)
-        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        mesh = self._mesh(sum(p.numel() for p in model.parameters()))
         # Gradients are added in float32: sums over many ranks in bfloat16 lose small terms.
         precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
         offload = OffloadPolicy()
@@ -201,6 +205,13 @@ class Ranks:
             model.set_reshard_after_backward(False)
         for method in methods:
             register_fsdp_forward_method(model, method)
+
+    def _mesh(self, num_parameters: int) -> DeviceMesh:
+        size = shard_ranks(num_parameters, ranks=self.world_size, node_ranks=self.node_ranks)
+        shape = (self.world_size,) if size == self.world_size else (self.world_size // size, size)
+        return init_device_mesh(
+            self.device.type, shape, mesh_dim_names=("copies", "shards")[-len(shape) :]
+        )
 
     def sum(self, x: Tensor) -> Tensor:
         """Replace x by its sum over all parts of the batch (collective) and return it."""
@@ -244,18 +255,21 @@ class _Gathering:
         self._work: dist.Work | None = None
         # Cast before it is sent: half the bytes in bfloat16. Offloaded shards are in main memory.
         self._whole = local(tensor).to(ranks.device, dtype).contiguous()
-        if ranks.world_size == 1 or not isinstance(tensor, DTensor):
+        size = num_shards(tensor)
+        # The ranks of the first copy send.
+        if size == 1 or not isinstance(tensor, DTensor) or ranks.rank >= size:
             return
-        _, rows = chunk(self._num_rows, ranks.world_size, 0)
+        _, rows = chunk(self._num_rows, size, 0)
         part = self._whole
         if len(part) < rows:
             part = torch.cat([part, part.new_zeros(rows - len(part), *tensor.shape[1:])])
         parts = None
         if self._is_first:
-            self._whole = part.new_empty(rows * ranks.world_size, *tensor.shape[1:])
-            parts = [self._whole[i * rows : (i + 1) * rows] for i in range(ranks.world_size)]
+            self._whole = part.new_empty(rows * size, *tensor.shape[1:])
+            parts = [self._whole[i * rows : (i + 1) * rows] for i in range(size)]
         self._part = part  # in use until the work is done
-        self._work = dist.gather(part, parts, dst=0, async_op=True)
+        group = tensor.device_mesh.get_group(-1)
+        self._work = dist.gather(part, parts, dst=0, group=group, async_op=True)
 
     def result(self) -> Iterator[Tensor]:
         """Wait, and yield the tensor on rank 0."""
@@ -272,37 +286,9 @@ def chunk(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
     return min(rank * size, num_rows), min((rank + 1) * size, num_rows)
 
 
-def units(
-    model: nn.Module,
-    *,
-    blocks: Collection[str],
-    min_params: int,
-    kept: Collection[nn.Module | None],
-) -> list[nn.Module]:
-    """Return the modules inside the model that are sharded separately, inner ones first.
-
-    With min_params=0 they are the modules whose class is named in blocks.  Otherwise they are the
-    smallest modules with at least min_params parameters that are in no other unit; modules of
-    `kept`, and modules that contain one, are never units.
-    """
-    if not min_params:
-        return [module for module in model.modules() if type(module).__name__ in blocks]
-    units: list[nn.Module] = []
-
-    def visit(module: nn.Module) -> int:
-        """Return the module's parameters that are in no unit."""
-        left = sum(p.numel() for p in module.parameters(recurse=False))
-        left += sum(visit(child) for child in module.children())
-        # FSDP's hooks run with forward; a ModuleList has none.
-        is_callable = type(module).forward is not nn.Module.forward
-        has_kept = any(m in kept for m in module.modules())
-        if left < min_params or module is model or has_kept or not is_callable:
-            return left
-        units.append(module)
-        return 0
-
-    visit(model)
-    return units
+def num_shards(x: Tensor) -> int:
+    """Return the number of ranks that have different rows of a tensor."""
+    return x.device_mesh.size(-1) if isinstance(x, DTensor) else 1
 
 
 def reshard(model: nn.Module) -> None:

@@ -32,12 +32,12 @@ from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.host_memory import Owned, Resting
-from async_rl.learner.loading import load_models
+from async_rl.learner.loading import load_models, ranks_of
 from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
-from async_rl.learner.sharding import Ranks, divide_ranks, reshard
+from async_rl.learner.sharding import reshard
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.block import TensorSpec, tensor_spec
@@ -79,26 +79,15 @@ class Trainer:
         torch.manual_seed(config.seed)
         self._config = config
         self._failed_batches = failed_batches
-        self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
-        units = config.learner.shard_units
-        context, data_group = divide_ranks(world_size, config.learner.context_ranks, device)
-        self._ranks = Ranks(
-            rank=rank,
-            world_size=world_size,
-            context=context,
-            data_group=data_group,
-            device=device,
-            dtype=self._dtype,
-            min_shard_params=0 if isinstance(units, list) else units,
-            offload=config.learner.offload,
-            is_short_of_memory=config.learner.gradient_checkpointing,
-        )
+        self._ranks = ranks_of(config, rank=rank, world_size=world_size, device=device)
         # Before the models: it may register their architecture.
         import_external(config.model)
         models = load_models(config, model_path, self._ranks)
         self._models = models
         self._policy = models.policy
-        self._specs = [tensor_spec(n, x, self._dtype) for n, x in merged_weights(self._policy.lm)]
+        self._specs = [
+            tensor_spec(n, x, self._ranks.dtype) for n, x in merged_weights(self._policy.lm)
+        ]
         trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
         reference = config.algorithm.reference
@@ -288,7 +277,7 @@ class Trainer:
         Collective: every rank must iterate to the end; other ranks send their parts.
         """
         weights = (tensor for _, tensor in merged_weights(self._policy.lm))
-        yield from self._ranks.gather(weights, self._dtype)
+        yield from self._ranks.gather(weights, self._ranks.dtype)
 
     def save(self, directory: Path, version: int) -> Future[None]:
         """Copy the training state now and write it as a checkpoint in the background.

@@ -8,7 +8,7 @@ the memory outside tensors (CUDA's context, the buffers of NCCL, gaps of the all
 
 from __future__ import annotations
 
-from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES
+from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES, shard_ranks
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.planning.shape import ModelShape
@@ -91,14 +91,16 @@ def is_sharded(config: RunConfig) -> bool:
 
 def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     """Compute the memory of one rank."""
-    trained = trained_parameters(config, shape) / config.learner.ranks
-    weights = FLOAT32_BYTES * trained + _frozen_bytes(config, shape) / config.learner.ranks
+    ranks = config.learner.ranks
+    shards = shard_ranks(shape.num_parameters, ranks=ranks, node_ranks=config.node_ranks)
+    trained = trained_parameters(config, shape) / shards
+    weights = FLOAT32_BYTES * trained + _frozen_bytes(config, shape) / shards
     moments = MOMENT_BYTES * trained
     # Policy and critic are updated one after the other.
     updated = policy_parameters(config, shape)
     if has_own_critic(config):
         updated = max(updated, shape.backbone_parameters)
-    gradients = FLOAT32_BYTES * updated / config.learner.ranks
+    gradients = FLOAT32_BYTES * updated / shards
     offload = config.learner.offload
     kept = weights + moments
     offloaded = 0.0
@@ -107,7 +109,7 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         # One piece is on the device during an optimizer step (learner/optimizer.py).
         kept = weights
         offloaded = moments
-        largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / config.learner.ranks
+        largest = MOMENT_BYTES * shape.vocab_size * shape.hidden_size / shards
         step = gradients + max(step, min(moments, max(MOMENTS_PIECE_BYTES, largest)))
     elif offload == "parameters":
         kept = 0.0

@@ -134,8 +134,10 @@ def _on_one_gpu(
         room = machine.gpu_mb - beside - engine
         if room >= least and (not takes_turns or learner + CUDA_CONTEXT_MB <= machine.gpu_mb):
             break
-    # A tenth of the GPU stays free for memory that no estimate covers.
-    cache = max(least, room - machine.gpu_mb // 10)
+    # The engine holds no more sequences at a time. A tenth of the GPU stays free for memory that no
+    # estimate covers.
+    most = kv_cache_mb(config, shape, config.generation.vllm.max_num_seqs)
+    cache = max(least, min(most, room - machine.gpu_mb // 10))
     return _with(best, {_CACHE: cache}, given)
 
 

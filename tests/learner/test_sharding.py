@@ -27,8 +27,9 @@ from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.run import RunConfig
 from async_rl.learner.host_memory import Resting
-from async_rl.learner.sharding import Ranks, local, units
+from async_rl.learner.sharding import Ranks, local
 from async_rl.learner.trainer import Trainer
+from async_rl.learner.units import units
 
 CPU = torch.device("cpu")
 

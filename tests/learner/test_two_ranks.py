@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from warm_processes import warm_context
 
+from async_rl.config.run import RunConfig
 from async_rl.learner import sharding
+from async_rl.learner.checkpoint_index import file_of, read_index
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
@@ -59,7 +61,8 @@ LAYOUTS = {
     ALONE: list(OBJECTIVES),
     PARTS: list(OBJECTIVES),
     CONTEXT: list(OBJECTIVES),
-    BOTH: ["ppo"],
+    # Of two nodes, which have a copy of the models each.
+    BOTH: ["ppo", "an adapter"],
 }
 """The cases by ranks, and how many of them share each row."""
 
@@ -115,6 +118,8 @@ def train(
         f"learner.ranks={world_size}",
         f"learner.context_ranks={context_ranks}",
     )
+    if layout == BOTH:
+        patch.setattr(RunConfig, "node_ranks", 2)
     trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
     gradients = spy_on_gradients(patch)
     results = []
@@ -201,6 +206,8 @@ def test_several_ranks_reach_the_weights_of_one(
                 # A maximum over tokens moves more than a mean.
                 assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
 
+    pieces = [of.pieces for of in read_index(found / "checkpoint").tensors.values()]
+    assert {file for of in pieces for file, *_ in of} == {file_of(rank) for rank in (0, 1)}
     exported = make_trainer(found / "hf", conf)
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
 

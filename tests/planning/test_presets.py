@@ -11,7 +11,7 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.derived import reasons
-from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb
+from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb, kv_cache_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.presets import fitted
 from async_rl.planning.shape import shape_from_hf
@@ -87,6 +87,11 @@ def test_a_shared_gpu_gives_the_engine_its_cache_in_bytes() -> None:
     assert in_turns.generation.vllm.kv_cache_mb > at_once.generation.vllm.kv_cache_mb
     taken = gpu_memory_mb(at_once, "learner", shape) + gpu_memory_mb(at_once, "generator", shape)
     assert taken + CUDA_CONTEXT_MB < on.gpu_mb
+
+
+def test_the_cache_of_a_shared_gpu_holds_no_more_sequences_than_run_together() -> None:
+    config = chosen(QWEN3_06B, machine(1), "generation.vllm.max_num_seqs=16")
+    assert config.generation.vllm.kv_cache_mb == kv_cache_mb(config, shape_from_hf(QWEN3_06B), 16)
 
 
 def test_without_gpus_the_cache_holds_some_sequences_of_the_model() -> None:
