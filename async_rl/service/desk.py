@@ -16,9 +16,9 @@ from typing import Any
 
 from async_rl.core.errors import DataError
 from async_rl.service import forms
-from async_rl.service.backend import Backend, Model
 from async_rl.service.order import Order
-from async_rl.service.sampling import encoded, folder_of, sample_of
+from async_rl.service.processes import Processes
+from async_rl.service.sampling import Model, encoded, folder_of, sample_of
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
 from async_rl.sessions.errors import Refused
 
@@ -45,7 +45,7 @@ _NUM_RUNS = "SELECT count(*) FROM runs WHERE NOT is_unloaded AND run_id!=? AND s
 class Desk:
     """Accepts requests, and executes them in `run`."""
 
-    def __init__(self, store: Store, backend: Backend, model: Model) -> None:
+    def __init__(self, store: Store, backend: Processes, model: Model) -> None:
         self.store = store
         self.model = model
         # While no front was there, no client could give a sign.

@@ -12,19 +12,21 @@ DEVIATIONS: Mapping[str, str] = {
     "stable_reinforce": "refused: its formula is not published; use ppo, cispo or"
     " importance_sampling",
     "dimuon": "refused: the optimizer is not published; use adamw",
-    "rank 0": "refused: all weights of a model cannot be trained; use a LoRA rank of 1 or more",
+    "rank 0": "refused: the generators apply the adapters of all programs to one base model, whose"
+    " weights stay; use a LoRA rank of 1 or more",
     "gspo": "has the thresholds of arXiv 2507.18071 unless others are given, and dro needs a beta:"
     " the API publishes no defaults",
     "images and sounds": "refused: only tokens can be sampled and trained",
     "target_prompt_logprobs": "refused: the generators score no chosen tokens; use"
-    " topk_prompt_logprobs",
+    " topk_prompt_logprobs, or forward of a training run with targets [N, K]",
     "prompt_alt_tokens_k": "refused: the generators draw no alternatives; use topk_prompt_logprobs",
     "age_encryption_recipients": "refused: exported files are not encrypted; leave it out",
     "train_unembed": "has no effect: the output head has no adapter, because the generators serve"
     " none",
     "alpha": "is model.lora.alpha for adapters of every rank",
     "stop": "text stops a sequence next to the model's end tokens; a list of tokens replaces them",
-    "custom losses": "are computed by the client, in two passes",
+    "custom losses": "are computed by the client, in two passes; it sends no graphs, because"
+    " custom_loss_server_side is false",
     "seed": "the same seed gives the same sequence only in a batch of the same size",
 }
 """By the name of a value or a feature."""

@@ -15,9 +15,9 @@ from async_rl.protocol.generator import Drain
 from async_rl.runtime.context import ProcessContext
 from async_rl.service.address import FOLDER, address_of
 from async_rl.service.app import build_app
-from async_rl.service.backend import Model
 from async_rl.service.desk import Desk
 from async_rl.service.processes import Processes
+from async_rl.service.sampling import Model
 from async_rl.service.store import Store
 from async_rl.sessions.server import KEEP_ALIVE_S, spare_heap
 from async_rl.wire.http import listen, serving, url_of

@@ -23,8 +23,8 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.service import CHANGING, Execute, Executed, Operation
 from async_rl.service import forms
-from async_rl.service.backend import Backend
 from async_rl.service.deviations import refuse
+from async_rl.service.processes import Processes
 from async_rl.service.proto import parse_forward_backward
 from async_rl.service.sampling import check, folder_of, with_ages
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Store
@@ -75,7 +75,7 @@ class _Line:
 class Order:
     """Executes the requests of training runs."""
 
-    def __init__(self, store: Store, backend: Backend) -> None:
+    def __init__(self, store: Store, backend: Processes) -> None:
         self._store = store
         self._backend = backend
         self._lines = collections.defaultdict[str, _Line](_Line)

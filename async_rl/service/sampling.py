@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.service import forms
-from async_rl.service.backend import Model
 from async_rl.service.deviations import refuse
 from async_rl.service.proto import (
     AnyArray,
@@ -27,6 +27,17 @@ from async_rl.service.proto import (
     drawn_of,
 )
 from async_rl.service.store import Request, Sampler, Store
+
+
+@frozen
+class Model:
+    """The base model. tokenizer: directory or name on the hub; most_rank: of an adapter."""
+
+    name: str
+    tokenizer: str
+    vocab_size: int
+    context_tokens: int
+    most_rank: int
 
 
 def sample_of(

@@ -27,7 +27,6 @@ from async_rl.protocol.service import (
 )
 from async_rl.service import forms
 from async_rl.service.app import build_app
-from async_rl.service.backend import Model
 from async_rl.service.desk import Desk
 from async_rl.service.proto import (
     ForwardBackwardOutput,
@@ -36,6 +35,7 @@ from async_rl.service.proto import (
     forward_backward_output,
     parse_forward_backward,
 )
+from async_rl.service.sampling import Model
 from async_rl.service.store import Store
 
 KEY = "tml-test"
