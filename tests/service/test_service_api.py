@@ -744,6 +744,8 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
     def verdicts() -> list[tuple[str, str]]:
         return [(it.verdict.value, it.evidence[0]) for it in service(tmp_path)]
 
+    with pytest.raises(Unavailable, match="the service has accepted nothing yet"):
+        verdicts()
     async with front(tmp_path / FOLDER, Played()) as api:
         run = await api.create()
         for number in range(1, 4):

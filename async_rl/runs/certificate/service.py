@@ -8,6 +8,7 @@ from pathlib import Path
 
 from async_rl.buffer.store.connection import connect
 from async_rl.core.checksums import damage
+from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.statements import Statement, statement
 from async_rl.service.address import FOLDER
 from async_rl.service.store import FILE
@@ -19,8 +20,11 @@ WHERE kind != 'sample' AND answered_s IS NOT NULL GROUP BY owner
 
 
 def service(run_dir: Path) -> Iterator[Statement]:
-    """Yield the statements. Raises InfrastructureError if the table of requests cannot be read."""
-    with contextlib.closing(connect(run_dir / FOLDER / FILE)) as store:
+    """Yield the statements. Raises Unavailable if there is no table of requests yet."""
+    file = run_dir / FOLDER / FILE
+    if not file.is_file():
+        raise Unavailable(f"{file} does not exist: the service has accepted nothing yet")
+    with contextlib.closing(connect(file)) as store:
         gaps = store.execute(_GAPS).fetchall()
         count = "SELECT count(*), count(answered_s) FROM requests"
         accepted, answered = store.execute(count).fetchone()
