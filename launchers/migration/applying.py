@@ -26,8 +26,24 @@ from async_rl.launchers.migration.rules import (
 )
 from async_rl.launchers.migration.sources import Unreadable
 
+_MEGATRON = {
+    "linear_qkv": ["q_proj", "k_proj", "v_proj"],
+    "linear_proj": ["o_proj"],
+    "linear_fc1": ["gate_proj", "up_proj"],
+    "linear_fc2": ["down_proj"],
+}
+"""Megatron's fused linear layers, as the model's own files name their parts."""
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "list": lambda value: [value] if isinstance(value, str) else list(value or []),
+    "layers": lambda names: [
+        part for name in _as_list(names) for part in _MEGATRON.get(name, [name])
+    ],
+    "list": _as_list,
     "negated": lambda value: -value,
     "minutes": lambda value: value / 60,
 }

@@ -81,7 +81,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value's name here, for `to`; a value without a name is refused."""
     to: str | list[str] = []
     """Settings that receive the value."""
-    by: Literal["", "list", "minutes", "negated"] = ""
+    by: Literal["", "layers", "list", "minutes", "negated"] = ""
     """Converter of the value for `to`."""
     also: Settings = {}
     """Further settings that go with `to`."""

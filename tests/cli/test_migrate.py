@@ -234,6 +234,27 @@ def test_adapters_and_dynamic_sampling_are_translated(name: str, given: list[str
     assert settings["buffer.uniform_groups"] == "replace"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "verl.sh",
+            ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules"],
+        ),
+        ("areal.yaml", ["actor.use_lora=true", "actor.target_modules"]),
+    ],
+)
+def test_fused_layers_of_megatron_become_the_layers_of_the_model(
+    name: str, words: list[str]
+) -> None:
+    *others, key = words
+    settings = migrated(name, [*others, f"{key}=[linear_qkv,linear_fc2,router]"]).settings
+    assert settings["model.lora.targets"] == ["q_proj", "k_proj", "v_proj", "down_proj", "router"]
+    every = f"{key}=[linear_qkv,linear_proj,linear_fc1,linear_fc2]"
+    whole = migrated(name, [*others, every]).settings
+    assert len(whole["model.lora.targets"]) == 7
+
+
 def test_the_arguments_of_a_command_are_read() -> None:
     words = ["--one", "x/y", "--many", "1", "2.5", "--switch", "a.b=[1,2]", "+c=null", "--d=e"]
     assert arguments(words) == {
