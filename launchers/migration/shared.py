@@ -12,11 +12,6 @@ TOKEN_WEIGHTS = "the weight of a token is that of its own gradient, there of the
 """Of a ratio per sequence: there its gradient is the same at every token."""
 _ALL_TOKENS = 1_000_000
 """A larger top_k is a way to write all tokens in AReaL."""
-_STEPS = (
-    "exp_ctrl.benchmark_steps",
-    "trainer.total_training_steps",
-    "total_train_steps",
-)
 
 
 def sampling(given: Given) -> Fate:
@@ -42,10 +37,9 @@ def warmup_share(given: Given) -> Fate:
     value = given.value
     if not value or value < 0:
         return given.into(0)
-    # The sources compute a share from their own number of steps, which may follow from the data.
-    counts = (given.source.get(key) for key in _STEPS)
-    steps = next((count for count in counts if isinstance(count, int) and count > 0), None)
-    if steps is None:
+    # AReaL takes the share of all steps of its epochs, even where fewer are trained.
+    steps = given.source.get("trainer.total_training_steps")
+    if not isinstance(steps, int) or steps < 1:
         problem = "a share of a number of steps that the file does not name"
         return refused(f"{problem}; set {path}={value:g} x num_steps")
     return given.into(round(value * steps), f"{value:g} x {steps}")

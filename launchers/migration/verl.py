@@ -68,6 +68,20 @@ def policy_loss(given: Given) -> Fate:
     return given.into("ppo_vanilla", "the ratio is to the behavior policy")
 
 
+def aggregation(given: Given) -> Fate:
+    """The mean of the loss, which gspo and sapo choose themselves."""
+    source, settings = given.source, given.rule.cases.get(given.value)
+    if source[f"{_ACTOR}.policy_loss.loss_mode"] not in ("gspo", "sapo"):
+        if not settings:
+            return refused("see algorithm.aggregation")
+        return translated(settings, "a mean over sequences is one over all of the minibatch")
+    mean = {"algorithm.aggregation": "sequence_mean"}
+    has_terms = source[f"{_ACTOR}.entropy_coeff"] or source[f"{_ACTOR}.use_kl_loss"]
+    if has_terms and settings != mean:
+        return Fate("refused", "only of entropy and KL there; the loss has sequence_mean", mean)
+    return translated(mean, "gspo and sapo are always means over sequences")
+
+
 def correction(given: Given) -> Fate:
     """The importance sampling of the rollout's log-probs."""
     path = given.rule.targets[0]

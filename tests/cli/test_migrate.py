@@ -153,6 +153,14 @@ def test_no_key_that_changes_results_is_answered_as_neutral(key: str, value: Any
     assert {fate.kind for fate in fates.values()} == {"refused"}, fates
 
 
+def test_a_share_of_the_epochs_of_areal_is_no_share_of_the_steps_that_are_trained() -> None:
+    words = ["total_train_steps=100", "actor.optimizer.warmup_steps_proportion=0.1"]
+    [line] = [
+        line for line in migrated("areal.yaml", words).lines if line.key.endswith("_proportion")
+    ]
+    assert (line.fate.kind, line.fate.settings) == ("refused", {})
+
+
 @pytest.mark.parametrize(("share", "above"), [(0.0, None), (0.25, 0.9), (1.0, 0.9)])
 def test_prompts_leave_by_their_score_where_a_share_of_them_may(
     share: float, above: float | None

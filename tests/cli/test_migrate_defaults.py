@@ -21,8 +21,8 @@ FALLBACKS = {
     **{
         ("trl", release): previous
         for previous, release in zip(
-            ("0.14", "0.16", "0.18", "0.20", "0.23", "0.26", "0.28"),
-            ("0.16", "0.18", "0.20", "0.23", "0.26", "0.28", "1.10"),
+            ("0.14", "0.16", "0.18", "0.19", "0.20", "0.23", "0.26", "0.28"),
+            ("0.16", "0.18", "0.19", "0.20", "0.23", "0.26", "0.28", "1.10"),
             strict=True,
         )
     },
@@ -73,6 +73,9 @@ def test_a_silent_source_leaves_no_deciding_setting_to_our_defaults(
     if case.startswith("areal") or "verl 0.2" in case:
         # Their default loss and schedule have no such parameter, or the file none to decide by.
         missing -= {"algorithm.policy_loss.correction", "algorithm.policy_loss.clip_dual"}
+    if case in ("areal", "trl 0.14"):
+        # float16 there, which the report refuses; float32 there and here.
+        missing -= {"model.dtype"}
     assert missing == set()
 
 

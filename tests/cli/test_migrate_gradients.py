@@ -205,6 +205,16 @@ def verl_bypass(data: Recorded, policy: Tensor) -> Tensor:
     return sequence_mean(losses(data, policy, loss))
 
 
+def verl_gspo(data: Recorded, policy: Tensor) -> Tensor:
+    """verl 0.7.0 core_algos.py:1059: the mean of sequences, whatever loss_agg_mode is."""
+    advantages = grouped(data.batch.rewards.double(), std_eps=1e-6)
+
+    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
+        return surrogate(whole(lp - old), advantages[n], low=3e-4, high=4e-4)
+
+    return sequence_mean(losses(data, policy, loss))
+
+
 def areal_decoupled(data: Recorded, policy: Tensor) -> Tensor:
     """Tokens whose weight is above the bound leave the sum, not the count."""
     rewards = ((data.batch.rewards.double() - 0.5) * 4).clamp(-20, 20)
@@ -292,6 +302,7 @@ ORACLES: dict[str, Oracle] = {
         trl_grpo,
         trl_sequence,
         verl_bypass,
+        verl_gspo,
         verl_grpo,
         verl_rloo,
     )
