@@ -36,10 +36,10 @@ def missing_parts(directory: Path) -> list[str]:
     return missing
 
 
-def no_directory(path: str) -> str:
+def no_directory(path: str, setting: str = "model.path") -> str:
     """Return the problem of a path that is neither a directory nor a model of the hub."""
     return (
-        f"model.path={path}: there is no such directory; give a model's directory or its hub name"
+        f"{setting}={path}: there is no such directory; give a model's directory or its hub name"
         " (owner/name)"
     )
 
@@ -88,14 +88,24 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
             f"model.path={path}: the learner cannot train model_type={kind}: {reason}; use a model"
             " that docs/models.md lists"
         )
+    layers: set[str] = set()
     # Also files that only the index names: a download may have stopped in between.
     for file in sorted({*directory.glob("*.safetensors"), *named}):
         try:
             # numpy: torch would take seconds to import, and no tensor is read.
-            with safe_open(file, framework="numpy"):
-                pass  # reads the header, and compares the file's length with it
+            with safe_open(file, framework="numpy") as weights:
+                # Opening reads the header, and compares the file's length with it.
+                names = weights.keys()
+            layers |= {name.split(".")[-2] for name in names if "." in name}
         except (SafetensorError, FileNotFoundError):
             yield f"model.path={path}: {file.name} is missing or damaged; copy or export it again"
+    targets = model.adapter.targets if model.adapter else []
+    # Some families store weights by other names than their layers have, but never by these alone.
+    if targets and layers and layers.isdisjoint(targets):
+        yield (
+            f"model.lora.targets={targets}: no weight in {directory} is of such a layer; name"
+            " layers of the model, or give [] for all"
+        )
 
 
 def _indexed_files(directory: Path) -> set[Path]:

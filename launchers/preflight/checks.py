@@ -28,7 +28,7 @@ from async_rl.config.plugins import (
     load_function,
     load_rollout,
 )
-from async_rl.config.rewards import RewardConfig, SandboxConfig
+from async_rl.config.rewards import RewardConfig, RewardModelTerm, SandboxConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
@@ -153,6 +153,11 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
             f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a"
             " tokenizer, or null for the model's own"
         )
+    terms = config.reward.terms.items()
+    judges = {name: term.path for name, term in terms if isinstance(term, RewardModelTerm)}
+    for name, path in judges.items():
+        if is_local_model(path) and not Path(path).is_dir():
+            yield no_directory(path, f"reward.terms.{name}.path")
     model = config.model.path
     if model is None:
         return

@@ -97,9 +97,9 @@ def test_a_model_directory_must_hold_a_model(tmp_path: Path) -> None:
     assert "= 128 is above the 96 positions of the model" in line
 
 
-def weights(named: int, written: int) -> bytes:
+def weights(named: int, written: int, name: str = "a") -> bytes:
     """Return a safetensors file with a header that names so many bytes of a tensor."""
-    header = {"a": {"dtype": "U8", "shape": [named], "data_offsets": [0, named]}}
+    header = {name: {"dtype": "U8", "shape": [named], "data_offsets": [0, named]}}
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     return len(text).to_bytes(8, "little") + text + bytes(written)
 
@@ -154,6 +154,17 @@ def test_a_damaged_model_is_refused_before_anything_starts(
     found = problems(tmp_path, f"model.path={tmp_path}/model")
     assert len(found) == (problem is not None), found
     assert problem is None or problem in found[0]
+
+
+@pytest.mark.parametrize(("target", "is_there"), [("o_proj", True), ("linear_qkv", False)])
+def test_an_adapter_of_layers_that_no_weight_has_is_refused(
+    tmp_path: Path, target: str, is_there: bool
+) -> None:
+    content = weights(8, 8, "model.layers.0.self_attn.o_proj.weight")
+    write_model(tmp_path / "model", '{"model_type": "qwen3"}', content)
+    adapter = ("model.lora=lora", f"model.lora.targets=[{target}]")
+    found = problems(tmp_path, f"model.path={tmp_path}/model", *adapter)
+    assert [line.partition("=")[0] for line in found] == ["model.lora.targets"] * (not is_there)
 
 
 def test_the_shape_of_a_model_that_is_not_here_is_unknown() -> None:
