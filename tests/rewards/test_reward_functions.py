@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -54,15 +54,12 @@ def run_config(*functions: str, function_s: float = 10, **settings: object) -> R
     return replace(config, reward=reward, timeouts=timeouts)
 
 
-def with_verifier(
-    config: RunConfig, test: Callable[[VerifierClient], Coroutine[Any, Any, None]]
-) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), verifier_process(config) as client:
-            await test(client)
-
+@asynccontextmanager
+async def running(config: RunConfig) -> AsyncIterator[VerifierClient]:
+    """A verifier process of its own, which leaves no process."""
     before = set(psutil.Process().children(recursive=True))
-    asyncio.run(main())
+    async with asyncio.timeout(60), verifier_process(config) as client:
+        yield client
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -70,8 +67,10 @@ def saying(response: str) -> RewardSample:
     return msgspec.structs.replace(SAMPLE, response=response)
 
 
-def test_functions_plain_and_async_give_a_score_or_parts() -> None:
-    async def test(client: VerifierClient) -> None:
+async def test_functions_plain_and_async_give_a_score_or_parts() -> None:
+    async with running(
+        run_config("letters", "in_parts", "with_score", "sees", "xml_format", "length")
+    ) as client:
         names = ["letters", "in_parts", "with_score", "sees"]
         scores = await client.ask_functions([*names, "xml_format", "length"], SAMPLE)
         assert scores == {
@@ -82,10 +81,6 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
             "xml_format": {"score": 0.0},
             "length": {"score": pytest.approx(2 / 9)},
         }
-
-    with_verifier(
-        run_config("letters", "in_parts", "with_score", "sees", "xml_format", "length"), test
-    )
 
 
 @pytest.mark.parametrize(
@@ -103,10 +98,10 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
         ("parts", "by_response returned {'a': 'b'}"),
     ],
 )
-def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
+async def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
     response: str, said: str
 ) -> None:
-    async def test(client: VerifierClient) -> None:
+    async with running(run_config("by_response")) as client:
         others = [
             asyncio.create_task(client.ask_functions(["by_response"], saying("good")))
             for _ in range(3)
@@ -119,11 +114,9 @@ def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
             "by_response": {"score": 1.0}
         }
 
-    with_verifier(run_config("by_response"), test)
 
-
-def test_a_function_that_hangs_is_ended_at_its_deadline_and_concurrent_calls_are_repeated() -> None:
-    async def test(client: VerifierClient) -> None:
+async def test_a_function_that_hangs_is_ended_at_its_deadline_and_others_are_repeated() -> None:
+    async with running(run_config("by_response", "slow", function_s=2.5)) as client:
         hanging = asyncio.create_task(client.ask_functions(["by_response"], saying("hang")))
         for _ in range(3):  # these are in the process when it is ended, the last ones come after it
             assert await client.ask_functions(["slow"], SAMPLE) == {"slow": {"score": 1.0}}
@@ -132,11 +125,9 @@ def test_a_function_that_hangs_is_ended_at_its_deadline_and_concurrent_calls_are
         ):
             await hanging
 
-    with_verifier(run_config("by_response", "slow", function_s=2.5), test)
 
-
-def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_delays() -> None:
-    async def test(client: VerifierClient) -> None:
+async def test_a_function_that_blocks_the_event_loop_is_blamed_not_the_calls_it_delays() -> None:
+    async with running(run_config("blocks", "slow", function_s=6)) as client:
         innocent = [asyncio.create_task(client.ask_functions(["slow"], SAMPLE)) for _ in range(3)]
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
         blocking = asyncio.create_task(client.ask_functions(["blocks"], saying("block")))
@@ -147,26 +138,21 @@ def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_de
             await blocking
         assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}
 
-    with_verifier(run_config("blocks", "slow", function_s=6), test)
-
 
 @pytest.mark.parametrize("function", ["slow", "slow_too"])
-def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
+async def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
     took = {}
     for concurrency in (1, 8):
-
-        async def test(client: VerifierClient, concurrency: int = concurrency) -> None:
+        async with running(run_config(function, concurrency=concurrency)) as client:
             started = time.monotonic()
             await asyncio.gather(*(client.ask_functions([function], SAMPLE) for _ in range(4)))
             took[concurrency] = time.monotonic() - started
-
-        with_verifier(run_config(function, concurrency=concurrency), test)
     assert took[1] >= 4 * 0.3
     assert took[8] < took[1] - 0.3
 
 
-def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
-    async def test(client: VerifierClient) -> None:
+async def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
+    async with running(run_config("held", "letters")) as client:
         program = CallTest(function="f", args=[1], expected=1)
         await client.check("def f(x):\n    return x", [program])
         held = [asyncio.create_task(client.ask_functions(["held"], SAMPLE)) for _ in range(8)]
@@ -179,15 +165,11 @@ def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() 
         assert await client.ask_functions(["held"], saying("go")) == {"held": {"score": 1.0}}
         assert [await call for call in held] == [{"held": {"score": 1.0}}] * 8
 
-    with_verifier(run_config("held", "letters"), test)
 
-
-def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
-    async def test(client: VerifierClient) -> None:
+async def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
+    async with running(run_config("letters")) as client:
         with pytest.raises(RewardError, match=r"knows no function os:getcwd"):
             await client.ask_functions(["os:getcwd"], SAMPLE)
-
-    with_verifier(run_config("letters"), test)
 
 
 @pytest.mark.parametrize(
@@ -213,25 +195,23 @@ def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str
     assert said in found
 
 
-def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
+async def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "heavy.py").write_text(
         "import time\ntime.sleep(1)\n\ndef score(sample):\n    return 1\n"
     )
     heavy = f"{tmp_path}/heavy.py:score"
-
-    async def test(client: VerifierClient) -> None:
+    async with running(run_config(heavy)) as client:
         assert await client.ask_functions(["score"], SAMPLE) == {"score": {"score": 1.0}}
-
-    with_verifier(run_config(heavy), test)
     config = run_config(heavy)
     timeouts = replace(config.timeouts, start_s=0.3)
     hurried = replace(config, timeouts=timeouts)
     with pytest.raises(
         ConfigError, match=r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s"
     ):
-        with_verifier(hurried, test)
+        async with running(hurried):
+            pass
 
 
 def found(*overrides: str) -> list[str]:
