@@ -1,5 +1,5 @@
 """The address of a service: a port and a key that outlive the front's process, so that a program
-continues when the front, or the whole service, starts again.
+continues when the front, or the whole service, starts again; and the folders of its runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     port: int
     api_key: str
+
+
+def folder_of(run_id: str) -> str:
+    """Return the name of a run's folder, which is the slot of its in-flight samplers too."""
+    return run_id.replace(":", ".")
 
 
 def free_port(port: int) -> int:

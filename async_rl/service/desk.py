@@ -16,9 +16,10 @@ from typing import Any
 
 from async_rl.core.errors import DataError
 from async_rl.service import forms
+from async_rl.service.address import folder_of
 from async_rl.service.order import Order
 from async_rl.service.processes import Processes
-from async_rl.service.sampling import Model, encoded, folder_of, sample_of
+from async_rl.service.sampling import Model, encoded, sample_of
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session, Store
 from async_rl.sessions.errors import Refused
 

@@ -23,10 +23,11 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.service import CHANGING, Execute, Executed, Operation
 from async_rl.service import forms
+from async_rl.service.address import folder_of
 from async_rl.service.deviations import refuse
 from async_rl.service.processes import Processes
 from async_rl.service.proto import parse_forward_backward
-from async_rl.service.sampling import check, folder_of, with_ages
+from async_rl.service.sampling import check, with_ages
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Store
 from async_rl.sessions.errors import Refused
 

@@ -27,7 +27,7 @@ from async_rl.protocol.service import (
 )
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.runtime.context import ProcessContext
-from async_rl.service.sampling import folder_of
+from async_rl.service.address import folder_of
 from async_rl.weights.block import checksum
 from async_rl.weights.membership import Life, life_of
 

@@ -16,6 +16,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.service import forms
+from async_rl.service.address import folder_of
 from async_rl.service.deviations import refuse
 from async_rl.service.proto import (
     AnyArray,
@@ -90,11 +91,6 @@ def sample_of(
         num_top=form.topk_sample_logprobs,
         num_prompt_top=form.topk_prompt_logprobs,
     )
-
-
-def folder_of(run_id: str) -> str:
-    """Return the name of a run's folder, which is the slot of its in-flight samplers too."""
-    return run_id.replace(":", ".")
 
 
 def prompt_of(form: forms.AskSample) -> IntArray:
@@ -176,13 +172,13 @@ def _compare(
     logprobs: AnyArray | None,
 ) -> list[Drawn]:
     parts: list[Drawn] = []
-    named = [(it.HasField("sampled_tokens"), it.sampled_tokens, it.prompt_tokens) for it in spans]
-    covered = sum(sampled.length + prompt.length for _, sampled, prompt in named)
-    if named and (tokens.ndim != 1 or covered != len(tokens)):
+    covered = sum(it.sampled_tokens.length + it.prompt_tokens.length for it in spans)
+    if spans and (tokens.ndim != 1 or covered != len(tokens)):
         raise DataError(f"{name} has the shape {tokens.shape}, and spans of {covered} tokens")
     start = 0
-    for is_sampled, sampled, prompt in named:
-        span = sampled if is_sampled else prompt
+    for message in spans:
+        is_sampled = message.HasField("sampled_tokens")
+        span = message.sampled_tokens if is_sampled else message.prompt_tokens
         drawn = find(span.sequence_id)
         source: AnyArray = drawn.tokens if is_sampled else drawn.prompt
         end = span.offset + span.length

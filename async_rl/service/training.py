@@ -27,6 +27,7 @@ from async_rl.protocol.service import (
     Executed,
     Position,
 )
+from async_rl.service.address import folder_of
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
 from async_rl.service.forms import CreateModel, Load, OptimStep, read
 from async_rl.service.losses import find_loss
@@ -89,7 +90,7 @@ class TrainingRuns:
         self._num_steps = sum(States(it, self._base_sha256).version for it in folders)
 
     def _states(self, run_id: str) -> States:
-        return States(self._directory / _folder(run_id), self._base_sha256)
+        return States(self._directory / folder_of(run_id), self._base_sha256)
 
     def position(self, run_id: str) -> Position:
         """Load the state of a run, unless it is in memory, and say which one it is.
@@ -245,7 +246,3 @@ class TrainingRuns:
         run.num_tokens = 0
         run.loss = 0.0
         return msgspec.json.encode({"type": "optim_step", "metrics": {"grad_norm": norm}})
-
-
-def _folder(run_id: str) -> str:
-    return run_id.replace(":", ".")

@@ -110,11 +110,9 @@ def _path_of(name: str) -> str:
     """
     if name in schema.settings() or name in schema.sections():
         return name
-    found = sorted(
-        (path for path in schema.settings() if path.endswith(f".{name}")),
-        key=lambda path: path.count("."),
-    )
-    nearest = [path for path in found if path.count(".") == found[0].count(".")]
+    found = [path for path in schema.settings() if path.endswith(f".{name}")]
+    depth = min((path.count(".") for path in found), default=0)
+    nearest = [path for path in found if path.count(".") == depth]
     if len(nearest) > 1:
         raise ConfigError(
             f"{name}: is the last part of {' and '.join(nearest)}; give one of them as"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,7 +38,7 @@ async def service(run_dir: Path, played: Played, config: RunConfig) -> AsyncIter
     if not file.exists():
         write_config(config, file)
     address = address_of(run_dir)
-    desk = Desk(Store(run_dir / FOLDER), played, MODEL)
+    desk = Desk(Store(run_dir / FOLDER, poll_s=0.0), played, MODEL)
     async with serving(build_app(desk, address.api_key), listen("127.0.0.1", address.port)):
         working = asyncio.create_task(desk.run())
         yield async_rl.Run(run_dir)
@@ -112,8 +113,9 @@ async def test_a_call_waits_for_a_front_that_starts_again(
     assert [number for _, number, _ in played.executed] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("is_accepted", [False, True])
 async def test_a_call_to_a_service_that_ended_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig, is_accepted: bool
 ) -> None:
     monkeypatch.setattr(session_module, "_TRIES", 0)
     played = Played()
@@ -124,11 +126,20 @@ async def test_a_call_to_a_service_that_ended_can_be_repeated(
     async with service(tmp_path, played, config) as run:
         leave_mark(tmp_path, os.getpid())
         session = await asyncio.to_thread(run.session, rank=4)
-    (tmp_path / "launched.json").unlink()
+        call = functools.partial(session.forward_backward, [row], "cross_entropy")
+        if is_accepted:
+            began, played.gate = asyncio.Event(), asyncio.Event()
+            played.on = lambda name, value: began.set() if name == "execute" else None
+            calling = asyncio.create_task(asyncio.to_thread(call))
+            await began.wait()
+        (tmp_path / "launched.json").unlink()
+    if not is_accepted:
+        calling = asyncio.create_task(asyncio.to_thread(call))
     with pytest.raises(RunFailed, match=f"the service {tmp_path.name} is not running"):
-        await asyncio.to_thread(session.forward_backward, [row], "cross_entropy")
+        await calling
+    played.gate = None
     async with service(tmp_path, played, config):
-        await asyncio.to_thread(session.forward_backward, [row], "cross_entropy")
+        await asyncio.to_thread(call)
         await asyncio.to_thread(session.step, 1e-3)
         await asyncio.to_thread(session.close)
     assert [number for _, number, _ in played.executed] == [0, 1, 2]
