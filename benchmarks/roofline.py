@@ -273,13 +273,14 @@ def gathering(parameters: int, tensors: int) -> list[Kernel]:
     return [Kernel("rest", size * parameters, 0.0, tensors) for size in (6, 4)]
 
 
-def reducing(parameters: int, tensors: int) -> list[Kernel]:
-    """The gradients of one unit: joined in float32, copied, and added to those of other passes."""
-    return [
-        Kernel("rest", 6 * parameters),
-        Kernel("rest", 8 * parameters),
-        Kernel("rest", 12 * parameters, 0.0, tensors),
-    ]
+def adding(parameters: int, tensors: int) -> list[Kernel]:
+    """The gradients of one unit, added in float32 to those of other passes."""
+    return [Kernel("rest", 10 * parameters, 0.0, tensors)]
+
+
+def joining(parameters: int) -> list[Kernel]:
+    """The gradients of one unit, joined and copied."""
+    return [Kernel("rest", 8 * parameters), Kernel("rest", 8 * parameters)]
 
 
 def needed_flops(config: Any, row: Row, layer_parameters: int) -> float:
@@ -322,27 +323,28 @@ def estimate(
         layer = AutoModelForCausalLM.from_config(one).base_model.layers[0]
     parameters = sum(p.numel() for p in layer.parameters())
     vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    # Compiled as the product runs: the weights are gathered once for all passes of a step; eager
-    # as FSDP does by itself, once in each direction.
-    gathers = 1 / passes if is_compiled else 2.0
+    # Compiled as the product runs: the weights are gathered, and the gradients joined, once for all
+    # passes of a step; eager as FSDP does by itself, in each pass, the weights in each direction.
+    gathers, joins = (1 / passes, 1 / passes) if is_compiled else (2.0, 1.0)
     tensors = len(list(layer.parameters()))
     copies = gathering(parameters, tensors)
-    sums = reducing(parameters, tensors)
-    root = [*gathering(vocabulary, 2), *reducing(vocabulary, 2)]
+    sums = adding(parameters, tensors)
+    joined = joining(parameters)
+    root = [*gathering(vocabulary, 2), *adding(vocabulary, 2), *joining(vocabulary)]
     # AdamW reads four values and writes three; the norm reads one more, clipping two.
     step = 40.0 * (layers * parameters + vocabulary) / gpu.bandwidth
 
     def seconds(kernels: Sequence[Kernel], kind: str = "") -> float:
         return sum(k.seconds(gpu) for k in kernels if kind in ("", k.kind))
 
-    sharding = gathers * seconds(copies) + seconds(sums)
+    sharding = gathers * seconds(copies) + seconds(sums) + joins * seconds(joined)
     total = layers * (seconds(block) + sharding) + seconds([*head, *root]) + step / passes
     kinds_of_use = ("product", "attention")
     used = [layers * seconds(block, kind) + seconds(head, kind) for kind in kinds_of_use]
     needed = needed_flops(config, row, parameters)
     return {
         "kernels": float(sum(k.launches for k in block)),
-        "sharding_kernels": gathers * 2 * tensors + tensors + 2,
+        "sharding_kernels": gathers * 2 * tensors + tensors + joins * 2,
         "block_ms": 1e3 * seconds(block),
         "sharding_ms": 1e3 * sharding,
         "head_ms": 1e3 * seconds(head),

@@ -66,11 +66,13 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
         choose_interface(context.host)
         if not _ALLOCATOR & os.environ.keys():
             # The plan counts on small gaps (planning/estimate.py), and page-locked memory that is
-            # not rounded up to a power of two. Another process cannot map expandable segments
-            # unless it is a child.
+            # not rounded up to a power of two. pinned_max_round_threshold_mb does that too, but in
+            # torch 2.13 a freed block may then be reused for more bytes than it has: a copy ends
+            # with an invalid argument or a segmentation fault. Another process cannot map
+            # expandable segments unless it is a child.
             is_mapped = config.weights.transfer.kind == "ipc"
             os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
-                f"expandable_segments:{not is_mapped},pinned_max_round_threshold_mb:1"
+                f"expandable_segments:{not is_mapped},pinned_max_cached_size_mb:1"
             )
     return open_trainer(
         config,

@@ -149,10 +149,10 @@ class SharedTensors:
             os.ftruncate(self._fd, self._total_bytes)
             self._map = mmap.mmap(self._fd, self._total_bytes)
             self.content = torch.frombuffer(self._map, dtype=torch.uint8)
-            if cuda is None:
-                # Touch every page now: the first touch is ten times slower than a later write.
-                self.content.zero_()
-            else:
+            # Touch every page now: the first touch is ten times slower than a later write, and
+            # page-locking without it takes twice as long as both (measured on an H200).
+            self.content.zero_()
+            if cuda is not None:
                 code = cuda.cudart().cudaHostRegister(self.content.data_ptr(), self._total_bytes, 0)
                 if int(code):
                     raise OSError(f"CUDA error {int(code)}")

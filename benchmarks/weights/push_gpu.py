@@ -475,7 +475,7 @@ def main() -> None:
         return
     # As the learner sets it (training/ranks.py).
     os.environ.setdefault(
-        "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,pinned_max_round_threshold_mb:1"
+        "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,pinned_max_cached_size_mb:1"
     )
     choose_interface(_HOST)
     disable_progress_bar()

@@ -231,7 +231,7 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     assert seen == ["=lo"]
     # A rank of a cluster has no core numbers, and uses the CPUs that it was given.
     assert torch.get_num_threads() == before
-    allocator = "expandable_segments:{},pinned_max_round_threshold_mb:1"
+    allocator = "expandable_segments:{},pinned_max_cached_size_mb:1"
     assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == allocator.format(True)
     context.config = compose_unchecked("grpo_code", ["learner.ranks=2", "weights.transfer=ipc"])
     ranks.build_trainer(context, torch.device("cuda", 0))
