@@ -62,9 +62,9 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     sizes: list[int] = []
     plain = module._Chunk.fill
 
-    def spy(self: module._Chunk, hidden: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(hidden))
-        return plain(self, hidden)
+    def spy(self: module._Chunk, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
+        sizes.append(len(hidden[rows]))
+        return plain(self, hidden, rows)
 
     monkeypatch.setattr(module._Chunk, "fill", spy)
     hidden = torch.randn(10, 4, requires_grad=True)

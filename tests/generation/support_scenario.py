@@ -22,6 +22,10 @@ from async_rl.protocol.generator import Completion
 from async_rl.weights.block import SharedTensors, tensor_spec
 
 TEMPERATURE = 0.7
+DRAFTS = (
+    'speculative_config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,'
+    '"prompt_lookup_min":1}'
+)
 
 
 async def drawn(
@@ -39,31 +43,41 @@ async def refusal(engine: Any, name: str, support: Support) -> str:
     return "accepted"
 
 
-async def scenario(engine: Any, model: Any) -> dict[str, Any]:
+async def scenario(engine: Any, model: Any, supports: dict[str, Support]) -> dict[str, Any]:
     specs = [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
     with SharedTensors(specs) as publisher:
         await engine.load_weights(publisher.write(0, weights_of(model, 0).values()))
         # Grammars are compiled before the push.
-        for name, support in SUPPORTS.items():
+        for name, support in supports.items():
             await drawn(engine, f"first-{name}", support, 1)
         kinds = [
-            asyncio.create_task(drawn(engine, name, support)) for name, support in SUPPORTS.items()
+            asyncio.create_task(drawn(engine, name, support)) for name, support in supports.items()
         ]
         # The first tokens are of version 0.
         await asyncio.sleep(0.02)
         await engine.load_weights(publisher.write(1, weights_of(model, 1).values()))
-        said = dict(zip(SUPPORTS, await asyncio.gather(*kinds), strict=True))
+        said = dict(zip(supports, await asyncio.gather(*kinds), strict=True))
         bad = Support(grammar='{"type": 7}'), Support(logit_bias={100_000: 1.0})
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
         after = await drawn(engine, "after", SUPPORTS["schema"])
     return {"drawn": said, "refused": refused, "after": after}
 
 
-async def run(engine_name: str, path: Path) -> dict[str, Any]:
+async def run(kind: str, path: Path) -> dict[str, Any]:
+    supports = SUPPORTS
+    limits = """generation.sampling=["top_k=20","top_p=0.9"]"""
+    if kind == "drafts":
+        # vLLM has neither a bias nor processors of logits next to drafts.
+        supports = {
+            name: support
+            for name, support in SUPPORTS.items()
+            if not support.logit_bias and not support.is_truncated
+        }
+        limits = f"generation.vllm.extra=['{DRAFTS}']"
     overrides = [
-        f"generation.engine={engine_name}",
+        f"generation.engine={'hf' if kind == 'hf' else 'vllm'}",
+        limits,
         f"generation.temperature={TEMPERATURE}",
-        'generation.sampling=["top_k=20","top_p=0.9"]',
         "generation.vllm.enforce_eager=true",
         "rollout.fn=external",
         f"model.path={path}",
@@ -72,7 +86,7 @@ async def run(engine_name: str, path: Path) -> dict[str, Any]:
     prepare_environment(config, [])
     engine = await engine_opener(config, path)()
     try:
-        return await scenario(engine, model_from(path))
+        return await scenario(engine, model_from(path), supports)
     finally:
         await engine.close()
 

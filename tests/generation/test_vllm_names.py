@@ -123,7 +123,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
         ("logprobs_mode=raw_logprobs", "remove it"),
         ("scheduler_cls=x", "weight pushes and the versions"),
         ("tool_call_parser=mistra", "did you mean mistral?"),
-        ('speculative_config={"method": "ngram"}', "the log-probs of accepted tokens are wrong"),
+        ('speculative_config={"method": "eagle"}', "checked for drafts by ngram on a CPU only"),
     ],
 )
 def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
@@ -136,6 +136,13 @@ def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
 
 def vllm_config(extra: list[str]) -> VllmConfig:
     return replace(compose_unchecked("grpo_code").generation.vllm, extra=extra)
+
+
+def test_drafts_are_passed_on_where_their_logprobs_were_checked() -> None:
+    entry = 'speculative_config={"method": "ngram"}'
+    assert list(extra_problems([entry])) == []
+    [problem] = extra_problems([entry], is_gpu=True)
+    assert "on a CPU only" in problem
 
 
 def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
@@ -191,8 +198,9 @@ def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
     )
     owned = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
     # The project's defaults, which a setting of vLLM may replace.
-    assert given - owned == {"use_tqdm_on_load", "block_size", "compilation_config"}
-    # Tests: the first two in engine_settings.yaml, the third below.
+    defaults = {"use_tqdm_on_load", "block_size", "max_logprobs", "compilation_config"}
+    assert given - owned == defaults
+    # Tests: the last below, the others in engine_settings.yaml.
 
 
 def test_a_compilation_that_eager_mode_would_ignore_is_refused() -> None:

@@ -201,11 +201,11 @@ def test_an_engine_that_is_gone_is_an_error_that_clients_repeat() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         failures = iter([Unavailable("the generator ended"), None])
 
-        async def write(name: str, before: Any, limit: int) -> Any:
+        async def write(name: str, before: Any, limit: int, support: Any) -> Any:
             failure = next(failures)
             if failure is not None:
                 raise failure
-            return await policy(name, before, limit)
+            return await policy(name, before, limit, support)
 
         session.write = write
         reply = await found.openai.with_options(max_retries=2).chat.completions.create(
@@ -220,9 +220,9 @@ def blocking(policy: Policy, names: tuple[str, ...]) -> tuple[Any, asyncio.Event
     """A policy that never answers these calls; set when one begins, and when it was cancelled."""
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def write(name: str, before: Any, limit: int) -> Any:
+    async def write(name: str, before: Any, limit: int, support: Any) -> Any:
         if name not in names:
-            return await policy(name, before, limit)
+            return await policy(name, before, limit, support)
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -337,8 +337,8 @@ def test_a_reward_is_a_finite_number_or_parts() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        async def write(name: str, before: Any, limit: int) -> Any:
-            done = await policy(name, before, limit)
+        async def write(name: str, before: Any, limit: int, support: Any) -> Any:
+            done = await policy(name, before, limit, support)
             # A push in the middle of the answer.
             versions = np.array([7] * 2 + [8] * (len(done.token_ids) - 2), np.int32)
             return msgspec.structs.replace(done, versions=versions)

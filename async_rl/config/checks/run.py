@@ -175,7 +175,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f" raise it to at least {vllm.max_num_seqs}"
         )
     gpus = config.generators.gpus_each
-    yield from extra_problems(vllm.extra, is_eager=vllm.enforce_eager)
+    yield from extra_problems(vllm.extra, is_eager=vllm.enforce_eager, is_gpu=gpus > 0)
     parts = vllm.num_workers
     # Without GPUs the parts share the cores of their generator.
     if parts > 1 and gpus not in (0, parts):

@@ -49,9 +49,6 @@ _REFUSED = {
     "runner": _TOKENS,
     "scheduler_cls": _PUSHES,
     "skip_tokenizer_init": _TOKENS,
-    # Tokens of the embedded model's engine with n-gram proposals were up to 47 nats off a
-    # recomputation at one version; without these proposals 2e-5 (vLLM 0.32, CPU).
-    "speculative_config": "the log-probs of accepted tokens are wrong with vLLM 0.32",
     "structured_outputs_config": _SAMPLING,
     "tokenizer": _TOKENS,
     "watermark_config": _SAMPLING,
@@ -69,11 +66,13 @@ _REFUSED_PREFIXES = {
 }
 
 
-def extra_problems(entries: Sequence[str], *, is_eager: bool = False) -> Iterator[str]:
+def extra_problems(
+    entries: Sequence[str], *, is_eager: bool = False, is_gpu: bool = False
+) -> Iterator[str]:
     """Yield a line for each entry that cannot be passed on. Names that the installed vLLM does not
     have are found where vLLM is (generation/vllm/installed.py).
 
-    is_eager: generation.vllm.enforce_eager.
+    is_eager: generation.vllm.enforce_eager; is_gpu: generators have GPUs.
     """
     given: set[str] = set()
     for entry in entries:
@@ -87,6 +86,9 @@ def extra_problems(entries: Sequence[str], *, is_eager: bool = False) -> Iterato
         elif name in _REFUSED or prefix:
             reason = _REFUSED.get(name) or _REFUSED_PREFIXES[prefix]
             yield f"{path}: {reason}; remove it"
+        elif name == "speculative_config" and (is_gpu or '"ngram"' not in entry):
+            # Drafts of a model would need pushes of their own.
+            yield f"{path}: log-probs are checked for drafts by ngram on a CPU only; remove it"
         elif is_eager and name == "compilation_config":
             # vLLM would replace it without an error.
             eager = "generation.vllm.enforce_eager"

@@ -131,6 +131,11 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     settings["use_tqdm_on_load"] = False
     if not uses_gpu(config):
         settings["block_size"] = _CPU_BLOCK_TOKENS
+    if truncated := [support for support in supports_of(config) if support.is_truncated]:
+        # The second model runner calls processors before the temperature.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
+        settings["max_logprobs"] = max(s.top_k * s.is_recorded for s in truncated)
     settings |= vllm.arguments
     if vllm.kv_cache_mb:
         settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
@@ -138,11 +143,6 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
             # much is free: next to a learner that has started, an engine could never start again.
             settings["gpu_memory_utilization"] = _NO_SHARE
-    if truncated := [support for support in supports_of(config) if support.is_truncated]:
-        # The second model runner calls processors before the temperature.
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
-        settings["max_logprobs"] = max(s.top_k * s.is_recorded for s in truncated)
     if vllm.enforce_eager:
         settings["compilation_config"] = {"mode": 0}
     if uses_gpu(config) and config.devices.are_handed_over:
