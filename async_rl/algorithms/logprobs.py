@@ -187,6 +187,10 @@ class _TokenLogprobs(torch.autograd.Function):
 _by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
+_FARTHEST = -3.0
+"""Nats below which k3 continues as a line. In a step of 4,200 tokens with an exact KL of 0.06, one
+token at -7 made 69 % of the estimate, and its gradient that of the batch.
+"""
 
 
 def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
@@ -198,7 +202,8 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
                             belongs in the reward
       abs  |d|
       k2   d^2 / 2          its gradient is the gradient of the KL
-      k3   exp(-d) - 1 + d  unbiased, never negative
+      k3   exp(-d) - 1 + d  never negative; below d = -3 its tangent there, so that one token weighs
+                            at most 16 - 19 (d + 3); unbiased but for that, and low where p << q
     """
     d = policy_logprobs - ref_logprobs
     match estimator:
@@ -209,7 +214,8 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
         case "k2":
             return 0.5 * d.square()
         case "k3":
-            return (-d).expm1() + d
+            near = d.clamp(min=_FARTHEST)
+            return (-near).expm1() + near - (d - near) * (-near).expm1()
 
 
 def full_kl(

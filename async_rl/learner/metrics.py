@@ -153,10 +153,16 @@ def _reference(step: Step) -> dict[str, float]:
     # No metric instead of 0: a run without a reference has no KL to report.
     if before.ref_logprobs is None:
         return {}
+    assert step.corrected is not None, "an update has recorded the proximal log-probs"
     kl = kl_estimate(
         before.proximal_logprobs[mask], ref_logprobs=before.ref_logprobs[mask], estimator="k3"
     )
-    return {"policy/kl_reference": step.batch.across.mean(kl), "policy/kl_coef": step.kl_coef}
+    # The policy may have left tokens that older weights sampled often; each would count as if the
+    # policy still wrote them.
+    weights = step.corrected.weights[mask]
+    across = step.batch.across
+    mean = across.mean(weights * kl) / max(across.mean(weights), 1e-9)
+    return {"policy/kl_reference": mean, "policy/kl_coef": step.kl_coef}
 
 
 def _value(step: Step) -> dict[str, float]:

@@ -22,6 +22,25 @@ def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
     assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("policy", "expected", "slope"),
+    [
+        # The token of a recorded step: the policy gives it 4e-4, the reference 0.46.
+        (4e-4, math.exp(3) - 4 + (math.log(0.46 / 4e-4) - 3) * (math.exp(3) - 1), 1 - math.exp(3)),
+        (0.1, 0.46 / 0.1 - 1 - math.log(0.46 / 0.1), 1 - 0.46 / 0.1),
+    ],
+)
+def test_one_token_that_the_policy_left_does_not_decide_an_estimate(
+    policy: float, expected: float, slope: float
+) -> None:
+    logprob = torch.tensor(policy).log().requires_grad_()
+    found = kl_estimate(logprob, ref_logprobs=torch.tensor(0.46).log(), estimator="k3")
+    found.backward()
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+    assert logprob.grad is not None
+    assert logprob.grad.item() == pytest.approx(slope, rel=1e-4)
+
+
 @pytest.mark.covers("kl_penalty full")
 @settings(max_examples=30, deadline=None)
 @given(
