@@ -2,8 +2,8 @@
 text than the prompt requests.
 
 A response is right if it is one sentence that contains the word, has at least four words and at
-most as many as the prompt allows, and closes with a full stop or an exclamation mark. A regular
-expression judges it.
+most as many as the prompt allows, repeats neither a word of four letters or more nor any word at
+once, and closes with a full stop or an exclamation mark. A regular expression judges it.
 Invariant: a word of a held-out prompt is in no training prompt. The rows are
 the same in every process.
 """
@@ -47,7 +47,8 @@ def held_out() -> Iterator[Row]:
 def pattern(word: str, most: int) -> str:
     """Return the regular expression of the right responses."""
     inner = f"{{{_FEWEST_WORDS - 1},{most - 1}}}"
-    return rf'(?i)\A(?=.*\b{word}s?\b)"?(?:[a-z\'’-]+,? ){inner}[a-z\'’-]+[.!]"?\Z'
+    repeats = r"\b(?:([a-z]{4,})s?\b.*\b\1s?\b|([a-z]+),? \2\b)"
+    return rf'(?i)\A(?=.*\b{word}s?\b)(?!.*{repeats})"?(?:[a-z\'’-]+,? ){inner}[a-z\'’-]+[.!]"?\Z'
 
 
 def _rows(words: Sequence[str]) -> Iterator[Row]:

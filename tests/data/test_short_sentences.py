@@ -42,6 +42,10 @@ def test_the_first_held_out_rows_have_all_lengths() -> None:
         ("I ate a red apple. It was good.", False),
         ('"I ate a red apple."', True),
         ("I ate a\nred apple.", False),
+        ("Apple apple apple apple.", False),
+        ("An apple and two apples.", False),
+        ("It was a a red apple.", False),
+        ("I put the apple in the box.", True),
     ],
 )
 def test_the_rows_pattern_decides(response: str, is_expected: bool) -> None:
