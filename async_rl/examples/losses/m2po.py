@@ -2,6 +2,8 @@
 2510.01161).
 
 Start it with `async-rl launch conf=grpo_code algorithm=m2po`.
+Changed: a correction knows no advantages, so tokens of both directions are masked. The paper masks
+only the tokens that an update would move further: A > 0 and ratio > 1, or A < 0 and ratio < 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """OAPL: regression of each response's log-ratio on its optimal advantage (arXiv 2602.19362).
 
 Start it with `async-rl launch conf=grpo_code algorithm=oapl`.
+Changed: BETA is 1; the experiments of the paper have 1e-3.
 """
 
 from __future__ import annotations
