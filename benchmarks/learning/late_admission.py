@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from async_rl.composition.overrides import with_defaults
 from benchmarks.figures import figure
 from benchmarks.study import RESULTS, Recorded, Row, recorded
 
@@ -60,8 +61,7 @@ def launch(words: list[str], *, is_late: bool, cores: str) -> list[Row]:
             "-m",
             "async_rl.launchers.cli",
             "launch",
-            *words,
-            *FIXED,
+            *with_defaults(words, FIXED),
         ]
         subprocess.run(
             [*command, f"output_dir={scratch}", "run_name=run"],

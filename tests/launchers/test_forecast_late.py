@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from async_rl.runs.forecast.explain import sentences
 from async_rl.runs.forecast.recorded import Recorded, Work
-from async_rl.runs.forecast.scenario import Scenario
+from async_rl.runs.forecast.scenario import Profile, Scenario
 from async_rl.runs.forecast.simulation import Forecast, simulate
 
 NUM_STEPS = 200
@@ -106,3 +107,33 @@ def test_a_high_bound_is_not_used_up() -> None:
     assert early.age > 7.5
     assert late.age < 4
     assert late.steps_per_s > 0.995 * early.steps_per_s
+
+
+def test_a_model_that_does_not_describe_the_run_is_named() -> None:
+    text = explained(learner_waits=0.03, beside=0.0)
+    assert "the learner really waited 3% of the time" in text
+    assert "assumed: samples in flight do not slow each other down" in text
+    text = explained(learner_waits=0.65, beside=0.05)
+    assert "really waited" not in text
+    assert "assumed" not in text
+
+
+def test_more_groups_in_flight_are_a_change_that_is_tried() -> None:
+    assert "generation.max_concurrent_groups=8" in explained(learner_waits=0.65, beside=0.05)
+
+
+def explained(**fields: float) -> str:
+    """A run whose learner waits for four groups of 1.9 s at a time."""
+    recorded = Recorded(
+        train=(Work(units=1.6, scoring_s=0.02),) * 160,
+        evaluation=(),
+        step_s=(2.5,),
+        push_s=0.05,
+        num_generators=1,
+        num_warm=8,
+        steps_per_s=0.13,
+        **fields,  # type: ignore[arg-type]
+    )
+    scenario = replace(BASE, slots=4, num_steps=40)
+    profile = Profile(origin="run", recorded=recorded, scenario=scenario, group_size=1)
+    return "\n".join(sentences(profile))

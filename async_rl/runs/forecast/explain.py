@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.runs.forecast.plan import in_flight
 from async_rl.runs.forecast.recorded import WARM_SHARE
 from async_rl.runs.forecast.scenario import Profile, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
@@ -27,6 +28,7 @@ _LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exac
 _NUM_CHANGES = 3
 _MOST_STEPS = 5_000  # enough for a mean; the rows of a long run are gigabytes
 _TRUSTED_ERROR = 0.1
+_TRUSTED_DIFFERENCE = 0.05  # of a share of time
 
 
 def explain(run_dir: Path) -> Report:
@@ -150,6 +152,14 @@ def sentences(profile: Profile) -> Iterator[str]:
         )
     if abs(error) > _TRUSTED_ERROR:
         yield "the simulation misses the measured rate by more than 10 %: take gains as directions"
+    measured = profile.recorded.learner_waits
+    if abs(own.learner_waits - measured) > _TRUSTED_DIFFERENCE:
+        yield (
+            f"the learner really waited {measured:.0%} of the time: the simulation does not"
+            " describe this run, and gains are directions at best"
+        )
+    if not profile.recorded.beside:
+        yield in_flight(profile.recorded)
     if not changes:
         yield "no single change below would make it faster by 2 % or more"
         return
@@ -165,6 +175,8 @@ def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     bound = base.max_staleness_versions + 1
     where = "on separate cores or a separate GPU"
     yield {"generators.count": generators}, f"generators.count={generators}, {where}"
+    slots = 2 * base.slots
+    yield {"generation.max_concurrent_groups": slots}, f"generation.max_concurrent_groups={slots}"
     yield {"buffer.max_staleness_versions": bound}, f"buffer.max_staleness_versions={bound}"
     yield {"learner_speed": 2}, "a learner twice as fast, such as twice learner.ranks"
     yield {"scoring_speed": 2}, "a verifier twice as fast"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from async_rl.composition.problems import hint
 from async_rl.core.errors import ConfigError
+from async_rl.runs.forecast.recorded import Recorded
 from async_rl.runs.forecast.scenario import FIELDS, Profile, Scenario, Values, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.report import Report, Section, Table
@@ -74,10 +75,10 @@ def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:
     """Yield the source of each input of the forecast."""
     recorded = profile.recorded
     yield (
-        f"measured in {profile.origin}: generation, scoring, training and push times, and how"
-        f" samples in flight slow each other down; {recorded.num_generators} generators,"
-        f" {recorded.steps_per_s * 3600:.0f} steps/hour"
+        f"measured in {profile.origin}: generation, scoring, training and push times;"
+        f" {recorded.num_generators} generators, {recorded.steps_per_s * 3600:.0f} steps/hour"
     )
+    yield in_flight(recorded)
     yield (
         "assumed: additional generators have separate cores or GPUs and are as fast as the"
         " recorded ones"
@@ -93,6 +94,16 @@ def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:
         yield "assumed: responses that were cut off at the recorded limit do not become longer"
     if "learner.ranks" in swept:
         yield "assumed: a learner with twice the ranks is twice as fast"
+
+
+def in_flight(recorded: Recorded) -> str:
+    """Return what is known about the slowdown of samples by each other."""
+    if recorded.beside:
+        return f"measured: a further sample in flight adds {recorded.beside:.1%} to a step"
+    return (
+        "assumed: samples in flight do not slow each other down, because the recording does not"
+        " show how much they do; with more of them in flight, forecasts are upper bounds"
+    )
 
 
 def _cells(chosen: Values, scenario: Scenario, forecast: Forecast) -> Iterator[str]:

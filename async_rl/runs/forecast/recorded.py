@@ -66,7 +66,8 @@ class Recorded:
     a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
     generators have its weights. steps_per_s: measured after the warm-up steps. first_step: of the
     times; they belong to the newest groups. places_per_unit: places of a verifier for each
-    unit of the setting.
+    unit of the setting. learner_waits: measured share of time in which the learner waits for a
+    batch, NaN if unknown.
     """
 
     train: tuple[Work, ...]
@@ -80,6 +81,7 @@ class Recorded:
     by_tokens: float | None = None
     first_step: int = 1
     places_per_unit: int = 1
+    learner_waits: float = math.nan
 
 
 def read_times(run_dir: Path, config: RunConfig) -> Recorded:
@@ -109,7 +111,8 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
     def column(name: str, missing: float) -> DoubleArray:
         return np.array([rows[step].get(name, missing) for step in steps])
 
-    own_s = column("time/step_s", math.nan) - column("time/wait_batch_s", 0.0)
+    whole_s = column("time/step_s", math.nan)
+    own_s = whole_s - column("time/wait_batch_s", 0.0)
     push_s = column("weights/push_s", math.nan)
     works, beside = works_of(groups)
     scores, places_per_unit = read_scoring(groups, config)
@@ -141,6 +144,7 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         by_tokens=_share_by_tokens(own_s, column("length/response_mean", math.nan)),
         first_step=steps[0],
         places_per_unit=places_per_unit,
+        learner_waits=float(1 - own_s.sum() / whole_s.sum()),
     )
 
 
