@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.runs.forecast.plan import in_flight
+from async_rl.runs.forecast.plan import UNKNOWN_SLOWDOWN
 from async_rl.runs.forecast.recorded import WARM_SHARE
 from async_rl.runs.forecast.scenario import Profile, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
@@ -159,7 +159,7 @@ def sentences(profile: Profile) -> Iterator[str]:
             " describe this run, and gains are directions at best"
         )
     if not profile.recorded.beside:
-        yield in_flight(profile.recorded)
+        yield UNKNOWN_SLOWDOWN
     if not changes:
         yield "no single change below would make it faster by 2 % or more"
         return

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from async_rl.composition.problems import hint
 from async_rl.core.errors import ConfigError
-from async_rl.runs.forecast.recorded import Recorded
 from async_rl.runs.forecast.scenario import FIELDS, Profile, Scenario, Values, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 from async_rl.runs.report import Report, Section, Table
@@ -18,6 +17,11 @@ _MOST_ROWS = 400  # a table of this length is still read; a simulation takes abo
 _RANGE = ".."
 _TOKENS = ("buffer.groups_per_step", "generation.group_size", "data.max_response_tokens")
 """Settings that change the tokens of a batch."""
+
+UNKNOWN_SLOWDOWN = (
+    "assumed: samples in flight do not slow each other down, because the recording does not show by"
+    " how much they do; with more of them in flight, forecasts are upper bounds"
+)
 
 Sweep = Mapping[str, Sequence[float]]
 """The values to forecast, by setting."""
@@ -75,10 +79,12 @@ def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:
     """Yield the source of each input of the forecast."""
     recorded = profile.recorded
     yield (
-        f"measured in {profile.origin}: generation, scoring, training and push times;"
+        f"measured in {profile.origin}: generation, scoring, training and push times"
+        f"{', and how samples in flight slow each other down' if recorded.beside else ''};"
         f" {recorded.num_generators} generators, {recorded.steps_per_s * 3600:.0f} steps/hour"
     )
-    yield in_flight(recorded)
+    if not recorded.beside:
+        yield UNKNOWN_SLOWDOWN
     yield (
         "assumed: additional generators have separate cores or GPUs and are as fast as the"
         " recorded ones"
@@ -94,16 +100,6 @@ def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:
         yield "assumed: responses that were cut off at the recorded limit do not become longer"
     if "learner.ranks" in swept:
         yield "assumed: a learner with twice the ranks is twice as fast"
-
-
-def in_flight(recorded: Recorded) -> str:
-    """Return what is known about the slowdown of samples by each other."""
-    if recorded.beside:
-        return f"measured: a further sample in flight adds {recorded.beside:.1%} to a step"
-    return (
-        "assumed: samples in flight do not slow each other down, because the recording does not"
-        " show how much they do; with more of them in flight, forecasts are upper bounds"
-    )
 
 
 def _cells(chosen: Values, scenario: Scenario, forecast: Forecast) -> Iterator[str]:
