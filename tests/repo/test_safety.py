@@ -43,7 +43,6 @@ FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/learner/loading.py": (1, "runs the code of a model on rows that it may not support"),
     "async_rl/rewards/extraction.py": (1, _PARSE),
     "async_rl/rewards/text_process.py": (1, "math_verify evaluates what a model wrote"),
-    "async_rl/rewards/verifier/rulings.py": (1, _USER),
     "async_rl/rewards/answers.py": (1, _PARSE),
     "launchers/backends/ray_actors.py": (1, "ray.init raises these, and has no common base class"),
     "async_rl/composition/files.py": (1, _YAML),
