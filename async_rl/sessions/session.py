@@ -26,6 +26,7 @@ from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
+from async_rl.sessions.grammars import grammar_of
 from async_rl.sessions.record import Context, Record
 from async_rl.sessions.tools import as_text, chosen
 from async_rl.sessions.usage import Usage
@@ -129,13 +130,18 @@ class Session:
         is_single: bool = False,
         prefill: str = "",
         variables: Json | None = None,
+        schema: Json | None = None,
+        **support: Any,
     ) -> Call:
         """Return the call of a chat request. Raises Refused.
 
         choice: which tools to call; is_single: at most one; prefill: the beginning of the answer;
-        variables: of the chat template.
+        variables: of the chat template; schema: that the answer fits; support: as in `supported`.
         """
         tools, start = chosen(tools, choice, self.chat.form)
+        if schema is not None and prefill:
+            raise Refused("an answer with a schema cannot be begun; leave the last message out")
+        grammar = grammar_of(schema, tools, choice, self.chat.form, start)
         start = prefill + start
         context, history = self.chat.context(
             self.record, messages, tools, start=start, variables=variables or {}
@@ -150,7 +156,12 @@ class Session:
             start=start,
             prefill=prefill,
             tools=tools,
+            support=self.supported(grammar=grammar, **support),
         )
+
+    def supported(self, **limits: Any) -> Support:
+        """Return the run's support with the limits of a request: fields of Support, or None."""
+        return replace(self.support, **{name: value for name, value in limits.items() if value})
 
     def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
         """Return a number for each answer to a request. Raises Refused if they are too many."""

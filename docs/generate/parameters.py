@@ -18,6 +18,7 @@ _APIS = {
 }
 _TYPES = {
     "any": "any",
+    "biases": "object: token id to float, -100 to 100",
     "bit": "0 or 1",
     "blocks": "text or list",
     "bool": "true, false",
@@ -25,6 +26,7 @@ _TYPES = {
     "choices": "int, 1 to 128",
     "count": "int >= 1",
     "ids": "list of int, not empty",
+    "least": "int >= 0",
     "messages": "list, not empty",
     "number": "float",
     "objects": "list of objects",

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import openai
 import pytest
-from clients_support import APIS, CALL, CLAUDE, TOOL, Clients, use, user
+import xgrammar
+from clients_support import APIS, CALL, CLAUDE, FUNCTION, TOOL, Clients, use, user
 from sessions_support import Policy, Row
 
 from async_rl.core.errors import Unavailable
@@ -391,9 +392,68 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
         ids = [*turn.path.tolist(), 1]
         again = {"token_ids": ids, "sampling_params": {}}
         await found.http.post("/inference/v1/generate", json=again)
-        bad = {"token_ids": [1], "sampling_params": {"logit_bias": {"1": 1}}}
+        bad = {"token_ids": [1], "sampling_params": {"bad_words": ["x"]}}
         refused = await found.http.post("/inference/v1/generate", json=bad)
-        assert refused.json()["error"]["param"] == "logit_bias"
+        assert refused.json()["error"]["param"] == "bad_words"
 
     # The second request continues the tokens of the first.
     assert Row(use(agent, ["one two"])).num_segments == 1
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        ),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+    ],
+)
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_an_answer_with_a_schema_has_its_grammar(path: str, more: Any, has_tools: bool) -> None:
+    tool = {**CLAUDE, "name": "add"} if path == "/v1/messages" else {**TOOL, **FUNCTION}
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        begin = {"input": "go"} if path == "/v1/responses" else {"messages": [user("go")]}
+        limit = {} if path == "/v1/responses" else {"max_tokens": 90}
+        tools = {"tools": [tool]} if has_tools else {}
+        body = {"model": "policy", **begin, **limit, **tools, **more}
+        reply = await found.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        accepted = accepts(policy.supports[-1].grammar)
+        assert accepted('{"a": 1}')
+        assert not accepted("hello")
+        assert accepted('{"b": 1}') == ("json_object" in str(more))
+        assert accepted(CALL) == has_tools
+
+    use(agent, ["{}"])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_forced_call_fits_the_schema_of_its_tool(choice: Any) -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        await found.openai.chat.completions.create(
+            model="policy", messages=[user("go")], tools=[TOOL], tool_choice=choice
+        )
+        asked = session.record.turns[0].context.token_ids
+        start = session.chat.decode(asked).rpartition("<tool_call>")[2]
+        accepted = accepts(policy.supports[-1].grammar)
+        assert accepted(CALL.removeprefix("<tool_call>" + start))
+        assert not accepted(CALL.replace("1", '"x"').removeprefix("<tool_call>" + start))
+
+    use(agent, ["x"])
+
+
+def accepts(grammar: str) -> Callable[[str], bool]:
+    """Whether a text fits a grammar, by the library that the engines use."""
+    is_tag = json.loads(grammar).get("type") == "structural_tag"
+    make = xgrammar.Grammar.from_structural_tag if is_tag else xgrammar.Grammar.from_json_schema
+    made = make(grammar)
+    return lambda text: xgrammar.testing._is_grammar_accept_string(made, text)

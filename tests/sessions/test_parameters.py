@@ -26,12 +26,14 @@ GOOD = {name: form[:2] for name, form in FORMS.items()} | {
 }
 VALUES: dict[str, Any] = {
     "any": ["x"],
+    "biases": {"1": 2.5},
     "bit": 1,
     "bool": True,
     "choice": "auto",
     "choices": 1,
     "count": 9,
     "int": 2,
+    "least": 1,
     "list": ["x"],
     "number": 0.5,
     "object": {"x": 1},
@@ -41,6 +43,8 @@ VALUES: dict[str, Any] = {
 """A value of each type."""
 # Values that mean something else.
 SPECIAL: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "output_format": {"type": "json_object"},
     "model": "policy",
     "continue_final_message": False,
     "previous_response_id": None,

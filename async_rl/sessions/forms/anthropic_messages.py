@@ -24,6 +24,7 @@ from async_rl.sessions.forms.form import (
     variables_of,
 )
 from async_rl.sessions.forms.parameters import HOSTED, read_request
+from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 
 # The words of this API for what sessions call otherwise.
@@ -55,7 +56,6 @@ def _call(request: Any, session: Session, **more: Any) -> Call:
     for edit in (request.context_management or {}).get("edits") or ():
         refuse_unless(edit["type"].startswith("clear_thinking"), f"the edit {edit['type']!r}")
     output = request.output_config or {}
-    refuse_unless(not output.get("format"), "output_config.format")
     history = History()
     # This API has the system's text next to the messages.
     if request.system:
@@ -70,6 +70,7 @@ def _call(request: Any, session: Session, **more: Any) -> Call:
         history.messages,
         [function_of(tool, tool.get("input_schema")) for tool in tools],
         choice if kind == "tool" else _CHOICES.get(str(kind), kind),
+        schema=schema_of(request.output_format or output.get("format")),
         prefill=history.prefill() if history.is_begun else "",
         is_single=bool(choice.get("disable_parallel_tool_use")),
         variables=variables_of(

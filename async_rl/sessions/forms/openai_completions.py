@@ -30,6 +30,7 @@ from async_rl.sessions.forms.form import (
     variables_of,
 )
 from async_rl.sessions.forms.parameters import read_request
+from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 from async_rl.sessions.tools import calls_of, tool_call
 
@@ -60,6 +61,9 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         is_single=request.parallel_tool_calls is False,
         prefill=history.prefill() if is_begun else "",
         variables=variables_of(request, effort=request.reasoning_effort),
+        schema=schema_of(request.response_format),
+        logit_bias=request.logit_bias,
+        min_tokens=request.min_tokens,
     )
     return _ChatExchange(
         # Each answer is a call; the calls read one prefill through the engine's prefix cache.
@@ -94,6 +98,7 @@ def completions(body: bytes, session: Session) -> Exchange:
             max_tokens=request.max_tokens or _MOST_TOKENS,
             stops=stops_of(request.stop),
             in_pieces=bool(request.stream),
+            support=session.supported(logit_bias=request.logit_bias, min_tokens=request.min_tokens),
             prompt=prompt if isinstance(prompt, str) else "",
         )
         calls += [call] * (request.n or 1)
@@ -110,6 +115,7 @@ def generate(body: bytes, session: Session) -> Exchange:
         context=session.record.match_ids(_token_ids(request.token_ids)),
         max_tokens=params.max_tokens,
         stops=stops_of(params.stop),
+        support=session.supported(logit_bias=params.logit_bias, min_tokens=params.min_tokens),
     )
     both = SimpleNamespace(**{**asdict(params), **asdict(request)})
     calls = [asked] * (params.n or 1)

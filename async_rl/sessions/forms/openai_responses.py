@@ -23,6 +23,7 @@ from async_rl.sessions.forms.form import (
 )
 from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.forms.response_tools import Tools, read_call
+from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 
 _WRITTEN = {
@@ -36,8 +37,7 @@ def responses(body: bytes, session: Session) -> Exchange:
     """Read a request for a response."""
     request = read_request(body, "responses")
     refuse_unless("message.output_text.logprobs" not in (request.include or ()), "logprobs")
-    form = ((request.text or {}).get("format") or {"type": "text"}).get("type")
-    refuse_unless(form == "text", f"text.format={form}")
+    form = (request.text or {}).get("format")
     # Without the instructions, which OpenAI does not carry over to a later response.
     history = [*_earlier(request.previous_response_id, session), *_messages(request.input)]
     shown = history
@@ -52,6 +52,7 @@ def responses(body: bytes, session: Session) -> Exchange:
         stops=stops_of(request.stop),
         is_streamed=bool(request.stream),
         is_single=request.parallel_tool_calls is False,
+        schema=schema_of(form),
         variables=variables_of(request, effort=(request.reasoning or {}).get("effort")),
     )
     return _ResponsesExchange(request, call, session, history, tools)
@@ -113,7 +114,7 @@ class _ResponsesExchange(Exchange):
             tools=request.tools or [],
             tool_choice=request.tool_choice or "auto",
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            text={"format": {"type": "text"}},
+            text=request.text or {"format": {"type": "text"}},
             metadata={},
             error=None,
             incomplete_details=None,

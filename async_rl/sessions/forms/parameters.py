@@ -22,6 +22,7 @@ from async_rl.sessions.forms.form import read
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _TYPES: Mapping[str, Any] = {
     "any": Any,
+    "biases": dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]],
     "bit": Annotated[int, msgspec.Meta(ge=0, le=1)],
     "blocks": str | list[Json],
     "bool": bool,
@@ -31,6 +32,7 @@ _TYPES: Mapping[str, Any] = {
     "count": Annotated[int, msgspec.Meta(ge=1)],
     "ids": Annotated[list[_Id], msgspec.Meta(min_length=1)],
     "int": int,
+    "least": Annotated[int, msgspec.Meta(ge=0)],
     "list": list[Any],
     "messages": Annotated[list[Json], msgspec.Meta(min_length=1)],
     "number": float,
