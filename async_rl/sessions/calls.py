@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from async_rl.core.frozen import frozen
@@ -65,3 +66,16 @@ class Answer:
         """The text without tool calls; None if the answer only calls tools."""
         text = str(self.message["content"]).removeprefix(self.call.prefill)
         return text if text or not self.calls else None
+
+
+@dataclass(slots=True)
+class Writing:
+    """An answer that is being written.
+
+    seen: the text that the agent has read. message: of a complete answer.
+    """
+
+    call: Call
+    written: Completion | None = None
+    seen: str = ""
+    message: Json | None = None

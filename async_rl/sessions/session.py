@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer, Call, Writing
 from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import grammar_of
@@ -41,19 +41,6 @@ failed to run. Raises Refused.
 """
 Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
 """(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
-
-
-@dataclass(slots=True)
-class _Writing:
-    """An answer that is being written.
-
-    seen: the text that the agent has read. message: of a complete answer.
-    """
-
-    call: Call
-    written: Completion | None = None
-    seen: str = ""
-    message: Json | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +72,7 @@ class Session:
     is_truncated: bool = False
     closed: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _writing: dict[int, _Writing] = field(default_factory=dict)
+    _writing: dict[int, Writing] = field(default_factory=dict)
     _answers: dict[int, Answer] = field(default_factory=dict)
     _texts: dict[int, str] = field(default_factory=dict)
     _requests: dict[bytes, list[int]] = field(default_factory=dict)
@@ -205,7 +192,7 @@ class Session:
             (number,) = self.begin([call])
         await self._room_for(call.context)
         self.record.begin(number, call.context, call.history)
-        self._writing[number] = now = _Writing(call)
+        self._writing[number] = now = Writing(call)
         try:
             with self.usage.calling():
                 async for now.written, text, is_last in self._pieces(call, number):
