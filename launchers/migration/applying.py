@@ -116,6 +116,10 @@ def _launched(migration: Migration) -> Migration:
                 settings[f"data.max_{part}_tokens"] for part in ("prompt", "response")
             )
             continue
+        if problem.startswith("learner.ranks=") and "learner.ranks" not in settings:
+            # The nodes would have more ranks than a minibatch has groups, whatever the file says.
+            settings["learner.ranks"] = settings.get("learner.context_ranks", 1)
+            continue
         # A message starts with the setting or the section that it is about.
         subject = problem.partition("=")[0]
         named = [path for path in settings if f"{path}.".startswith(f"{subject}.")]

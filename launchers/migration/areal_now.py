@@ -35,6 +35,7 @@ def layout(given: Given) -> Fate:
         settings |= engines(math.prod(generated.values()), generated.get("t", 1))
     if trained:
         settings |= learners(math.prod(trained.values()))
+        settings["learner.context_ranks"] = trained.get("c", 1)
     if not settings:
         return refused("not of the form vllm:d4t1+d4: set generators.count and learner.ranks")
     return translated(settings, "vLLM and FSDP2, whatever the source used")
@@ -56,6 +57,8 @@ def policy_loss(given: Given) -> Fate:
     settings: Settings = {_LOSS: "ppo" if is_recomputed else "ppo_vanilla"}
     if source["actor.importance_sampling_level"] == "sequence":
         settings[_LOSS] = "gspo"
+    if source["actor.use_cispo_loss"]:
+        settings[_LOSS] = "cispo"
     if source["actor.use_sapo_loss"]:
         settings |= {_LOSS: "plugin", f"{_LOSS}.fn": "async_rl.examples.losses.sapo:loss"}
     settings[f"{_LOSS}.correction"] = "none"

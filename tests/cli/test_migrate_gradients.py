@@ -255,6 +255,17 @@ def areal_gspo(data: Recorded, policy: Tensor) -> Tensor:
     return token_mean(losses(data, policy, loss))
 
 
+def areal_cispo(data: Recorded, policy: Tensor) -> Tensor:
+    """AReaL 2.0.0 cispo_loss_fn: a bounded, detached ratio as the weight of each log-prob."""
+    advantages = grouped(data.batch.rewards.double())
+
+    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
+        ratio = (lp - old).exp().detach().clamp(0, 1.3)
+        return -ratio * advantages[n] * lp
+
+    return token_mean(losses(data, policy, loss))
+
+
 def trl_dapo(data: Recorded, policy: Tensor) -> Tensor:
     """vLLM's weight of a sequence is masked above 3.0 where the script is silent."""
     advantages = grouped(data.batch.rewards.double())
@@ -297,6 +308,7 @@ ORACLES: dict[str, Oracle] = {
     for each in (
         areal_decoupled,
         areal_gspo,
+        areal_cispo,
         areal_returns,
         trl_dapo,
         trl_grpo,
