@@ -29,7 +29,7 @@ from async_rl.runtime.context import ProcessContext, load_control
 from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import KEEP_ALIVE_S, build_app, spare_heap
-from async_rl.wire.http import listen, serving, url_of
+from async_rl.wire.http import listen_again, serving, url_of
 from async_rl.wire.keys import write_private
 
 
@@ -59,9 +59,11 @@ async def run(context: ProcessContext) -> None:
     # The port distinguishes two lives of a supervisor in containers, where every pid may be the
     # same.
     life = f"{control.pid}-{control.address.rpartition(':')[2]}"
-    journal = Journal(context.run_dir / "sessions" / context.name, life)
+    folder = context.run_dir / "sessions" / context.name
+    journal = Journal(folder, life)
     engines = RemoteEngines(context)
-    with listen(context.host, 0) as listener:
+    # Programs keep the address of a gateway that starts again.
+    with listen_again(context.host, folder / "port") as listener:
         app = build_app(sessions, offers)
         url = url_of(listener)
         async with serving(app, listener, keep_alive_s=KEEP_ALIVE_S):

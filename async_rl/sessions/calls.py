@@ -9,9 +9,12 @@ from typing import Any
 from async_rl.core.frozen import frozen
 from async_rl.core.support import Support
 from async_rl.protocol.generator import Completion
-from async_rl.sessions.errors import Json
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, History
 from async_rl.sessions.tools import calls_of
+
+# Each piece of an answer is searched for the start of each stop text.
+_MOST_STOP_CHARS = 4096
 
 
 @frozen
@@ -36,6 +39,12 @@ class Call:
     prompt: str = ""
     tools: Sequence[Any] = ()
     support: Support | None = None
+
+    def __post_init__(self) -> None:
+        if sum(map(len, self.stops)) > _MOST_STOP_CHARS:
+            raise Refused(
+                f"the stop texts have more than {_MOST_STOP_CHARS} characters together; send less"
+            )
 
 
 @frozen

@@ -6,6 +6,7 @@ tokenized. The text is what the chat template writes after that answer, whatever
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import secrets
@@ -123,12 +124,11 @@ class Chat:
         text, stop = before_stop(self.decode(token_ids), stops)
         if not stop:
             return text, None
-        num_kept = next(
-            count
-            for count in range(1, len(token_ids) + 1)
-            if stop in self.decode(token_ids[:count])
+        counts = range(len(token_ids) + 1)
+        # By halves: a long answer would be decoded once for each of its tokens.
+        return text, bisect.bisect_left(
+            counts, True, key=lambda count: stop in self.decode(token_ids[:count])
         )
-        return text, num_kept
 
     def is_cut(self, call: Call, written: Completion) -> bool:
         """Return whether the limit stopped the answer, instead of an end token or a stop text."""
@@ -159,7 +159,8 @@ class Chat:
 
     def text_context(self, record: Record, text: str) -> Context:
         """Return the context of a prompt that is plain text."""
-        shown = max(filter(text.startswith, record.texts), key=len, default="")
+        # A copy: the text of a large body is read on a thread.
+        shown = max(filter(text.startswith, list(record.texts)), key=len, default="")
         parent, written = record.texts.get(shown, (None, ""))
         if parent is not None:
             ids = record.turns[parent].answer.token_ids

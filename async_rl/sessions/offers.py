@@ -22,6 +22,8 @@ from async_rl.core.errors import AgentError, NotTaken
 from async_rl.core.frozen import frozen
 from async_rl.sessions.endpoint import Endpoint
 
+_MOST_ENDED = 4096
+"""Ended sessions whose second end is recognized: a program repeats it within seconds."""
 LONGEST_WAIT_S = 60.0
 """The longest request for a session: below the idle timeouts of proxies."""
 
@@ -45,6 +47,11 @@ class Offers:
         self._waiting: collections.deque[Offer] = collections.deque()
         self._taken: dict[str, Offer] = {}
         self._offered = asyncio.Event()
+        self._ended: collections.deque[str] = collections.deque(maxlen=_MOST_ENDED)
+
+    def has_ended(self, session_key: str) -> bool:
+        """Return whether a program has ended the session of this key."""
+        return session_key in self._ended
 
     def accepts(self, key: str) -> bool:
         """Return whether this key may take a session."""
@@ -97,6 +104,7 @@ class Offers:
         offer = self._taken.get(session_key)
         if offer is None or offer.ended.done():
             return
+        self._ended.append(session_key)
         if error:
             offer.ended.set_exception(AgentError(f"the program failed its session: {error}"))
         else:

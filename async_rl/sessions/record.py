@@ -98,7 +98,7 @@ class Record:
         """Return the context of a request that consists of these tokens."""
         best: int | None = None
         longest = 0
-        for number, turn in self.turns.items():
+        for number, turn in list(self.turns.items()):
             path = turn.path
             is_prefix = np.array_equal(token_ids[: len(path)], path)
             if is_prefix and longest < len(path) < len(token_ids):

@@ -11,12 +11,11 @@ in the form of its API; the calls of a client that disconnects end with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -60,8 +59,16 @@ _YOUNG_PER_FULL = 1000
 _NEWEST_PER_YOUNG = 1
 _KEY = "idempotency-key"
 _STREAM = "text/event-stream"
-_body = partial(body_of, most_bytes=16 << 20)
+_MOST_BYTES = 16 << 20
+# Bytes of a body per token that a session may have, and besides them. Text has 4 per token; written
+# as JSON, and with the long runs of spaces that some vocabularies have, 256 are enough for any.
+_TOKEN_BYTES, _OTHER_BYTES = 256, 1 << 20
+_SMALL_BYTES = 1 << 15
+"""A body of this size is read within milliseconds, which a thread would not shorten."""
+_body = partial(body_of, most_bytes=_OTHER_BYTES)
+_ENDED = {"object": "session.ended"}
 _MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}
+T = TypeVar("T")
 FORMS: Mapping[str, Form] = {
     "/inference/v1/generate": generate,
     "/v1/chat/completions": chat_completions,
@@ -112,6 +119,9 @@ class _Endpoint:
         return json_response({"object": "session", "task": offer.task, **endpoint}, 201)
 
     async def end(self, request: Request) -> Response:
+        if self._offers is not None and self._offers.has_ended(token_of(request)):
+            # The first answer was lost; the session may be gone since.
+            return json_response(_ENDED)
         session = self._sessions.owned(request)
         outcome: _Outcome = read(await _body(request) or b"{}", _Outcome)
         if self._offers is None:
@@ -120,7 +130,7 @@ class _Endpoint:
             )
         self._offers.end(session.session_key, outcome.error)
         session.close("its program has closed it")
-        return json_response({"object": "session.ended"})
+        return json_response(_ENDED)
 
     async def models(self, request: Request) -> Response:
         self._sessions.of(request)
@@ -153,9 +163,8 @@ class _Endpoint:
 
     async def count(self, request: Request) -> Response:
         session = self._sessions.of(request)
-        body = await _body(request)
-        with _bad_values():
-            return json_response(count_tokens(body, session))
+        body = await _call_body(request, session)
+        return json_response(await _formed(count_tokens, body, session))
 
     async def response(self, request: Request) -> Response:
         session = self._sessions.of(request)
@@ -164,9 +173,8 @@ class _Endpoint:
     async def answer(self, request: Request) -> Response:
         session = self._sessions.of(request)
         session.require_open()
-        body = await _body(request)
-        with _bad_values():
-            exchange = FORMS[request.url.path](body, session)
+        body = await _call_body(request, session)
+        exchange = await _formed(FORMS[request.url.path], body, session)
         request_id = _id_of(request, body)
         known = session.repeated(request_id) if _is_sent_again(request) else []
         if known and exchange.is_streamed:
@@ -203,13 +211,23 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
     )
 
 
-@contextlib.contextmanager
-def _bad_values() -> Iterator[None]:
-    """Refuse a request whose form reads a value inside of messages and tools that is not there, or
-    of another type: forms do not check them first.
+async def _call_body(request: Request, session: Session) -> bytes:
+    """Return the body of a call. Its size has a limit before anything is read out of it: templates
+    and tokenizers take seconds for megabytes.
+    """
+    most_bytes = min(_MOST_BYTES, _OTHER_BYTES + _TOKEN_BYTES * session.limit)
+    return await body_of(request, most_bytes=most_bytes)
+
+
+async def _formed(form: Callable[[bytes, Session], T], body: bytes, session: Session) -> T:
+    """Return what a form reads from a body: a large one on a thread, while other calls go on.
+    Raises Refused, also for a value inside of messages and tools that is not there, or of another
+    type: forms do not check them first.
     """
     try:
-        yield
+        if len(body) <= _SMALL_BYTES:
+            return form(body, session)
+        return await asyncio.to_thread(form, body, session)
     except (LookupError, TypeError, AttributeError) as error:
         raise Refused(
             f"a value in the request is missing or has the wrong type: {error!r}"

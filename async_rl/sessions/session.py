@@ -152,7 +152,7 @@ class Session:
 
     def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
         """Return a number for each answer to a request. Raises Refused if they are too many."""
-        self._require_turns(len(calls))
+        self.require_turns(len(calls))
         self._requests[request] = [next(self._numbers) for _ in calls]
         return self._requests[request]
 
@@ -295,7 +295,7 @@ class Session:
         if number not in self._writing:
             raise Refused("the request was sent again, and its second answer counts", status=409)
 
-    def _require_turns(self, num_calls: int) -> None:
+    def require_turns(self, num_calls: int) -> None:
         """Raise Refused unless this many more answers are within the limit."""
         self.require_open()
         num_turns = len(self.record.turns) + len(self._writing)
@@ -309,7 +309,7 @@ class Session:
 
     async def _room_for(self, context: Context) -> None:
         """Return once an answer may have a token. Raises Refused if it never may."""
-        self._require_turns(1)
+        self.require_turns(1)
         # Every segment counts: all of them are trained, as one row.
         while (num_tokens := self.record.num_tokens(context)) >= self.limit:
             if not self._writing:
@@ -323,4 +323,4 @@ class Session:
             # Other calls return what they do not use.
             self._settled.clear()
             await self._settled.wait()
-            self._require_turns(1)
+            self.require_turns(1)

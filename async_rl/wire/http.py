@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from async_rl.core.errors import ConfigError
 
@@ -24,7 +26,41 @@ BACKLOG = 2048
 """Connections that wait to be accepted."""
 # 64 MB in this time need 9 Mbit/s; a slower client would hold the memory of its body for too long.
 _BODY_S = 60.0
+# A client that sends half of its headers would keep its connection for ever.
+_HEADERS_S = 60.0
 T = TypeVar("T")
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol with a time limit for the headers of each request."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Start the limit: a client may connect and send nothing."""
+        super().connection_made(transport)
+        self._limit()
+
+    def data_received(self, data: bytes) -> None:
+        """Read; the limit counts while no request is complete up to its body."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unlimit()
+        elif self._deadline is None:
+            self._limit()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the limit."""
+        self._unlimit()
+        super().connection_lost(error)
+
+    def _limit(self) -> None:
+        self._deadline = self.loop.call_later(_HEADERS_S, self.transport.abort)
+
+    def _unlimit(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -40,6 +76,17 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture nothing."""
         yield
+
+
+def listen_again(host: str, file: Path) -> socket.socket:
+    """A listener at the port in the file, which an earlier life of the process wrote; at a free
+    one, and write it, if there is none or another process has it.
+    """
+    with contextlib.suppress(OSError, ValueError, ConfigError):
+        return listen(host, int(file.read_text()))
+    listener = listen(host, 0)
+    file.write_text(str(listener.getsockname()[1]))
+    return listener
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,7 +124,7 @@ async def serving(
     stays open; accepted_at_once: connections that asyncio accepts before it runs anything else;
     protocol: makes the protocol of a connection from uvicorn's arguments.
     """
-    http: Any = protocol or "auto"
+    http: Any = protocol or _Connection
     config = uvicorn.Config(
         app,
         http=http,

@@ -14,6 +14,7 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -153,7 +154,7 @@ class Transport(httpx.AsyncBaseTransport):
 
 
 @contextlib.contextmanager
-def listen(host: str, port: int) -> Iterator[str]:
+def listen_again(host: str, file: Path) -> Iterator[str]:
     """Yield an address. As async_rl/wire/http.py, whose listener is the socket."""
     yield Transport.network.address().replace("tcp", "http")
 

@@ -522,7 +522,7 @@ class World:
         yield gateway, "spare_heap", _Nothing
         yield gateway, "load_tokenizer", lambda *_: parts.Tokenizer()
         yield gateway, "open_environments", lambda config: web.Agents(self)
-        yield gateway, "listen", web.listen
+        yield gateway, "listen_again", web.listen_again
         yield gateway, "serving", web.serving
         yield gateway, "url_of", str
         yield session, "secrets", SimpleNamespace(token_urlsafe=lambda _: str(uuid.uuid4()))

@@ -82,6 +82,8 @@ def completions(body: bytes, session: Session) -> Exchange:
     # A list of ids is one prompt; a list of texts or of lists is several.
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]
+    # Before their tokens are looked at.
+    session.require_turns(len(prompts) * (request.n or 1))
     calls = []
     for prompt in prompts:
         if isinstance(prompt, str):
