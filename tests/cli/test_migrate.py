@@ -153,19 +153,23 @@ def test_no_key_that_changes_results_is_answered_as_neutral(key: str, value: Any
     assert {fate.kind for fate in fates.values()} == {"refused"}, fates
 
 
-def test_more_ranks_than_groups_leave_a_file_that_can_be_launched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("contexts", "ranks"), [(1, 1), (2, None)])
+def test_more_ranks_than_groups_leave_a_file_that_can_be_launched(
+    tmp_path: Path, contexts: int, ranks: int | None
+) -> None:
     """A file of AReaL 2.0.0 (examples/swe) has 4 nodes of 8 GPUs, and 4 prompts a batch."""
     file = tmp_path / "source.yaml"
     file.write_text(
         "gconfig: {n_samples: 4}\ntrain_dataset: {path: a.jsonl, batch_size: 4}\n"
         "cluster: {n_nodes: 4, n_gpus_per_node: 8}\n"
         "rollout: {backend: 'sglang:d4t8p1'}\n"
-        "actor: {path: m, ppo_n_minibatches: 1, backend: 'megatron:(attn:d4p1t4c2|ffn:d4p1e8)'}\n"
+        "actor: {path: m, ppo_n_minibatches: 1,"
+        f" backend: 'megatron:(attn:d4p1t4c{contexts}|ffn:d4p1e8)'}}\n"
     )
     migration = read(file)
     check_launch(tmp_path, migration)
     settings = migration.settings
-    assert (settings["learner.ranks"], settings["learner.context_ranks"]) == (2, 2)
+    assert (settings.get("learner.ranks"), settings["learner.context_ranks"]) == (ranks, contexts)
     [line] = [line for line in migration.lines if line.key == "actor.backend"]
     assert line.fate.kind == "refused"
 
