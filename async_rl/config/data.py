@@ -67,8 +67,8 @@ class DataConfig(Section):
     tokenizer: Annotated[LocalPath, Field(min_length=1)] | None
     """directory of the tokenizer; null = the model's tokenizer"""
     prompt_key: Text
-    """column with the prompt, a string or a chat list; the layout of the row names another one
-    where it is `prompt`, and rows without it have `question`, `problem` or the like"""
+    """column with the prompt, a string or a chat list; where it is `prompt`, the layout of the row
+    may name another one, and rows without it have `question`, `problem` or the like"""
     id_key: Text | None
     """column with a row's id; null = the first existing one of prompt_id, id, query_id, task_id,
     problem_id, question_id, else the row's number"""

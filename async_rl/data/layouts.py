@@ -58,9 +58,14 @@ def layout_of(row: Row) -> Layout | None:
 
 
 def with_prompt(row: Row, prompt_key: str) -> Row:
-    """The unfolded row with its prompt as column `prompt_key`, if another column has it."""
+    """The unfolded row with its prompt as column `prompt`, if another column has it.
+
+    A column that the configuration names is never replaced by another one.
+    """
+    if prompt_key != "prompt":
+        return row
     layout = layout_of(row)
-    columns = layout.prompt if layout is not None and prompt_key == "prompt" else []
+    columns = layout.prompt if layout is not None else []
     if not columns and row.get(prompt_key) is None:
         columns = [column for column in _TABLE.prompts if row.get(column) is not None][:1]
     texts = [row[column] for column in columns if row.get(column)]
