@@ -312,7 +312,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setattr(session_module, "PIECE_TOKENS", 3)
         # The form that is read in the gateway.
-        patch.setattr(session_module, "HERMES", WHOLE_CALL)
+        patch.setattr("async_rl.sessions.chat.HERMES", WHOLE_CALL)
         made = World(tmp_path_factory.mktemp("models"), runner)
         yield made
         made.close()
