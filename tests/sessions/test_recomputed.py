@@ -33,6 +33,7 @@ from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
 from async_rl.core.codec import decode
 from async_rl.core.heads import PackedGroup, pack_group
+from async_rl.core.support import Support
 from async_rl.core.types import (
     CodeProblem,
     Group,
@@ -130,8 +131,10 @@ class Noted(Journal):
         super().__init__(folder, "1")
         self._drawn = drawn
 
-    def add(self, ticket: Ticket, sample: int, before: IntArray, completed: Completion) -> None:
-        super().add(ticket, sample, before, completed)
+    def add(
+        self, ticket: Ticket, sample: int, before: IntArray, support: Support, completed: Completion
+    ) -> None:
+        super().add(ticket, sample, before, support, completed)
         self._drawn.append((tuple(before.tolist()), completed))
 
 
