@@ -77,7 +77,7 @@ def test_steps_of_uneven_length_and_stalls_of_the_learner_change_the_age_of_no_b
 
 
 @pytest.mark.parametrize("slots", [1, 4, 32])
-def test_slow_generators_never_wait(slots: int) -> None:
+def test_runs_with_slow_generators_are_unchanged(slots: int) -> None:
     early, late = played(replace(BASE, slots=slots), 8 * STEADY)
     assert late == early
 

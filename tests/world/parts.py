@@ -121,6 +121,9 @@ class Engine:
 
     async def load_weights(self, manifest: Manifest, source: Any) -> LoadReport:
         rng = self._world.rng
+        process = CURRENT.get()
+        if process is not None and process.name in self._world.stops_in_push:
+            self._world.stop(process.name, self._world.stops_in_push.pop(process.name))
         await asyncio.sleep(rng.expovariate(1 / self._world.load_s))
         if rng.random() < self._world.broken_loads:
             self.is_broken = True

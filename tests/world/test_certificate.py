@@ -95,7 +95,7 @@ def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
 ) -> None:
     world = story(
         tmp_path,
-        [Fault(6.2, "stop", ("generator-1", 500.0))],
+        [Fault(6.2, "stop_in_push", ("generator-1", 500.0))],
         timeouts__start_s=30.0,
         timeouts__call_s=30.0,
         num_steps=40,
@@ -104,9 +104,12 @@ def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
     certificate = certified(world)
     assert broken(certificate) == {}
     [reached] = [each for each in certificate.statements if each.promise == REACHED]
-    assert any(
-        "at generator-1 (pid " in line and "cut off (version" in line for line in reached.evidence
-    )
+    [expelled] = world.history.expelled
+    name, _, reason = expelled.partition(": ")
+    assert name == "generator-1"
+    [cut_off] = [line for line in reached.evidence if "cut off" in line]
+    assert cut_off.startswith(f"{reason.partition(' was')[0]} at {name} (pid ")
+    assert cut_off.endswith(f": cut off ({reason})")
 
 
 def test_prompts_that_are_skipped_after_a_resume_are_named(

@@ -32,11 +32,10 @@ def test_a_learner_that_dies_too_often_ends_the_run_with_the_cause_first(tmp_pat
 
 
 def test_a_generator_that_hangs_in_a_push_is_cut_off_and_no_other(tmp_path: Path) -> None:
-    # Version 2 is published at 3.59 s and loaded before 3.70 s. A push is cut off after 10 s
-    # (start_s / 3), long before the silence of 45 s (1.5 call_s).
+    # A push is cut off after 10 s (start_s / 3), long before the silence of 45 s (1.5 call_s).
     world = story(
         tmp_path,
-        [Fault(3.62, "stop", ("generator-1", 500.0))],
+        [Fault(3.0, "stop_in_push", ("generator-1", 500.0))],
         timeouts__start_s=30.0,
         timeouts__call_s=30.0,
         num_steps=40,

@@ -134,6 +134,7 @@ class World:
         self._image: dict[str, bytes | None] | None = None
         self._space_s = -1e9
         self._slow_threads: dict[str, float] = {}
+        self.stops_in_push: dict[str, float] = {}
         self.rows: list[str] = []
         self._keeper: sqlite3.Connection | None = None
         self.problems: list[str] = []
@@ -304,6 +305,10 @@ class World:
             return
         handle.process.is_stopped = True
         self.loop.call_later(seconds, self.loop.resume, handle.process)
+
+    def stop_in_push(self, name: str, seconds: float) -> None:
+        """kill -STOP in the next load of weights."""
+        self.stops_in_push[name] = seconds
 
     def cut(self, one: str, other: str, seconds: float) -> None:
         """No message passes from one process to the other."""
