@@ -113,6 +113,7 @@ class Recorder:
         self._newest = max(self._newest, step)
         self._draw(message)
         for name, text in message.texts.items():
+            # Pages of samples are left out.
             if name.startswith(_EVENTS):
                 events.note(self._run_dir, name.removeprefix(_EVENTS), text, step=step)
         self._add_to_row(step, message.source, message.scalars)

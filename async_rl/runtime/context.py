@@ -203,16 +203,17 @@ class ProcessContext:
         self,
         step: int,
         *,
-        scalars: Mapping[str, float],
+        scalars: Mapping[str, float] | None = None,
         histograms: Mapping[str, list[float]] | None = None,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Send numbers of one learner step to the metrics writer."""
         request = ReportMetrics(
             source=self.name,
             step=step,
-            scalars=dict(scalars),
+            scalars=dict(scalars or {}),
             histograms=dict(histograms or {}),
-            texts={},
+            texts=dict(texts or {}),
         )
         await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
 
