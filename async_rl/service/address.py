@@ -14,6 +14,8 @@ from async_rl.wire.addresses import LOOPBACK
 
 FOLDER = "service"
 """Folder of a service in the run's directory."""
+STORE_FILE = "requests.sqlite"
+"""Name of the table of requests in that folder."""
 _FILE = "address.json"
 
 

@@ -25,10 +25,9 @@ import msgspec
 from async_rl.buffer.store.connection import Values, connect, hold_lock, select
 from async_rl.core.frozen import Value
 from async_rl.protocol.service import CHANGING
+from async_rl.service.address import STORE_FILE
 from async_rl.sessions.errors import Refused
 
-FILE = "requests.sqlite"
-"""Its name in the service's directory."""
 R = TypeVar("R", bound=Value)
 
 
@@ -146,8 +145,8 @@ class Store:
         self._poll_s = poll_s
         self._events: dict[str, asyncio.Event] = {}
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = hold_lock(directory / FILE)
-        self._connection = connect(directory / FILE)
+        self._lock = hold_lock(directory / STORE_FILE)
+        self._connection = connect(directory / STORE_FILE)
         self._connection.execute("PRAGMA journal_mode=WAL")
         for kind in _TABLES:
             fields = kind.__struct_fields__

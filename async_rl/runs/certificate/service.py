@@ -10,8 +10,7 @@ from async_rl.buffer.store.connection import connect
 from async_rl.core.checksums import damage
 from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.statements import Statement, statement
-from async_rl.service.address import FOLDER
-from async_rl.service.store import FILE
+from async_rl.service.address import FOLDER, STORE_FILE
 
 _GAPS = """
 SELECT owner, 1 + max(seq_id) - count(*) FROM requests
@@ -21,7 +20,7 @@ WHERE kind != 'sample' AND answered_s IS NOT NULL GROUP BY owner
 
 def service(run_dir: Path) -> Iterator[Statement]:
     """Yield the statements. Raises Unavailable if there is no table of requests yet."""
-    file = run_dir / FOLDER / FILE
+    file = run_dir / FOLDER / STORE_FILE
     if not file.is_file():
         raise Unavailable(f"{file} does not exist: the service has accepted nothing yet")
     with contextlib.closing(connect(file)) as store:
