@@ -69,7 +69,7 @@ class BufferService:
         self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
         # The filter reads the scores of a prompt's newest group, however old that is.
         self._compacts = not config.data.filter.is_on
-        self._store = store
+        self.store = store
         self._clock = clock
         self._parked = ParkedRequests(config, self.state, clock=clock, reopen=self._settle)
         self._changed = asyncio.Event()
@@ -215,14 +215,14 @@ class BufferService:
             self._learner_waits_for = ""
         await self._stored()
         reasons = filter(None, [taken.waits_for, self.state.outage.refusal])
-        heads = [group.head for group in await self._store.groups(taken.group_ids)]
+        heads = [group.head for group in await self.store.groups(taken.group_ids)]
         return TakenGroups(groups=heads, waits_for="; ".join(reasons))
 
     async def read_sequences(self, request: ReadSequences) -> Message:
         """Reply with sequences of a leased batch."""
         # A batch that a rank reads ahead may have been dropped; its groups would stay in memory.
         self.state.replay.check_leased(request.train_version, dict(request.samples))
-        found = await self._store.sequences(request.samples, request.train_version)
+        found = await self.store.sequences(request.samples, request.train_version)
         return Sequences(trajectories=found)
 
     async def commit_step(self, request: CommitStep) -> Message:
@@ -233,7 +233,7 @@ class BufferService:
     async def keep_advantages(self, request: KeepAdvantages) -> Message:
         """Store advantages with the trajectories, for `async-rl rollouts`."""
         # Without a flush: only people read advantages, so a crash may lose some.
-        self._store.keep_advantages(zip(request.samples, request.rows, strict=True))
+        self.store.keep_advantages(zip(request.samples, request.rows, strict=True))
         return Ok()
 
     async def sync_version(self, request: SyncVersion) -> Message:
@@ -242,20 +242,20 @@ class BufferService:
         async with self._syncing:
             if request != self._synced:
                 await self._stored()
-                self._store.require_history_of(request.version)
+                self.store.require_history_of(request.version)
                 self.state.begin_life(request.incarnation, request.version)
                 self.num_returns += 1
-                undone = await self._store.reader.trained_after(request.version)
+                undone = await self.store.reader.trained_after(request.version)
                 self.state.sync(request.version, undone)
                 await self._confirm()
-                await self._store.secure()  # no other life gets this number after a power loss
+                await self.store.secure()  # no other life gets this number after a power loss
                 self._synced = request
             return Synced(life=self.state.lives.newest)
 
     async def history(self, _: GetHistory) -> Message:
         """Reply with the versions that the learner may start from."""
         await self._stored()
-        return History(first=self._store.forgotten_before, last=self.state.replay.last_start)
+        return History(first=self.store.forgotten_before, last=self.state.replay.last_start)
 
     async def drop_batch(self, request: DropBatch) -> Message:
         """The learner failed on this batch: drop its groups, return the groups of later leases."""
@@ -268,7 +268,7 @@ class BufferService:
 
     async def secure_store(self, _: SecureStore) -> Message:
         """Write acknowledged changes to the disk, before a checkpoint that relies on it."""
-        await self._store.secure()
+        await self.store.secure()
         return Ok()
 
     async def start_evaluation(self, request: StartEvaluation) -> Message:
@@ -278,18 +278,18 @@ class BufferService:
 
     async def evaluation_scores(self, _: GetEvaluationScores) -> Message:
         """Reply with the pass rates of the versions that were evaluated."""
-        return EvaluationScores(pass_rates=await self._store.reader.evaluation_scores())
+        return EvaluationScores(pass_rates=await self.store.reader.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
         """Delete trajectories that neither a checkpoint nor `recording` needs, and compact the rows
         of all but the newest KEPT_GROUPS.
         """
         trained = self.state.replay.learner_version
-        version = min(request.version, self._store.last_not_kept(self._recording, trained))
-        if self._store.forgotten_before < version and request.version <= trained:
-            self._store.forget_before(version)
+        version = min(request.version, self.store.last_not_kept(self._recording, trained))
+        if self.store.forgotten_before < version and request.version <= trained:
+            self.store.forget_before(version)
             if self._compacts:
-                self._store.compact(min(version, trained - self._kept_steps))
+                self.store.compact(min(version, trained - self._kept_steps))
         return await self._confirm()
 
     # ---- for the process
@@ -317,7 +317,7 @@ class BufferService:
     def _settle(self) -> None:
         self._parked.serve()
         if made := self.state.drain_changes():
-            self._store.write(made)
+            self.store.write(made)
         # The waiters of the old event wake; who waits from now on waits for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
@@ -325,6 +325,6 @@ class BufferService:
     async def _stored(self) -> None:
         """Settle, then wait until all changes are stored; forever if they cannot be."""
         try:
-            await self._store.flush_together(self._settle)
+            await self.store.flush_together(self._settle)
         except InfrastructureError:
             await asyncio.get_running_loop().create_future()

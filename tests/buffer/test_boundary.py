@@ -289,7 +289,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                 await service.handlers()[type(request)](request)
             except AsyncRLError:
                 pass
-            await asyncio.wait_for(service._store.flush(), 10)
+            await asyncio.wait_for(service.store.flush(), 10)
             # Whatever was accepted can be read, sampled and trained.
             for name in list(service.state.admission.generators):
                 service.state.lose(name, "the end of the test")
@@ -299,7 +299,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                 await put(service, new, generator="generator-1")
             ready = service.state.queue()["ready"]
             assert ready == 4
-            for group in await service._store.groups(list(service.state.replay.ready)):
+            for group in await service.store.groups(list(service.state.replay.ready)):
                 for sample in group.unpacked().trajectories:
                     rewards = [sample.score.reward, *sample.score.parts.values()]
                     assert np.isfinite(np.asarray(rewards, np.float32)).all()

@@ -123,9 +123,9 @@ async def make_evaluated_history(
                 else:
                     await put(service, ticket)
             if version < STEPS - 1:
-                service._store.finish_evaluation(version, {"eval/pass_at_1": version / 10})
+                service.store.finish_evaluation(version, {"eval/pass_at_1": version / 10})
             await train(service, version)
-        scores = await service._store.reader.evaluation_scores()
+        scores = await service.store.reader.evaluation_scores()
     assert problems(path, CONFIG) == []
     with reading(path / "store.sqlite") as connection:
         return summary(connection), scores

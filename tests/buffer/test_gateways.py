@@ -227,7 +227,7 @@ async def train(service: BufferService, fleet: Fleet, version: int) -> list[Traj
     async with asyncio.timeout(30):
         taken = await take(service, version - 1, wait_s=20.0)
     group_ids = [head.group_id for head in taken.groups]
-    groups = await service._store.groups(group_ids)
+    groups = await service.store.groups(group_ids)
     samples = [s for group in groups for s in group.unpacked().trajectories]
     await commit(service, version, group_ids)
     await fleet.load(version)

@@ -55,7 +55,7 @@ async def working(tmp_path: Path, **kinds: Any) -> AsyncIterator[SimpleNamespace
     config = make_config(**kinds)
     async with opened(tmp_path, config, prompts) as service:
         context = Surroundings(config)
-        tasks = Tasks(context, service, service._store)  # type: ignore[arg-type]
+        tasks = Tasks(context, service, service.store)  # type: ignore[arg-type]
         yield SimpleNamespace(service=service, context=context, tasks=tasks, prompts=prompts)
 
 
@@ -76,7 +76,7 @@ async def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(
         step, scalars, texts = await it.context.reports.get()
         assert (step, scalars["eval/pass_at_1"], scalars["eval/num_samples"]) == (0, 1.0, 2.0)
         assert "text of e0" in texts["samples/evaluation"]
-        await it.service._store.flush()
+        await it.service.store.flush()
         await ended(task)
     async with working(tmp_path) as it:
         assert not it.service.state.evaluations.finished
@@ -106,9 +106,9 @@ async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
             await put(service, ticket)
         await has_returned.wait()
         await settle()
-        await service._store.flush()
+        await service.store.flush()
         # Its groups are open: it has begun again.
-        assert await service._store.reader.evaluation_scores() == {}
+        assert await service.store.reader.evaluation_scores() == {}
         await ended(task)
 
 

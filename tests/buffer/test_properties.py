@@ -201,7 +201,7 @@ class BufferMachine(RuleBasedStateMachine):
     def let_time_pass(self, seconds: float, alive: set[str]) -> None:
         self.clock.now += seconds
         assert self.service.expire(sorted(alive)) > 0
-        self.run(self.service._store.flush())
+        self.run(self.service.store.flush())
 
     # ---- the learner
 

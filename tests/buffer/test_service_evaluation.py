@@ -47,7 +47,7 @@ async def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_
         await put(service, given[0])
         assert service.state.evaluations.finished.popleft() == 0
         held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
-        report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
+        report = await report_of(service.store.reader, 0, held_out, decode=str, extraction="auto")
         assert report.scalars == {
             "eval/pass_at_1": pytest.approx(2 / 3),
             "eval/pass_at_1_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
@@ -82,7 +82,7 @@ async def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_f
         await put(service, given[0])
         await put(service, given[1], passes=False)
         held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-        report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
+        report = await report_of(service.store.reader, 0, held_out, decode=str, extraction="auto")
         assert report.scalars["eval/num_samples"] == 6
         assert report.scalars["eval/pass_at_1"] == report.scalars["eval/pass_at_k"] == 0.5
 
@@ -98,17 +98,17 @@ async def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_sa
             if ticket.purpose is Purpose.EVAL:
                 await put(service, ticket)
         assert service.state.evaluations.finished.popleft() == 0
-        service._store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
-        await service._store.flush()
+        service.store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
+        await service.store.flush()
         await evaluate(service, 0)
         assert service.state.evaluations.finished.popleft() == 0
         held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
-        report = await report_of(service._store.reader, 0, held_out, decode=str, extraction="auto")
+        report = await report_of(service.store.reader, 0, held_out, decode=str, extraction="auto")
         assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
         assert "text of e0" in report.texts["samples/evaluation"]
         with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
-            await service._store.reader.groups([KEPT_SAMPLES])
-        assert len(await service._store.reader.groups([KEPT_SAMPLES - 1])) == 1
+            await service.store.reader.groups([KEPT_SAMPLES])
+        assert len(await service.store.reader.groups([KEPT_SAMPLES - 1])) == 1
 
 
 async def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_an_evaluation_of_the_version_that_the_learner_went_back_to_keeps_
         await put_all(service)
         await train(service, 0)
         await sync(service, 0, "second")
-        assert await service._store.reader.evaluation_groups(0) == [(0, True)]
+        assert await service.store.reader.evaluation_groups(0) == [(0, True)]
 
 
 async def test_evaluating_without_held_out_prompts_does_nothing(tmp_path: Path) -> None:

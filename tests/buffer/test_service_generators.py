@@ -79,9 +79,9 @@ async def test_groups_that_arrive_together_are_committed_and_answered_together(
     given = await tickets(service, 0)
     assert len(given) > 2
     answered: list[int] = []
-    end_after_commit = service._store.end_after_commit
+    end_after_commit = service.store.end_after_commit
     monkeypatch.setattr(
-        service._store,
+        service.store,
         "end_after_commit",
         lambda flushes: (answered.append(len(flushes)), end_after_commit(flushes)),
     )

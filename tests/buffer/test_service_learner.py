@@ -197,10 +197,10 @@ async def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path
     async with opened(tmp_path) as service:
         await step(service, 0)
         await forget(service, 2)
-        assert len(await service._store.reader.groups([0, 1])) == 2
+        assert len(await service.store.reader.groups([0, 1])) == 2
         await forget(service, 1)
         with pytest.raises(InfrastructureError, match="no longer contains the trajectories of"):
-            await service._store.reader.groups([0])
+            await service.store.reader.groups([0])
     async with opened(tmp_path) as service:
         with pytest.raises(ProtocolError, match=r"of steps up to 1 are deleted.*restore that"):
             await sync(service, 0)
