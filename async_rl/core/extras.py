@@ -28,6 +28,7 @@ EXTRA_OF = {
     "uvicorn": "verifier",
     "vllm": "cpu",
     "wandb": "wandb",
+    "xgrammar": "train",
 }
 """The extra of each package that product code imports and that is not a base dependency."""
 _ENGINES = ("train", "cpu")
