@@ -190,6 +190,12 @@ def _engine(config: RunConfig) -> Iterator[str]:
             "generation.vllm.kv_cache_mb=0 without GPUs: the size of the KV cache is unknown; set"
             " generation.vllm.kv_cache_mb=64 or more"
         )
+    # lora_shrink_op.py and lora_expand_op.py of vLLM 0.32 assert it at the first request.
+    if gpus > 0 and config.model.is_applied and config.model.dtype == "float32":
+        yield (
+            f"model.dtype=float32 with generators.gpus_each={gpus:g} and model.lora.slots above 0:"
+            " vLLM applies adapters on GPUs in 16 bits only; set model.dtype=bfloat16"
+        )
 
 
 def _batch(config: RunConfig) -> Iterator[str]:
