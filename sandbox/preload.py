@@ -20,16 +20,56 @@ from collections.abc import Mapping
 from typing import Any
 
 _MODULES = (
-    "abc", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json",
-    "math", "numbers", "operator", "os", "random", "re", "statistics", "string", "struct", "sys",
-    "threading", "time", "types", "typing",
-)  # fmt: skip
+    "abc",
+    "bisect",
+    "collections",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "struct",
+    "sys",
+    "threading",
+    "time",
+    "types",
+    "typing",
+)
 # The imports of LiveCodeBench's runner in its order: of equal names the last one counts.
 _STAR = (
-    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
-    "statistics", "itertools", "functools", "operator", "io", "json", "typing",
-)  # fmt: skip
+    "string",
+    "re",
+    "datetime",
+    "collections",
+    "heapq",
+    "bisect",
+    "copy",
+    "math",
+    "random",
+    "statistics",
+    "itertools",
+    "functools",
+    "operator",
+    "io",
+    "json",
+    "typing",
+)
 _NAMED = (*_STAR, "sys")
 
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}

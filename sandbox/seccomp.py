@@ -164,15 +164,35 @@ def build_filter(
 
 
 _PROGRAM_CALLS = {
-    "fallocate": 285, "msync": 26, "sched_getscheduler": 145, "sched_get_priority_max": 146,
-    "sched_get_priority_min": 147, "epoll_create": 213, "eventfd": 284, "membarrier": 324,
+    "fallocate": 285,
+    "msync": 26,
+    "sched_getscheduler": 145,
+    "sched_get_priority_max": 146,
+    "sched_get_priority_min": 147,
+    "epoll_create": 213,
+    "eventfd": 284,
+    "membarrier": 324,
     "epoll_pwait2": 441,
-}  # fmt: skip
+}
 _TOOL_CALLS = {
-    "fork": 57, "vfork": 58, "execve": 59, "wait4": 61, "waitid": 247,
-    "setpgid": 109, "setsid": 112, "link": 86, "symlink": 88, "linkat": 265, "symlinkat": 266,
-    "chmod": 90, "fchmod": 91, "fchmodat": 268, "utimensat": 280, "utime": 132, "flock": 73,
-}  # fmt: skip
+    "fork": 57,
+    "vfork": 58,
+    "execve": 59,
+    "wait4": 61,
+    "waitid": 247,
+    "setpgid": 109,
+    "setsid": 112,
+    "link": 86,
+    "symlink": 88,
+    "linkat": 265,
+    "symlinkat": 266,
+    "chmod": 90,
+    "fchmod": 91,
+    "fchmodat": 268,
+    "utimensat": 280,
+    "utime": 132,
+    "flock": 73,
+}
 EXECVEAT = 322
 _NAMESPACE_FLAGS = 0x7E020000
 _SIGKILL = 9

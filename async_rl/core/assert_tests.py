@@ -21,16 +21,24 @@ from async_rl.core.types import AssertTest, CallTest, CodeProblem
 
 # No functions: tests of `gcd` or `reduce` call the functions of the program.
 OFFERED = {
-    "collections": "import collections", "copy": "import copy", "functools": "import functools",
-    "itertools": "import itertools", "json": "import json", "math": "import math",
-    "operator": "import operator", "random": "import random", "re": "import re",
-    "string": "import string", "sys": "import sys",
+    "collections": "import collections",
+    "copy": "import copy",
+    "functools": "import functools",
+    "itertools": "import itertools",
+    "json": "import json",
+    "math": "import math",
+    "operator": "import operator",
+    "random": "import random",
+    "re": "import re",
+    "string": "import string",
+    "sys": "import sys",
     "Counter": "from collections import Counter",
     "OrderedDict": "from collections import OrderedDict",
     "defaultdict": "from collections import defaultdict",
     "deque": "from collections import deque",
-    "Decimal": "from decimal import Decimal", "Fraction": "from fractions import Fraction",
-}  # fmt: skip
+    "Decimal": "from decimal import Decimal",
+    "Fraction": "from fractions import Fraction",
+}
 """The import statement of each module and type that a test may use without importing it."""
 _BUILTINS = frozenset(vars(builtins))
 _SOLUTION = "solution"

@@ -49,9 +49,13 @@ _FILE_BYTES = 128 << 20
 SCRATCH_BYTES = 16 << 20
 _LIMITS = {"address_space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 _ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "PWD": "/tmp", "LC_ALL": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "PWD": "/tmp",
+    "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
-}  # fmt: skip
+}
 # The kernel executes it for programs that are linked dynamically, so Landlock must allow it.
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
 # The groups that are judged at the same time: equal programs come from one group. A static program
