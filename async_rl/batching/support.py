@@ -46,12 +46,24 @@ class Grammars:
         """Return xgrammar's matcher at the start of an answer. Raises DataError."""
         import xgrammar
 
-        try:
-            kind = support.grammar_kind.replace("json", "json_schema")
-            compiled = getattr(_compiler(self), f"compile_{kind}")(support.grammar)
-        except (ValueError, RuntimeError) as error:
-            raise DataError(f"the grammar {support.grammar[:200]!r} is refused: {error}") from error
+        compiled = compile_grammar(support, _compiler(self))
         return xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids) or None)
+
+
+def compile_grammar(support: Support, compiler: Any = None) -> Any:
+    """Return the grammar for the tokens of xgrammar's compiler (None = no tokens). Raises DataError
+    if xgrammar refuses the grammar.
+    """
+    import xgrammar
+
+    compiler = compiler or xgrammar.GrammarCompiler(xgrammar.TokenizerInfo([]))
+    try:
+        kind = support.grammar_kind.replace("json", "json_schema")
+        return getattr(compiler, f"compile_{kind}")(support.grammar)
+    except (ValueError, RuntimeError) as error:
+        # xgrammar's reasons have line breaks.
+        reason = " ".join(str(error).split())
+        raise DataError(f"the grammar {support.grammar[:200]!r} is refused: {reason}") from error
 
 
 @functools.cache

@@ -30,7 +30,8 @@ from async_rl.config.plugins import (
 )
 from async_rl.config.rewards import RewardConfig, RewardModelTerm, SandboxConfig
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.config.sampling import supports_of
+from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
 from async_rl.data.hub import cached
@@ -80,6 +81,7 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
     yield from rank_problems(config.learner.ranks, is_one_machine=config.launcher.is_one_machine)
     yield from backend_of(config).problems(config)
     yield from _package_problems(config)
+    yield from _grammar_problems(config)
     yield from _verifier_problems(config.sandbox, config.reward)
     if config.data.train_files:
         # Imports the reading of data, which --help and runs of the embedded task do not need.
@@ -115,6 +117,18 @@ def _package_problems(config: RunConfig) -> Iterator[str]:
         needed["wandb"] = f"monitoring.wandb={config.monitoring.wandb}"
     problems = (missing(package, feature) for package, feature in needed.items())
     yield from filter(None, problems)
+
+
+def _grammar_problems(config: RunConfig) -> Iterator[str]:
+    for path, support in zip(("generation", "evaluation"), supports_of(config), strict=True):
+        if support.grammar:
+            # Imports torch.
+            from async_rl.batching.support import compile_grammar
+
+            try:
+                compile_grammar(support)
+            except DataError as error:
+                yield f"{path}.sampling: {error}; give a grammar that xgrammar compiles"
 
 
 def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:

@@ -48,6 +48,20 @@ def test_a_package_or_headers_that_the_verifier_could_not_load_are_named_before_
     ]
 
 
+def test_a_grammar_that_xgrammar_refuses_is_named_before_anything_starts(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path,
+        "generation.sampling=['grammar=(ab']",
+        """evaluation.sampling=['grammar={"type": 7}']""",
+    )
+    assert len(found) == 2
+    assert found[0].startswith("generation.sampling: the grammar '(ab' is refused: ")
+    assert "The parenthesis is not closed" in found[0]
+    assert found[1].startswith("""evaluation.sampling: the grammar '{"type": 7}' is refused: """)
+    assert found[1].endswith("Type should be a string; give a grammar that xgrammar compiles")
+    assert problems(tmp_path, "generation.sampling=['grammar=(ab)+']") == []
+
+
 def test_an_environment_with_both_builds_of_vllm_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

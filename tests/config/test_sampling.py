@@ -49,6 +49,22 @@ def test_what_cannot_be_sampled_is_refused_before_a_run_starts(override: str, re
     assert line.startswith(override.partition("=")[0])
 
 
+@pytest.mark.parametrize("purpose", ["generation", "evaluation"])
+@pytest.mark.parametrize("entry", ["top_k=20", 'logit_bias={"7":1}'])
+def test_what_vllm_does_not_apply_to_drafts_is_refused_beside_them(
+    purpose: str, entry: str
+) -> None:
+    drafts = """generation.vllm.extra=['speculative_config={"method":"ngram"}']"""
+    limit = f"{purpose}.sampling=['{entry}']"
+    compose("grpo_code", [drafts, f"{purpose}.sampling=['min_tokens=2']"])
+    compose("grpo_code", ["generation.engine=hf", limit])
+    with pytest.raises(
+        ConfigError, match=rf"^{purpose}\.sampling=.* to drafts; remove them"
+    ) as caught:
+        compose("grpo_code", [drafts, limit])
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("grammar", "kind"),
     [
