@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 
 from async_rl.composition.compose import compose
 from async_rl.composition.overrides import with_defaults
+from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
@@ -92,21 +94,25 @@ def spent_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def ours(model: Path) -> None:
-    """Run the engine of the project; each line on stdin names a round."""
+async def ours(
+    model: Path, supports: Sequence[Support] = (EVERYTHING,), overrides: Sequence[str] = ()
+) -> None:
+    """Run the engine of the project; each line on stdin names a round. supports: of the rounds, in
+    turn; overrides: settings of the engine.
+    """
     from async_rl.weights.block import SharedTensors, tensor_spec
 
-    config = settings(model)
+    config = settings(model, *overrides)
     started_s = time.perf_counter()
     engine = await engine_opener(config, model)()
     start_s = time.perf_counter() - started_s
     tensors = parameters(model)
     publisher = SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
     await engine.load_weights(publisher.write(0, tensors.values()))
-    sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST)
     slots = asyncio.Semaphore(IN_FLIGHT // GROUP_SIZE)
 
-    async def group(name: str, prompt: list[int]) -> int:
+    async def group(name: str, prompt: list[int], support: Support) -> int:
+        sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST, support=support)
         async with slots:
             return sum(
                 [
@@ -117,9 +123,11 @@ async def ours(model: Path) -> None:
 
     tell(start_s=start_s, memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     while line := await asyncio.to_thread(sys.stdin.readline):
+        number = int(line)
+        support = supports[number % len(supports)]
         clock = Clock()
         counts = await asyncio.gather(
-            *(group(f"{line.strip()}-{i}", prompt) for i, prompt in enumerate(prompts(int(line))))
+            *(group(f"{number}-{i}", row, support) for i, row in enumerate(prompts(number)))
         )
         tell(num_tokens=sum(counts), **clock.read())
     await engine.close()
@@ -138,17 +146,21 @@ def parameters(model: Path) -> dict[str, Any]:
     }
 
 
-def alone(model: Path) -> None:
-    """Run the offline engine of vLLM with the same settings; each line on stdin names a round."""
+def alone(model: Path, supports: Sequence[Support] = (EVERYTHING,)) -> None:
+    """Run the offline engine of vLLM with the same settings; each line on stdin names a round.
+    supports: of the rounds, in turn, whose grammars act.
+    """
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import StructuredOutputsParams
 
     vllm = settings(model).generation.vllm
     started_s = time.perf_counter()
     llm = LLM(
         model=str(model),
         dtype="float32",
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not any(support.grammar for support in supports),
+        structured_outputs_config={"backend": "xgrammar"},
         enforce_eager=True,
         max_model_len=128,
         max_num_seqs=vllm.max_num_seqs,
@@ -161,10 +173,19 @@ def alone(model: Path) -> None:
         start_s=time.perf_counter() - started_s,
         memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
-    params = SamplingParams(
-        n=GROUP_SIZE, max_tokens=LONGEST, stop_token_ids=[END_TOKEN], logprobs=0, detokenize=False
-    )
     for line in sys.stdin:
+        support = supports[int(line) % len(supports)]
+        params = SamplingParams(
+            n=GROUP_SIZE,
+            max_tokens=LONGEST,
+            stop_token_ids=[END_TOKEN],
+            logprobs=0,
+            detokenize=False,
+        )
+        if support.grammar:
+            params.structured_outputs = StructuredOutputsParams(
+                **{support.grammar_kind: support.grammar}
+            )
         asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts(int(line))]
         clock = Clock()
         outputs = llm.generate(asked, params, use_tqdm=False)
