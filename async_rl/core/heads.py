@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from async_rl.core.codec import encode
 from async_rl.core.frozen import Value, frozen
+from async_rl.core.support import Span
 from async_rl.core.types import (
     NO_VERSION,
     Group,
@@ -99,6 +100,7 @@ class PackedSample(Value):
     score: Score
     starts: tuple[int, ...] = ()
     clock: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 class PackedTrajectory(Value):
@@ -133,6 +135,7 @@ class PackedTrajectory(Value):
             score=self.sample.score,
             starts=self.sample.starts,
             clock=self.sample.clock,
+            spans=self.sample.spans,
         )
 
 
@@ -241,6 +244,7 @@ def _packed(sample: Trajectory) -> PackedSample:
         score=sample.score,
         starts=sample.starts,
         clock=sample.clock,
+        spans=sample.spans,
     )
 
 

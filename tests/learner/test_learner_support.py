@@ -17,6 +17,8 @@ from async_rl.algorithms.losses import clipped_loss
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.support import Grammars, edits_of, kept_of, spans_of, truncate
+from async_rl.core.codec import decode
+from async_rl.core.heads import PackedGroup, pack_group
 from async_rl.core.support import Span, Support
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 
@@ -137,7 +139,10 @@ def test_passes_have_the_changes_of_their_tokens() -> None:
         trajectories=MIXED,
         generation_s=0.0,
     )
-    batch = collate_part(whole([group]), device=CPU, temperature=0.5, grammars=NO_TEXT)
+    # As the buffer stores it.
+    stored = decode(pack_group(group), PackedGroup).unpacked()
+    assert [t.spans for t in stored.trajectories] == [t.spans for t in MIXED]
+    batch = collate_part(whole([stored]), device=CPU, temperature=0.5, grammars=NO_TEXT)
     row = pack(batch, [2, 0], device=CPU)
     assert row.edits is not None
     logits = torch.zeros(6, V)
