@@ -197,7 +197,7 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             (models, "copy", types.SimpleNamespace(deepcopy=copied)),
             # The attention of GPUs: its kernel has a form for tensors without storage.
             (models, "plan", VarlenPlan),
-            (sharding, "init_device_mesh", lambda *_: mesh),
+            (sharding, "init_device_mesh", lambda *_, **__: mesh),
             (sharding, "ensure_group_of_one", lambda *_: None),
             (optimizer, "gradient_norm", lambda *_: 0.0),
             # The kernel works in place; without storage it is replaced by one that makes copies.

@@ -246,6 +246,8 @@ class Bandit:
             steps=steps,
             baselines=baselines,
             across=ALONE,
+            edits=None,
+            is_outside=torch.zeros(len(self.index), dtype=torch.bool),
         )
 
     def probabilities(self, behavior: Policy) -> Tensor:

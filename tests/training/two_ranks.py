@@ -41,6 +41,8 @@ PAUSE_S = 3.0
 class Trainer:
     """A step is a sum over the ranks."""
 
+    device = torch.device("cpu")
+
     def tensor_specs(self) -> list[Any]:
         return []
 

@@ -137,7 +137,9 @@ def test_commands_in_the_documents_run_as_they_stand_there(
     values = {
         "RUN": "run",
         "my-run": "run",
-        **dict.fromkeys(("mine", "graded", "posting", "game", "slow", "faster"), "run"),
+        **dict.fromkeys(
+            ("mine", "graded", "posting", "game", "slow", "faster", "claude", "codex"), "run"
+        ),
         "PROCESS": "generator-0",
         "FILE": "problems.jsonl",
         "ID": prompt,

@@ -71,7 +71,7 @@ def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(
     with (copied / "store.sqlite.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run = launch("num_steps=20", "checkpoint.mirror=null", resumes=True)
-        ends_with(run, 1, "store.sqlite is written by another process; end that buffer first")
+        ends_with(run, 1, "store.sqlite is written by another process; end that process first")
     assert checkpoints(copied) == before
 
 
