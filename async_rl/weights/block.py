@@ -12,6 +12,7 @@ reads the previous version (`Membership.is_free`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import struct
@@ -29,6 +30,8 @@ TensorSpec = tuple[str, str, Sequence[int], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
 Tensors = Iterator[tuple[str, torch.Tensor]]
 """Each tensor of a version with its Hugging Face name."""
+
+_log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"arlwts01"
@@ -139,7 +142,7 @@ class SharedTensors:
         """Raises WeightsError if there is too little memory.
 
         cuda: torch.cuda, where tensors come from a GPU: the block is page-locked, so that copies
-        from and to it have the full rate of the bus. None = ordinary memory.
+        from and to it have the full rate of the bus, unless CUDA refuses. None = ordinary memory.
         """
         self._entries, self._total_bytes = layout(specs)
         # CLOEXEC: a child that inherited the descriptor would keep the memory of a dead learner.
@@ -152,10 +155,6 @@ class SharedTensors:
             # Touch every page now: the first touch is ten times slower than a later write, and
             # page-locking without it takes twice as long as both (measured on an H200).
             self.content.zero_()
-            if cuda is not None:
-                code = cuda.cudart().cudaHostRegister(self.content.data_ptr(), self._total_bytes, 0)
-                if int(code):
-                    raise OSError(f"CUDA error {int(code)}")
         except OSError as error:
             os.close(self._fd)
             raise WeightsError(
@@ -163,6 +162,15 @@ class SharedTensors:
                 " raise the limit"
             ) from error
         self._cuda = cuda
+        if cuda is not None:
+            code = cuda.cudart().cudaHostRegister(self.content.data_ptr(), self._total_bytes, 0)
+            if int(code):
+                _log.warning(
+                    "CUDA does not page-lock %d bytes of weights (error %d): pushes are slower",
+                    self._total_bytes,
+                    int(code),
+                )
+                self._cuda = None
         self._writes = 0
 
     def write(

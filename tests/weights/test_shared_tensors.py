@@ -161,8 +161,14 @@ def test_a_block_for_a_gpu_is_page_locked_while_it_exists_and_complete_after_its
     del cuda.late
     writer.close()
     assert cuda.did == [(address, 128, 0), (address,)]
-    with pytest.raises(WeightsError, match=r"share 128 bytes of weights \(CUDA error 2\)"):
-        SharedTensors([("a", "float32", [3], 12)], Cuda(code=2))
+
+
+def test_a_block_that_cuda_refuses_to_page_lock_is_ordinary_memory() -> None:
+    cuda = Cuda(code=2)
+    with SharedTensors([("a", "float32", [3], 12)], cuda) as writer:
+        manifest = writer.write(1, [torch.ones(3)])
+    assert manifest.checksum == checksum(tensor_bytes(torch.ones(3)).numpy())
+    assert len(cuda.did) == 1  # what is not page-locked is not released
 
 
 def test_checksum_covers_the_last_odd_bytes() -> None:

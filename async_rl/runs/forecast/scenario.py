@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from async_rl.buffer.pace import is_paced
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
@@ -98,7 +99,7 @@ def profile_of(run_dir: Path, config: RunConfig) -> Profile:
             verifiers=config.verifiers.count,
             places=places,
             ranks=config.learner.ranks,
-            is_paced=config.buffer.age_rule != "exact",
+            is_paced=is_paced(config),
         ),
         group_size=config.generation.group_size,
         place_setting=place_setting,
