@@ -24,7 +24,7 @@ import types
 from collections.abc import Callable, Iterator, MappingView, Sequence
 from typing import Any, NoReturn
 
-from . import values
+from . import cases, values
 from .objects import RAISE, RETURN, Object, Solver, lines, number_of
 from .programs import Runner, describe, describe_text
 from .protocol import Frame, JobSpec, Kind, Mode, read_frame
@@ -84,14 +84,18 @@ class Tests(Runner):
         self._settled: tuple[Kind, bytes] | None = None
         self._objects: dict[int, Any] = {}
         self._errors: dict[str, type[Exception]] = {}
-        self._callbacks: list[Callable[..., Any]] = []
+        # At PRINT and READ_LINE, for the program's standard streams.
+        self._callbacks: list[Callable[..., Any]] = [
+            lambda text: sys.stdout.write(text),
+            lambda size: sys.stdin.readline(size),
+        ]
 
-    def run(self, setup: str, tests: Sequence[tuple[str, str, list[str]]], stop: bool) -> int:
+    def run(self, setup: str, tests: Sequence[tuple[str, str, list[str], bool]], stop: bool) -> int:
         """Write the verdict of each test, up to one that the solver does not survive.
 
         tests: (statements that setup and test may leave out, code, names that the program defines
-        although Python or the setup has them). stop: leave the tests after the first that fails. A
-        program that does not load has its own frame for run -1 instead.
+        although Python or the setup has them, whether pytest runs it). stop: leave the tests after
+        the first that fails. A program that does not load has its own frame for run -1 instead.
         """
         started = self.now()
         loaded = self._read(-1)
@@ -128,9 +132,13 @@ class Tests(Runner):
             return Kind.PASSED, b"0"
         return Kind.BROKEN_TEST, b'"the test ended without a call of the program"'
 
-    def _execute(self, setup: str, imports: str, code: str, names: list[str]) -> None:
+    def _execute(
+        self, setup: str, imports: str, code: str, names: list[str], needs_pytest: bool
+    ) -> None:
         _NAMES.find = self._global
-        namespace: dict[str, Any] = {"__name__": "test", "__builtins__": _NAMES}
+        module = types.ModuleType("test")
+        namespace = module.__dict__
+        namespace["__builtins__"] = _NAMES
         sources = {"imports": imports, "setup": setup, "test": code}
         compiled = [
             compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
@@ -141,19 +149,22 @@ class Tests(Runner):
         sys.modules["solution"] = solution
         if "import" in code:
             # Before the program has a part in it: a row with an import that fails is broken.
-            module = ast.parse(code)
+            tree = ast.parse(code)
             kinds = ast.Import | ast.ImportFrom
-            module.body = [each for each in module.body if isinstance(each, kinds)]
-            exec(compile(module, "imports", "exec", dont_inherit=True), {})
+            tree.body = [each for each in tree.body if isinstance(each, kinds)]
+            exec(compile(tree, "imports", "exec", dont_inherit=True), {})
         for part in compiled[:-1]:
             exec(part, namespace)
         namespace.update({name: self._global(name) for name in names})
         if "unittest" in code:
             # It would run the tests of __main__ and leave; they are run below.
             importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
+        cases.share_patches(code, self._ask)
         exec(compiled[-1], namespace)
-        for case in list(_cases(namespace)):
-            case()
+        if needs_pytest:
+            cases.run_by_pytest(module)
+        else:
+            cases.run(namespace)
 
     def _attribute(self, name: str) -> Any:
         # The import system looks for such names in a module.
@@ -189,8 +200,6 @@ class Tests(Runner):
         """A value of the test that is not plain, for the program."""
         if isinstance(value, Object):
             return {"o": ["object", number_of(value)]}
-        if isinstance(value, _LISTED):
-            return {"o": ["iterator", values.tagged([*value], depth, self._passed)]}
         if callable(value):
             name = (str(getattr(value, "__module__", "")), getattr(value, "__qualname__", ""))
             if name[0] in sys.stdlib_module_names:
@@ -199,6 +208,9 @@ class Tests(Runner):
                         return {"o": ["library", [*name]]}
             self._callbacks.append(value)
             return {"o": ["callback", len(self._callbacks) - 1]}
+        # After functions: a mock is both.
+        if isinstance(value, _LISTED):
+            return {"o": ["iterator", values.tagged([*value], depth, self._passed)]}
         tagged = values.named(value, depth)
         if "o" in tagged:
             kind = Kind.ERROR if self._num_answers else Kind.BROKEN_TEST
@@ -302,29 +314,18 @@ def warm_up() -> None:
     so not copied, in every child. The builtins must be complete.
     """
     _NAMES.update(vars(builtins))
+    # The program's streams replace these.
+    streams = dict(vars(sys))
     spec = JobSpec(Mode.JUDGE, 1, 1.0, 1 << 20, 1 << 16)
     for _ in range(_WARM_RUNS):
         (requests, ask), (answers, answer), result = os.pipe(), os.pipe(), os.memfd_create("warm")
         os.write(answer, _ANSWERED)
-        Tests(result, spec, [ask, answers]).run("import math", [("", "assert f(3) == 9", [])], True)
+        Tests(result, spec, [ask, answers]).run(
+            "import math", [("", "assert f(3) == 9", [], False)], True
+        )
         os.close(ask)
         Solver(answer, spec, [requests]).run("def f(x):\n    return x * x")
         for descriptor in (requests, answers, answer, result):
             os.close(descriptor)
+    vars(sys).update(streams)
     del sys.modules["solution"]
-
-
-def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:
-    """Functions and classes of tests that the code defines in the forms of pytest and unittest."""
-    for name, value in namespace.items():
-        if isinstance(value, types.FunctionType):
-            code = value.__code__
-            num_required = code.co_argcount - len(value.__defaults__ or ())
-            if name.startswith("test") and code.co_filename == "test" and not num_required:
-                yield value
-        elif isinstance(value, type) and value.__module__ == "test":
-            if "unittest" in sys.modules and issubclass(value, sys.modules["unittest"].TestCase):
-                yield sys.modules["unittest"].TestLoader().loadTestsFromTestCase(value).debug
-            elif name.startswith("Test"):
-                methods = [method for method in dir(value) if method.startswith("test")]
-                yield from (getattr(value(), method) for method in methods)

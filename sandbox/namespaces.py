@@ -121,6 +121,8 @@ def _build_root(readable: Sequence[str]) -> None:
     for device in filter(os.path.exists, DEVICES):
         _bind(device)
     os.makedirs(f"{_BUILD}{SCRATCH}", exist_ok=True)
+    # For the locks of multiprocessing, which its pools of threads use.
+    os.symlink(SCRATCH, f"{_BUILD}/dev/shm")
     os.makedirs(f"{_BUILD}/.old")
     os.chdir(_BUILD)
     # Not chroot: a process with descriptors of the old root could leave it.

@@ -12,15 +12,17 @@ import builtins
 import contextlib
 import importlib
 import inspect
+import io
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from . import values
-from .programs import Runner, described, load_program
+from .programs import Runner, described, load_program, open_streams
 from .protocol import Kind
 
 # The test is trusted: its own memory limit is lower.
@@ -30,11 +32,16 @@ _FRAME_OVERHEAD_BYTES = 200
 _PREDICATES = frozenset({"startswith", "endswith", "issubset", "issuperset", "isdisjoint"})
 RETURN, RAISE = "return", "raise"
 """Operations that answer a call of a function of the test."""
+PRINT, READ_LINE = 0, 1
+"""Numbers of the first functions of the test: they write to its standard output, and read a line of
+its standard input.
+"""
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     **vars(builtins),
     **vars(operator),
     "call": lambda function, *args, **keywords: function(*args, **keywords),
     "next": lambda iterator: list(islice(iterator, 1)),
+    "import": importlib.import_module,
     "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
     "plain": values.plain_in,
 }
@@ -53,6 +60,9 @@ class Solver(Runner):
 
     def run(self, code: str) -> int:
         """Answer until the test side closes its end of the requests."""
+        self._is_loaded = False
+        open_streams(_Stream(0, self._stream), _Stream(1, self._stream))
+        self._stdout = sys.stdout
         # A program in the style of LeetCode expects the names of its environment.
         namespace = load_program(self, code, has_call_names="class Solution" in code)
         if namespace is None:
@@ -63,6 +73,9 @@ class Solver(Runner):
         self._numbers: dict[int, int] = {}
         # Not in a copy, which would touch, and so copy, the page of each builtin.
         _OPERATIONS["global"] = partial(_global, namespace)
+        # What it printed while it was loaded belongs to no test.
+        self._stdout.flush()
+        self._is_loaded = True
         with contextlib.suppress(_Ended):
             while True:
                 self._answer(*self._next())
@@ -77,7 +90,10 @@ class Solver(Runner):
     def _answer(self, operation: str, args: Any, keywords: Any) -> None:
         started = self.now()
         try:
-            result = _OPERATIONS[operation](*args, **keywords)
+            try:
+                result = _OPERATIONS[operation](*args, **keywords)
+            finally:
+                self._stdout.flush()
             body = values.encode(result, self._numbered)
         except (MemoryError, SystemExit) as error:
             self.failure(0, started, error)
@@ -116,6 +132,10 @@ class Solver(Runner):
                 return iter(value)
         return self._callback(value)
 
+    def _stream(self, number: int, argument: Any) -> Any:
+        """Use a standard stream of the test. Nothing can be asked while the program loads."""
+        return self._callback(number)(argument) if self._is_loaded else ""
+
     def _callback(self, number: int) -> Callable[..., Any]:
         """A function of the test, which is called there."""
 
@@ -131,6 +151,34 @@ class Solver(Runner):
                 self._answer(operation, given, more)
 
         return call
+
+
+class _Stream(io.RawIOBase):
+    """A standard stream of the program, which is the stream of the test: a test may replace its
+    own. descriptor: as the interpreter has it; ask: calls a function of the test by its number.
+    """
+
+    def __init__(self, descriptor: int, ask: Callable[[int, Any], Any]) -> None:
+        self._descriptor, self._ask = descriptor, ask
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def readable(self) -> bool:
+        return self._descriptor == 0
+
+    def writable(self) -> bool:
+        return self._descriptor == 1
+
+    def readinto(self, buffer: Any) -> int:
+        # A character has at most four bytes.
+        line: bytes = self._ask(READ_LINE, len(buffer) // 4).encode(errors="surrogateescape")
+        buffer[: len(line)] = line
+        return len(line)
+
+    def write(self, data: Any) -> int:
+        self._ask(PRINT, bytes(data).decode(errors="surrogateescape"))
+        return len(data)
 
 
 def _global(namespace: dict[str, Any], name: str) -> Any:

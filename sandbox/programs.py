@@ -109,6 +109,7 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
     sys.modules["solution"] = module
     if has_call_names:
         module.__dict__["__builtins__"] = CALL_BUILTINS
+        sys.modules["builtins"] = CALL_NAMES
     started = runner.now()
     try:
         exec(compiled, module.__dict__)
@@ -211,10 +212,12 @@ def run_main(compiled: types.CodeType, names: types.ModuleType) -> BaseException
     return problem
 
 
-def open_streams() -> None:
-    """Open sys.stdin and sys.stdout on descriptors 0 and 1. Standard error is discarded."""
-    stdin = io.BufferedReader(io.FileIO(0, "r", closefd=False))
-    stdout = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+def open_streams(given: io.RawIOBase | None = None, printed: io.RawIOBase | None = None) -> None:
+    """Open sys.stdin and sys.stdout, by default on descriptors 0 and 1. Standard error is
+    discarded.
+    """
+    stdin = io.BufferedReader(given or io.FileIO(0, "r", closefd=False))
+    stdout = io.BufferedWriter(printed or io.FileIO(1, "w", closefd=False))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(stdin, encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
         stdout, encoding="utf-8", errors="surrogateescape", newline="\n"

@@ -14,6 +14,7 @@ import symtable
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
@@ -42,7 +43,34 @@ OFFERED = {
 """The import statement of each module and type that a test may use without importing it."""
 _BUILTINS = frozenset(vars(builtins))
 _SOLUTION = "solution"
-_ELSEWHERE = frozenset({"patch", "redirect_stdout", "stdout", "skip", "skipif", "xfail"})
+# A test with these marks may pass without its code.
+_MARKS = frozenset({"skip", "skipif", "xfail"})
+# They change the test's process only, or give the program an object of the test.
+_ELSEWHERE = {
+    "patch": {"dict"},
+    "monkeypatch": {"chdir", "delenv", "delitem", "setenv", "setitem", "syspath_prepend"},
+}
+_PREPARATIONS = frozenset(
+    f"{verb}_{scope}"
+    for verb in ("setup", "teardown")
+    for scope in ("class", "function", "method", "module")
+)
+
+
+class Call(NamedTuple):
+    """One call of the program's function on plain arguments, and the value that is right. types:
+    how they are compared (sandbox/comparison.py).
+    """
+
+    function: str
+    args: Sequence[Any]
+    expected: Any
+    types: str
+
+    @classmethod
+    def of(cls, test: CallTest) -> Call:
+        """The call of a call test."""
+        return cls(test.function, test.args, test.expected, test.types)
 
 
 @frozen
@@ -51,13 +79,16 @@ class Asked:
 
     names: global names that setup and test use but do not bind, builtins and OFFERED excepted, and
     those that the row says the program defines (`own`); imports: the statements of OFFERED that the
-    test needs; fault: the reason why it cannot judge any program.
+    test needs; fault: the reason why it cannot judge any program; calls: the whole test if it has
+    only calls with expected values; needs_pytest: it has fixtures, parameters or setup methods.
     """
 
     names: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
     imports: str = ""
     fault: str = ""
+    calls: tuple[Call, ...] = ()
+    needs_pytest: bool = False
 
 
 # A data set repeats its setup, and a request its test: each is read once.
@@ -68,8 +99,13 @@ def asked_by(setup: str, code: str, own: frozenset[str] = frozenset()) -> Asked:
         with warnings.catch_warnings():
             # A test of a data set may have an invalid escape, which the verifier need not report.
             warnings.simplefilter("ignore")
-            tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
             modules = [ast.parse(text) for text in (setup, code)]
+            calls = () if modules[0].body else _calls_of(modules[1], own)
+            if calls:
+                # Most tests of MBPP: the rest would add a fifth to the time of a verdict.
+                names = frozenset(call.function for call in calls)
+                return Asked(names=names, own=own & names, calls=calls)
+            tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
             for module in modules:
                 # Some errors appear only here, such as a `return` outside a function.
                 compile(module, "test", "exec", dont_inherit=True)
@@ -85,7 +121,9 @@ def asked_by(setup: str, code: str, own: frozenset[str] = frozenset()) -> Asked:
     if not fault and not names and _SOLUTION not in _imported(*modules):
         fault = "it does not use the program, so every program would pass"
     imports = "\n".join(OFFERED[name] for name in sorted(free - names))
-    return Asked(names=names, own=own, imports=imports, fault=fault)
+    return Asked(
+        names=names, own=own, imports=imports, fault=fault, needs_pytest=_needs_pytest(modules[1])
+    )
 
 
 def defined_names(code: str) -> set[str]:
@@ -130,7 +168,10 @@ def require_importable(problem: CodeProblem, packages: Sequence[str]) -> None:
     known = {*sys.stdlib_module_names, _SOLUTION, *packages}
     codes = [test.code for test in problem.tests if isinstance(test, AssertTest)]
     for code in (problem.setup, *codes) if codes else ():
-        for name in _imported(ast.parse(code)) - known:
+        needed = _imported(ast.parse(code)) | (
+            {"pytest"} if asked_by("", code).needs_pytest else set()
+        )
+        for name in needed - known:
             raise DataError(
                 f"a test imports {name}, but only the standard library and"
                 f" sandbox.packages={list(packages)} can be imported; add {name} there, or leave it"
@@ -158,35 +199,77 @@ def _globals(*tables: symtable.SymbolTable) -> Iterator[symtable.Symbol]:
         yield from _globals(*table.get_children())
 
 
+def _calls_of(module: ast.Module, own: Set[str]) -> tuple[Call, ...]:
+    """The calls of a test that consists of `assert f(literals) == literal`; empty for another test.
+
+    They are judged as call tests, by Python's own `==`: a batch of calls needs one child instead of
+    two. This is the meaning that the judge gives to the same statement: there too the arguments are
+    copied, the plain copy of the value is compared, and a value that is not plain equals nothing.
+    """
+    calls = []
+    try:
+        for statement in module.body:
+            match statement:
+                case ast.Assert(
+                    test=ast.Compare(
+                        left=ast.Call(func=ast.Name(id=name), args=args, keywords=[]),
+                        ops=[ast.Eq()],
+                        comparators=[expected],
+                    )
+                ) if name in own or (name not in _BUILTINS and name not in OFFERED):
+                    literal = ast.literal_eval
+                    calls.append(Call(name, [*map(literal, args)], literal(expected), "python"))
+                case _:
+                    return ()
+    except (ValueError, TypeError, RecursionError):
+        return ()
+    return tuple(calls)
+
+
 def _unsupported(module: ast.Module) -> Iterator[str]:
-    """Reasons why the judge would leave out a test in the form of pytest or unittest."""
+    """Reasons why the judge would leave out a test, or judge every program wrong."""
     for node in ast.walk(module):
         match node:
+            case ast.Attribute(value=ast.Attribute(attr="mark"), attr=name) if name in _MARKS:
+                yield f"a test with the mark {name} may not run"
+            case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name) if (
+                name in _ELSEWHERE.get(owner, ())
+            ):
+                yield f"{owner}.{name} is not supported, because the program is another process"
             case (
-                ast.alias(name="patch" | "redirect_stdout" as name)
-                | ast.Attribute(value=ast.Name(id="mock" | "contextlib"), attr=name)
-                | ast.Attribute(value=ast.Attribute(attr="mock" | "mark"), attr=name)
-                | ast.Attribute(value=ast.Name(id="sys"), attr="stdout" as name, ctx=ast.Store())
-            ) if name in _ELSEWHERE:
-                yield f"{name} is not supported, because the program is another process"
-    # A function that the test calls itself runs in any case.
+                ast.Attribute(value=ast.Attribute(attr="return_value"))
+                | ast.Attribute(value=ast.Attribute(), attr="return_value")
+                | ast.alias(name="mock_open" | "AsyncMock")
+                | ast.Attribute(attr="mock_open" | "AsyncMock")
+            ):
+                yield "it gives the program an object of a mock, but the program is another process"
+    for function in _cases(module):
+        if isinstance(function, ast.AsyncFunctionDef):
+            yield f"{function.name} is asynchronous and would not run; call asyncio.run in it"
+
+
+def _needs_pytest(module: ast.Module) -> bool:
+    """Return whether only pytest can run the tests."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Attribute(value=ast.Name(id="pytest"), attr="fixture" | "mark"):
+                return True
+            case ast.FunctionDef(name=name) if name in _PREPARATIONS:
+                return True
+    for function in _cases(module):
+        given = [each.arg for each in function.args.args]
+        if len(given) - len(function.args.defaults) > given.count("self"):
+            return True
+    return False
+
+
+def _cases(module: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions and methods that are tests; not a function that the test calls itself."""
     used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
     for node in module.body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if node.name not in used:
-                yield from _not_run(node, num_given=0)
-            case ast.ClassDef(name=name, bases=[]) if name.startswith("Test"):
-                for method in node.body:
-                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                        yield from _not_run(method, num_given=1)
-                        if method.name.startswith(("setup", "teardown")):
-                            yield f"{name}.{method.name} would not run; use unittest.TestCase"
-
-
-def _not_run(function: ast.FunctionDef | ast.AsyncFunctionDef, num_given: int) -> Iterator[str]:
-    if not function.name.startswith("test"):
-        return
-    if isinstance(function, ast.AsyncFunctionDef):
-        yield f"{function.name} is asynchronous and would not run; call asyncio.run in it"
-    elif len(function.args.args) - len(function.args.defaults) > num_given:
-        yield f"{function.name} takes arguments, and fixtures and parameters are not supported"
+        for function in node.body if isinstance(node, ast.ClassDef) else (node,):
+            match function:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if (
+                    name.startswith("test") and name not in used
+                ):
+                    yield function

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from rewards_support import Jail
 
+from async_rl.core.assert_tests import Call, asked_by
 from async_rl.core.types import AssertTest, CallTest
-from async_rl.rewards.verifier.asserts import Call, calls_of
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
 HUMAN_EVAL = """
@@ -18,19 +18,19 @@ check(total)
 """
 
 
-def calls(code: str, setup: str = "", own: tuple[str, ...] = ()) -> tuple[Call, ...] | None:
-    return calls_of(setup, code, frozenset(own))
+def calls(code: str, setup: str = "", own: tuple[str, ...] = ()) -> tuple[Call, ...]:
+    return asked_by(setup, code, frozenset(own)).calls
 
 
 def test_assertion_of_literals_is_a_call_with_its_expected_value() -> None:
-    first, second = calls("assert f((1, 2), -1) == {4, 5}, 'message'\nassert g() == 0.5") or ()
+    first, second = calls("assert f((1, 2), -1) == {4, 5}, 'message'\nassert g() == 0.5")
     assert first == ("f", [(1, 2), -1], {4, 5}, "python")
     assert second == ("g", [], 0.5, "python")
 
 
 def test_a_builtin_is_a_call_of_the_program_only_if_the_row_says_so() -> None:
-    assert calls("assert sum(10, 15) == 6") is None
-    (call,) = calls("assert sum(10, 15) == 6", own=("sum",)) or ()
+    assert calls("assert sum(10, 15) == 6") == ()
+    (call,) = calls("assert sum(10, 15) == 6", own=("sum",))
     assert call.function == "sum"
 
 
@@ -48,11 +48,11 @@ def test_a_builtin_is_a_call_of_the_program_only_if_the_row_says_so() -> None:
     ],
 )  # fmt: skip
 def test_every_other_test_is_left_to_the_judge(code: str) -> None:
-    assert calls(code) is None
+    assert calls(code) == ()
 
 
 def test_a_test_with_a_setup_is_left_to_the_judge() -> None:
-    assert calls("assert f(1) == 1", setup="import math") is None
+    assert calls("assert f(1) == 1", setup="import math") == ()
 
 
 def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:

@@ -22,7 +22,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from async_rl.config.rewards import SandboxConfig
-from async_rl.core.assert_tests import asked_by
+from async_rl.core.assert_tests import Call, asked_by
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import (
     AnswerTest,
@@ -34,7 +34,6 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.asserts import Call, calls_of
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
@@ -116,7 +115,10 @@ class Judge:
     def _program(self, request: VerifyRequest) -> Program:
         cells = self._cells
         if self._config.packages:
-            codes = [test.code for test in request.tests if isinstance(test, AssertTest)]
+            asserts = [test for test in request.tests if isinstance(test, AssertTest)]
+            codes = [test.code for test in asserts]
+            if any(asked_by(request.setup, test.code, test.own).needs_pytest for test in asserts):
+                codes.append("pytest")
             # The text decides, without running it: a false match only costs the start of the other
             # cell.
             if any(map(self._package.search, (request.code, request.setup, *codes))):
@@ -179,7 +181,10 @@ def _plan(test: CodeTest, setup: str) -> tuple[Mode | None, bool, Sequence[Quest
             return Mode.CALLS, False, [Call.of(test)]
         case StdinTest():
             return Mode.STREAMS, False, [test]
-        case AssertTest() if not asked_by(setup, test.code, test.own).fault:
-            calls = calls_of(setup, test.code, test.own)
-            return (Mode.CALLS, True, calls) if calls else (Mode.JUDGE, True, [test])
+        case AssertTest():
+            asked = asked_by(setup, test.code, test.own)
+            if asked.calls:
+                return Mode.CALLS, True, asked.calls
+            if not asked.fault:
+                return Mode.JUDGE, True, [test]
     return None, False, []

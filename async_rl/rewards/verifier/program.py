@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from async_rl.config.rewards import MOST_TIMEOUTS, OUTPUT_KB, SandboxConfig
-from async_rl.core.assert_tests import asked_by
+from async_rl.core.assert_tests import Call, asked_by
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AssertTest, StdinTest, Verdict
-from async_rl.rewards.verifier.asserts import Call
 from async_rl.rewards.verifier.outcomes import MIB, ChildFault, Ran, Ruling, read_job, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import CellFailed, Outcome, Work, job, packed
@@ -178,7 +177,10 @@ class Program:
                 files += [test.input.encode(errors="replace"), b""]
         else:
             asked = [(asked_by(self.setup, test.code, test.own), test) for test in questions]
-            codes = [(each.imports, test.code, sorted(each.own)) for each, test in asked]
+            codes = [
+                (each.imports, test.code, sorted(each.own), each.needs_pytest)
+                for each, test in asked
+            ]
             files = [packed((self.setup, codes, self.stop))]
         return self.run(
             mode,
