@@ -1,12 +1,13 @@
-"""Children that decide about an output after its program has exited: by comparing a large value, or
-by the checker of a row, as contests run checkers.
+"""Children that decide about an output, mostly after its program has exited: by comparing a large
+value, or by the checker of a row, as contests run checkers.
 
 A checker is trusted as tests are, but its input is hostile; so it runs in a child like a program.
-Forms: *kattis*, arguments input, answer, feedback directory,
-the output on standard input, exit status 42 accepts; *testlib*, arguments input, output, answer,
-exit status 0 accepts; *printed*, arguments input, answer, output, exit status 0 and the text `1` on
-standard output accept. Every other end rejects. A cell has no files to give it: `open` knows the
-names of its arguments.
+Forms: *kattis*, arguments input, answer, feedback directory, the output on standard input, exit
+status 42 accepts; *testlib*, arguments input, output, answer, exit status 0 accepts; *printed*,
+arguments input, answer, output, exit status 0 and the text `1` on standard output accept. A checker
+that interacts has the same arguments; its standard streams are pipes to the program, and what it
+writes to the file of the output is lost. Every other end rejects. A cell has no files to give it:
+`open` knows the names of its arguments.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Comparer(Runner):
 class Checker(Runner):
     """Runs a checker. Result: LOADED, then PASSED or FAILED.
 
-    Its files: input, output and answer.
+    Its files: input, output and answer; then, if it interacts, the program's standard input.
     """
 
     def run(self, code: str, form: str) -> int:
@@ -56,9 +57,14 @@ class Checker(Runner):
             return 0
         self.frame(-1, Kind.LOADED, self.now(), b"0")
         started = self.now()
-        given, output, answer = self._files
+        given, output, answer, *stdin_of_program = self._files
         # The kattis form reads the output there, and testlib does not read it.
         os.dup2(output, 0)
+        readable = {_INPUT: given, _ANSWER: answer}
+        if stdin_of_program:
+            os.dup2(*stdin_of_program, 1)
+        else:
+            readable[_OUTPUT] = output
         open_streams()
         sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
         sys.stderr = io.StringIO()
@@ -66,7 +72,7 @@ class Checker(Runner):
         if form == "printed":
             sys.stdout = printed
         sys.argv = ["checker", *_ARGUMENTS[form]]
-        files_by_name = _Files({_INPUT: given, _OUTPUT: output, _ANSWER: answer})
+        files_by_name = _Files(readable)
         builtins.open = io.open = files_by_name.open
         # A checker that leaves this way has decided, too.
         os._exit = _leave
@@ -105,7 +111,7 @@ class _Files:
             os.lseek(self._readable[name], 0, os.SEEK_SET)
             copy = os.dup(self._readable[name])
             return self._open(copy, mode, errors=None if is_binary else "replace")
-        if not name.startswith(_FEEDBACK):
+        if not name.startswith((_FEEDBACK, _OUTPUT)):
             return self._open(file, mode, *args, **keywords)
         if is_binary:
             return io.BytesIO()

@@ -32,6 +32,8 @@ from .protocol import (
 # nobody: a root server's children at level 2 must not own the files of the host.
 _UNPRIVILEGED_UID = 65_534
 _STACK_BYTES = 64 << 20
+# /dev/null.
+_STDERR = 2
 _RUNNERS: dict[int, type[Any]] = {
     Mode.CALLS: Calls,
     Mode.STREAMS: Streams,
@@ -93,7 +95,7 @@ class Jobs:
         The reply has the CPU time of all children and the memory of the largest.
         """
         children = Children(self._page)
-        pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
+        pipes = [*os.pipe(), *os.pipe()] if spec.mode in (Mode.JUDGE, Mode.INTERACT) else []
         limits, result = self._limits(spec), descriptors[RESULT]
         processes = [
             children.fork(part.start, limits, self._jail)
@@ -134,15 +136,25 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     """The children of a job; the job finishes with the last one.
 
     They are prepared before the fork: an object that is made afterwards costs a child twice as
-    much, because it copies each page that it writes. pipes: for Mode.JUDGE, read and write end of
-    the requests, then of the answers.
+    much, because it copies each page that it writes. pipes: of two children, read and write end
+    of the requests, then of the answers.
     """
     payload, result = descriptors[PAYLOAD], descriptors[RESULT]
     rest = descriptors[FIRST_STREAM:]
-    if spec.mode != Mode.JUDGE:
+    if not pipes:
         runner = _RUNNERS[spec.mode](result, spec, rest)
         return [Part(0, payload, [result, *rest], runner.run)]
     requests_in, requests_out, answers_in, answers_out = pipes
+    if spec.mode == Mode.INTERACT:
+        # The program has no result file: its frames are lost.
+        streams = Streams(_STDERR, spec, [requests_in, answers_out])
+        given, answer = rest[1:]
+        checker = Checker(result, spec, [given, answers_in, answer, requests_out])
+        kept = [result, given, answer, answers_in, requests_out]
+        return [
+            Part(0, payload, [requests_in, answers_out], streams.run),
+            Part(1, rest[0], kept, checker.run),
+        ]
     solver = Solver(answers_out, spec, [requests_in])
     tests = Tests(result, spec, [requests_out, answers_in])
     return [

@@ -44,6 +44,7 @@ class Mode(enum.IntEnum):
     CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: tests
     run in one child and ask another child, which runs the code. COMPARE: compare
     one thing that a program emitted. CHECK: run a row's checker on the output of a program.
+    INTERACT: run a row's checker next to the program; each reads what the other child prints.
     """
 
     CALLS = 1
@@ -51,6 +52,7 @@ class Mode(enum.IntEnum):
     JUDGE = 3
     COMPARE = 4
     CHECK = 5
+    INTERACT = 6
 
 
 class JobSpec(NamedTuple):

@@ -26,13 +26,17 @@ class OutputRules(Value, frozen=True):
 
 class Checker(Value, frozen=True):
     """A program that decides about printed text, where several outputs are right. It is trusted
-    as tests are, and runs in the jail (sandbox/checker.py has the forms).
+    as tests are, and runs in the jail (sandbox/checker.py has the forms). interacts: it runs next
+    to the program, reads what the program prints, and prints what the program reads.
     """
 
     code: str
     form: Literal["kattis", "testlib", "printed"]
     language: Literal["python", "cpp"] = PYTHON
+    interacts: bool = False
 
     def __post_init__(self) -> None:
-        if self.form == "printed" and self.language != PYTHON:
-            raise ValueError("a checker of the form printed is a program in Python")
+        if (self.form == "printed" or self.interacts) and self.language != PYTHON:
+            raise ValueError("a checker that interacts or prints is a program in Python")
+        if self.form == "printed" and self.interacts:
+            raise ValueError("a checker that interacts has the form kattis or testlib")

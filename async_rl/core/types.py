@@ -99,6 +99,11 @@ class StdinTest(Value, tag_field="kind", tag="stdin"):
     rules: OutputRules = OutputRules()
     checker: Checker | None = None
 
+    @property
+    def interacts(self) -> bool:
+        """Return whether the checker runs next to the program, which is then in Python."""
+        return self.checker is not None and self.checker.interacts
+
 
 class CallTest(Value, tag_field="kind", tag="call"):
     """Call `function` with `args` (plain JSON values), compare the returned value with `expected`.

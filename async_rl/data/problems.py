@@ -137,7 +137,7 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
 
 
 def _checker(value: Any) -> Checker:
-    remedy = "give {code: a program, form: kattis or testlib, language: python or cpp}"
+    remedy = "give {code: a program, form: kattis or testlib, language: python or cpp, interacts}"
     checker: Checker = _read("checker", value, Checker, remedy)
     try:
         if checker.language == PYTHON:
@@ -160,10 +160,11 @@ def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
             f"language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
             " the column out for Python"
         )
-    if language != PYTHON and not all(prints) and not all(in_containers):
+    is_judged = all(isinstance(test, StdinTest) and not test.interacts for test in tests)
+    if language != PYTHON and not is_judged and not all(in_containers):
         raise DataError(
-            f"programs in {language} are judged by tests of standard input only, or all"
-            " in containers; give tests of kind stdin, or set language=python"
+            f"programs in {language} are judged by tests of standard input only, without checkers"
+            " that interact, or all in containers; give tests of kind stdin, or set language=python"
         )
     return language
 
@@ -196,7 +197,9 @@ def _read_layout(row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
         tests, setup = _script(row)
     elif layout.form == "pairs":
         for column, allowed in REFUSED.items():
-            if row.get(column) is not None and row[column] not in allowed:
+            # A row that has a checker can be interactive.
+            is_checked = column == "interaction_format" and row.get("checker")
+            if not is_checked and row.get(column) is not None and row[column] not in allowed:
                 raise DataError(
                     f"{column}={str(row[column])[:80]}, but programs are judged by their"
                     " standard output; leave the row out"

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import Call, asked_by
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import ConfigError, Unsupported
+from async_rl.core.output_rules import Checker
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
@@ -45,6 +47,9 @@ from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import Mode
+
+# A cell for Python has refused a process. A cell for commands allows it.
+_REFUSED = "PermissionError: [Errno 1] Operation not permitted"
 
 
 class Judge:
@@ -89,7 +94,12 @@ class Judge:
             elif not program.is_decided(results):
                 questions = [each[2] for each in neighbors]
                 ask, most = await self._asker(mode, request, program)
-                results += await program.results(questions, ask, rule, most)
+                found = await program.results(questions, ask, rule, most)
+                if mode is Mode.STREAMS and any(each.message == _REFUSED for each in found):
+                    with suppress(Unsupported):
+                        ask = await self._commands.asker(request, program)
+                        found = await program.results(questions, ask, rule, 1)
+                results += found
         results = program.with_rest(results, len(request.tests))
         failures = (result.verdict for result in results if result.verdict is not Verdict.PASS)
         verdict = next(failures, Verdict.PASS)
@@ -160,6 +170,8 @@ class Judge:
             case ContainerTest():
                 limits = program.limits
                 return await judge_contained(self._containers, test, program.code, limits, rule)
+            case StdinTest(checker=Checker() as checker):
+                return await self._rulings.interact(test, checker, program)
         assert isinstance(test, AssertTest)
         # Before a cell is used: such a test would fail or pass every program.
         fault = asked_by(program.setup, test.code, test.own).fault
@@ -179,7 +191,7 @@ def _plan(test: CodeTest, setup: str) -> tuple[Mode | None, bool, Sequence[Quest
     match test:
         case CallTest():
             return Mode.CALLS, False, [Call.of(test)]
-        case StdinTest():
+        case StdinTest() if not test.interacts:
             return Mode.STREAMS, False, [test]
         case AssertTest():
             asked = asked_by(setup, test.code, test.own)

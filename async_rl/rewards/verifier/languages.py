@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -13,6 +14,7 @@ from importlib.resources import files
 import msgspec
 
 from async_rl.core.errors import Unsupported
+from async_rl.core.languages import PYTHON
 
 # A tool of the machine may be a script that waits for a network.
 _LOCATE_S = 30
@@ -76,7 +78,8 @@ def table() -> dict[str, LanguageRow]:
 
 def places_of(language: str, row: LanguageRow) -> dict[str, str]:
     """Find the tool and its directory. Blocks while it prints its directory. Raises Unsupported."""
-    found = shutil.which(row.tool)
+    # The interpreter of this process: on the PATH may be a script that chooses one.
+    found = shutil.which(sys.executable if language == PYTHON else row.tool)
     if found is None:
         raise Unsupported(
             f"programs in {language} need {row.tool}, which is not on the PATH of this verifier;"

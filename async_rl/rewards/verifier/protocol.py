@@ -74,10 +74,11 @@ class VerifyRequest(Value):
                 "tests is empty, so every program would pass; give at least one - at `$.tests`"
             )
         for index, test in enumerate(self.tests):
-            if self.is_command and not isinstance(test, StdinTest):
+            is_judged = isinstance(test, StdinTest) and not test.interacts
+            if self.is_command and not is_judged:
                 raise ValueError(
-                    f"programs in {self.language} are judged by tests of kind stdin only, or all in"
-                    f" containers - at `$.tests[{index}]`"
+                    f"programs in {self.language} are judged by tests of kind stdin only, without"
+                    f" checkers that interact, or all in containers - at `$.tests[{index}]`"
                 )
 
     @property

@@ -17,8 +17,10 @@ from async_rl.core.languages import PYTHON
 from async_rl.core.output_rules import Checker
 from async_rl.core.types import AssertTest, StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.outcomes import Ruling, rejected
+from async_rl.rewards.verifier.outcomes import Ran, Ruling, rejected, result_of
 from async_rl.rewards.verifier.program import Program, Question
+from async_rl.rewards.verifier.protocol import TestResult
+from async_rl.sandbox.cell import packed
 from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure
 from async_rl.sandbox.protocol import Mode
 
@@ -71,10 +73,24 @@ class Rulings:
         if checker.language != PYTHON:
             return await self._commands.check(checker, files, limits, self._headers)
         ran = await program.run(Mode.CHECK, checker.code, checker.form, limits=limits, files=files)
-        verdict, message = ran.answers[0].ruling
-        if verdict is Verdict.COMPILE_ERROR:
-            return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {message}")
-        return _RIGHT if verdict is Verdict.PASS else rejected(message)
+        ruling = _decision(ran)
+        is_final = ruling.verdict in (Verdict.PASS, Verdict.TEST_ERROR)
+        return ruling if is_final else rejected(ruling.message)
+
+    async def interact(self, test: StdinTest, checker: Checker, program: Program) -> TestResult:
+        """Run a program and its checker side by side. Raises InfrastructureError."""
+        given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
+        files = [packed((checker.code, checker.form)), given, answer]
+        ran = await program.run(Mode.INTERACT, program.code, files=files)
+        return result_of(_decision(ran), ran.reply)
+
+
+def _decision(ran: Ran) -> Ruling:
+    """The ruling of the child of a checker."""
+    verdict, message = ran.answers[0].ruling
+    if verdict is Verdict.COMPILE_ERROR:
+        return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {message}")
+    return Ruling(verdict, message if verdict is not Verdict.PASS else "")
 
 
 def load_headers(directory: str | None) -> dict[str, str]:
