@@ -9,7 +9,6 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from .namespaces import SCRATCH
@@ -17,17 +16,10 @@ from .namespaces import SCRATCH
 _PATCHERS = ("unittest.mock", "_pytest.monkeypatch")
 # The streams of the program are the streams of the test.
 _STREAMS = {("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
-_OPTIONS = [
-    "-x",
-    "-q",
-    "--tb=no",
-    "--assert=plain",
-    "--capture=no",
-    "-pno:cacheprovider",
-    "-pno:faulthandler",
-    f"--rootdir={SCRATCH}",
-    "-c/dev/null",
-]
+_OPTIONS = (
+    "-x -q --tb=no --assert=plain --capture=no -pno:cacheprovider -pno:faulthandler"
+    f" -c/dev/null --rootdir={SCRATCH}"
+).split()
 
 
 def run(namespace: dict[str, Any]) -> None:
@@ -54,13 +46,14 @@ def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:
 
 def run_by_pytest(module: types.ModuleType) -> None:
     """Run the tests of a module by pytest itself, up to the first failure, which is raised."""
-    pytest: Any = importlib.import_module("pytest")
+    # Not at the start of a zygote, which copies its memory for each program.
+    pathlib, pytest = map(importlib.import_module, ("pathlib", "pytest"))
     problems: list[BaseException] = []
     kind: Any = type("Tests", (pytest.Module,), {"_getobj": lambda _: module})
 
     class Plugin:
         def pytest_collection(self, session: Any) -> bool:
-            found = kind.from_parent(session, path=Path(SCRATCH, "test.py"))
+            found = kind.from_parent(session, path=pathlib.Path(SCRATCH, "test.py"))
             session.items = list(session.genitems(found))
             session.testscollected = len(session.items)
             return True

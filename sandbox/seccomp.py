@@ -1,4 +1,5 @@
-"""The allow-list of system calls for a program, and the BPF code generated from it.
+"""The allow-list of system calls for a program (`system_calls.json`), and the BPF code generated
+from it.
 
 Invariants
 - Anything but x86-64's own entry (int 0x80, x32) kills the process; a number not listed answers
@@ -19,6 +20,8 @@ Invariants
 from __future__ import annotations
 
 import errno
+import json
+import os
 import struct
 from collections.abc import Mapping
 
@@ -51,38 +54,18 @@ def high(argument: int, value: int) -> Condition:
     return (20 + 8 * argument, 0xFFFFFFFF, value)
 
 
-ALLOWED: dict[str, int] = {
-    # files and descriptors
-    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
-    "lseek": 8, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "pipe": 22,
-    "select": 23, "dup": 32, "dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75,
-    "truncate": 76, "ftruncate": 77, "getdents": 78, "getcwd": 79, "chdir": 80, "fchdir": 81,
-    "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "readlink": 89,
-    "umask": 95, "statfs": 137, "fstatfs": 138, "getdents64": 217, "fadvise64": 221,
-    "epoll_wait": 232, "epoll_ctl": 233, "openat": 257, "mkdirat": 258, "newfstatat": 262,
-    "unlinkat": 263, "renameat": 264, "readlinkat": 267, "faccessat": 269, "pselect6": 270,
-    "ppoll": 271, "epoll_pwait": 281, "eventfd2": 290, "epoll_create1": 291, "dup3": 292,
-    "pipe2": 293, "preadv": 295, "pwritev": 296, "renameat2": 316, "statx": 332, "close_range": 436,
-    "faccessat2": 439,
-    # memory
-    "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "mincore": 27, "madvise": 28,
-    # signals to itself, timers, clocks
-    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pause": 34, "nanosleep": 35,
-    "getitimer": 36, "alarm": 37, "setitimer": 38, "gettimeofday": 96, "times": 100,
-    "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130, "sigaltstack": 131,
-    "time": 201, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229,
-    "clock_nanosleep": 230,
-    # identity and machine
-    "getpid": 39, "uname": 63, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "getuid": 102,
-    "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "getpgrp": 111, "getgroups": 115,
-    "getresuid": 118, "getresgid": 120, "getpgid": 121, "getsid": 124, "gettid": 186,
-    "sched_getaffinity": 204, "getcpu": 309, "getrandom": 318,
-    # threads
-    "sched_yield": 24, "futex": 202, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334,
-    "exit": 60, "exit_group": 231,
-    # a local pair of stream sockets (asyncio wakes itself through one)
-    "sendto": 44, "recvfrom": 45, "shutdown": 48, "getsockopt": 55,
-}  # fmt: skip
+# Not pathlib, which would add a third of a megabyte to each fork.
+with open(os.path.join(os.path.dirname(__file__), "system_calls.json"), "rb") as _file:
+    _GROUPS = json.load(_file)
+
+
+def _calls(*kinds: str) -> dict[str, int]:
+    """The system calls that programs of all these kinds may make, by name."""
+    groups = [group for kind in kinds for group in _GROUPS[kind].values()]
+    return {name: number for group in groups for name, number in group.items()}
+
+
+ALLOWED = _calls("all", "python")
 
 _THREAD_FLAGS = 0x003D0F00
 _CLONE_DETACHED = 0x00400000
@@ -163,36 +146,6 @@ def build_filter(
     return b"".join(head + _tree(ranges))
 
 
-_PROGRAM_CALLS = {
-    "fallocate": 285,
-    "msync": 26,
-    "sched_getscheduler": 145,
-    "sched_get_priority_max": 146,
-    "sched_get_priority_min": 147,
-    "epoll_create": 213,
-    "eventfd": 284,
-    "membarrier": 324,
-    "epoll_pwait2": 441,
-}
-_TOOL_CALLS = {
-    "fork": 57,
-    "vfork": 58,
-    "execve": 59,
-    "wait4": 61,
-    "waitid": 247,
-    "setpgid": 109,
-    "setsid": 112,
-    "link": 86,
-    "symlink": 88,
-    "linkat": 265,
-    "symlinkat": 266,
-    "chmod": 90,
-    "fchmod": 91,
-    "fchmodat": 268,
-    "utimensat": 280,
-    "utime": 132,
-    "flock": 73,
-}
 EXECVEAT = 322
 _NAMESPACE_FLAGS = 0x7E020000
 _SIGKILL = 9
@@ -235,10 +188,9 @@ _TOOLS: dict[str, Conditional] = {
 
 def build_command_filter(profile: int) -> bytes:
     """The filter of a profile. Apply `filter_of_process` before use."""
-    allowed = {**ALLOWED, **_PROGRAM_CALLS}
     if profile == Profile.TOOLS:
-        return build_filter({**allowed, **_TOOL_CALLS}, _TOOLS)
-    return build_filter(allowed, _PROGRAM)
+        return build_filter(_calls("all", "commands", "tools"), _TOOLS)
+    return build_filter(_calls("all", "commands"), _PROGRAM)
 
 
 def filter_of_process(program: bytes, pid: int, secret: int) -> bytes:
