@@ -62,7 +62,7 @@ class Checker(Runner):
         os.dup2(output, 0)
         readable = {_INPUT: given, _ANSWER: answer}
         if stdin_of_program:
-            os.dup2(*stdin_of_program, 1)
+            os.dup2(stdin_of_program[0], 1)
         else:
             readable[_OUTPUT] = output
         open_streams()

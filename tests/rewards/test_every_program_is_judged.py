@@ -25,6 +25,7 @@ FORMS = table(__file__, "forms")
 ACTS = table(__file__, "acts")
 PROGRAM = table(__file__, "program")
 CHECKER = "import sys\nn = int(sys.stdin.read())\nsys.exit(42 if n == 9 else 43)"
+INTERACTOR = "print(3, flush=True)\n" + CHECKER
 ASSERTS = table(__file__, "asserts")
 TESTS: list[CodeTest] = [
     CallTest(function="f", args=[3], expected=9),
@@ -32,6 +33,9 @@ TESTS: list[CodeTest] = [
     CallTest(function="f", args=[3], expected={"1": 9.5}),
     StdinTest(input="3", output="9"),
     StdinTest(input="3", output="9", checker=Checker(code=CHECKER, form="kattis")),
+    StdinTest(
+        input="3", output="9", checker=Checker(code=INTERACTOR, form="kattis", interacts=True)
+    ),
     *(AssertTest(code=code) for code in ASSERTS),
 ]
 VALUES = st.recursive(
