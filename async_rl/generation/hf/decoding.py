@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from async_rl.batching.support import Grammars, Walk, spans_of, truncate
+from async_rl.core.support import EVERYTHING
 from async_rl.core.types import IntArray, Sampling
 from async_rl.protocol.generator import Completion
 
@@ -35,7 +36,9 @@ class Samples:
     ) -> None:
         self._sampling = sampling
         self._end_token_ids = end_token_ids
-        self._walks = [Walk(sampling.support, end_token_ids, grammars) for _ in range(num_samples)]
+        # Of samples that nothing limits no walk: each token of one passes over the vocabulary.
+        num_walks = 0 if sampling.support == EVERYTHING else num_samples
+        self._walks = [Walk(sampling.support, end_token_ids, grammars) for _ in range(num_walks)]
         self._kept: list[list[IntArray]] = []
         """The tokens that remained, at each position of each sample."""
         self._generator = generator
@@ -63,8 +66,10 @@ class Samples:
         output = model(new, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = output.past_key_values
         # Temperature 0 takes the largest logit, with the log-prob at temperature 1.
-        added = torch.from_numpy(np.stack([walk.added() for walk in self._walks]))
-        logits = output.logits[:, -1].float() + added.to(self._ids.device)
+        logits = output.logits[:, -1].float()
+        if self._walks:
+            added = np.stack([walk.added() for walk in self._walks])
+            logits = logits + torch.from_numpy(added).to(logits.device)
         logits = logits / (self._sampling.temperature or 1.0)
         support = self._sampling.support
         if self._sampling.temperature and support.is_truncated:
@@ -78,7 +83,7 @@ class Samples:
             drawn = table.argmax(-1, keepdim=True)
         self._ids = torch.cat([self._ids, drawn], 1)
         self._logprobs = torch.cat([self._logprobs, table.gather(-1, drawn).cpu()], 1)
-        for walk, token_id in zip(self._walks, drawn[:, 0].tolist(), strict=True):
+        for walk, token_id in zip(self._walks, drawn[:, 0].tolist(), strict=False):
             walk.accept(token_id)
         if not self._versions:
             self._first_s = time.monotonic()
