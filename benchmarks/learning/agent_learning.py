@@ -59,8 +59,8 @@ def launch(seed: int, until: int, extra: Sequence[str]) -> list[Row]:
 
 def is_evaluated(run_dir: Path, step: int) -> bool:
     """Return whether the run has recorded its evaluation of a step."""
-    rows = read_rows(run_dir)
-    return bool(rows) and rows[-1]["step"] >= step and "eval/pass_at_1" in rows[-1]
+    # Later steps may be recorded before the evaluation is.
+    return any(row["step"] >= step and "eval/pass_at_1" in row for row in read_rows(run_dir))
 
 
 def read_rows(run_dir: Path) -> list[Row]:
