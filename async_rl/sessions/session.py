@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from async_rl.core.errors import DataError
+from async_rl.core.schemas import require_applied
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
@@ -147,8 +149,15 @@ class Session:
         )
 
     def supported(self, **limits: Any) -> Support:
-        """Return the run's support with the limits of a request: fields of Support, or None."""
-        return replace(self.support, **{name: value for name, value in limits.items() if value})
+        """Return the run's support with the limits of a request: fields of Support, or None. Raises
+        Refused.
+        """
+        support = replace(self.support, **{name: value for name, value in limits.items() if value})
+        try:
+            require_applied(support)
+        except DataError as error:
+            raise Refused(str(error)) from error
+        return support
 
     def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
         """Return a number for each answer to a request. Raises Refused if they are too many."""

@@ -34,6 +34,7 @@ from async_rl.config.sampling import supports_of
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
+from async_rl.core.schemas import require_applied
 from async_rl.data.hub import cached
 from async_rl.data.model_files import model_problems, no_directory
 from async_rl.launchers.backends.backend import backend_of
@@ -127,8 +128,9 @@ def _grammar_problems(config: RunConfig) -> Iterator[str]:
 
             try:
                 compile_grammar(support)
+                require_applied(support)
             except DataError as error:
-                yield f"{path}.sampling: {error}; give a grammar that xgrammar compiles"
+                yield f"{path}.sampling: {error}; give a grammar that xgrammar applies"
 
 
 def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:

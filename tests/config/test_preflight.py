@@ -58,7 +58,12 @@ def test_a_grammar_that_xgrammar_refuses_is_named_before_anything_starts(tmp_pat
     assert found[0].startswith("generation.sampling: the grammar '(ab' is refused: ")
     assert "The parenthesis is not closed" in found[0]
     assert found[1].startswith("""evaluation.sampling: the grammar '{"type": 7}' is refused: """)
-    assert found[1].endswith("Type should be a string; give a grammar that xgrammar compiles")
+    assert found[1].endswith("Type should be a string; give a grammar that xgrammar applies")
+    entry = """generation.sampling=['grammar={"type": "number", "multipleOf": 5}']"""
+    (line,) = problems(tmp_path, entry)
+    assert line.startswith(
+        "generation.sampling: the schema of the answer has #/multipleOf=5, which"
+    )
     assert problems(tmp_path, "generation.sampling=['grammar=(ab)+']") == []
 
 

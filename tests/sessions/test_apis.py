@@ -432,8 +432,14 @@ def test_an_answer_with_a_schema_has_its_grammar(path: str, more: Any, has_tools
         assert not accepted("hello")
         assert accepted('{"b": 1}') == ("json_object" in str(more))
         assert accepted(CALL) == has_tools
+        refused = await found.http.post(
+            path, content=json.dumps(body).replace('"integer"', '"number", "multipleOf": 5')
+        )
+        has_schema = has_tools or "json_object" not in str(more)
+        assert refused.status_code == (400 if has_schema else 200)
+        assert ("/properties/a/multipleOf=5, which" in refused.text) == has_schema
 
-    use(agent, ["{}"])
+    use(agent, ["{}", "{}"])
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
