@@ -93,6 +93,9 @@ name in `vllm serve`.
 """
 
 
+_QUANTIZING = ("quantization", "quantization_config", "kv_cache_dtype")
+
+
 class VllmConfig(Section):
     """Settings passed to vLLM."""
 
@@ -189,6 +192,19 @@ class GenerationConfig(Section):
     def num_drawn(self) -> int:
         """The samples drawn for a training prompt; group_size of them are kept."""
         return self.generation_size or self.group_size
+
+    @property
+    def quantization(self) -> str:
+        """The arguments by which the engine computes with fewer bits than the learner; empty if it
+        does not.
+        """
+        entries = self.vllm.extra if self.provided.reads_vllm else ()
+        return ", ".join(e for e in entries if e.partition("=")[0] in _QUANTIZING)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the engine proposes tokens that it verifies in one step."""
+        return self.provided.reads_vllm and "speculative_config" in self.vllm.arguments
 
     @property
     def provided(self) -> ProvidedEngine:

@@ -102,7 +102,8 @@ class Learner:
         self._pusher = Pusher(context, pool, device, rank_device=rank_device, life=start.life)
         self._saver = Saver(context, pool, life=start.life)
         self._taker = Taker(context, device, pool.fetch, life=start.life)
-        self._age_watch = AgeWatch(context.log)
+        quantization = context.config.generation.quantization
+        self._age_watch = AgeWatch(context.log, quantization=quantization)
         self._version = start.version
         self._life = start.life
 
@@ -168,7 +169,7 @@ class Learner:
         self._version += 1
         self._context.version = self._version
         self._context.activity.count("tokens_trained", result.scalars["tokens/trained"])
-        self._age_watch.observe(self._version, result.scalars)
+        self._age_watch.observe(self._version, {**result.scalars, **self._pusher.metrics()})
         ids = [g.group_id for g in groups]
         commit = CommitStep(life=self._life, version=self._version, group_ids=ids)
         # Before the weights are published: admission then opens for the version that they have, and

@@ -1,4 +1,5 @@
-"""Watches how many sequences of a batch count, and warns before old data harms a run.
+"""Watches how many sequences of a batch count, and warns before old data or a quantized engine
+harms a run.
 
 The weights of whole sequences become uneven before a policy collapses on old data, so the warning
 comes while the learning rate is lowered (`algorithm.step_scale`), or could still be.
@@ -18,13 +19,27 @@ from collections.abc import Mapping
 _FEW = 0.35
 _NUM_STEPS = 10
 _TRAINING = "training"
+_OLD = (
+    "the policy has moved far since they were sampled, and may collapse on them; lower"
+    " buffer.max_staleness_versions or the learning rate, or set"
+    " algorithm.step_scale=effective_sequences"
+)
+_QUANTIZED = (
+    "generation.vllm.extra={} changes the engine's log-probs by {:.2g} nats of the learner's own"
+    " weights, and the policy may collapse; remove it, or set"
+    " algorithm.step_scale=effective_sequences and a correction, algorithm.policy_loss.correction"
+    "=token_tis"
+)
+PROBE_MEAN = "weights/probe_abs_mean"
 
 
 class AgeWatch:
     """The state of one learner's warnings."""
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger, *, quantization: str = "") -> None:
+        """quantization: the settings that quantize the engine (GenerationConfig)."""
         self._log = log
+        self._quantization = quantization
         self._shares = collections.deque[float](maxlen=_NUM_STEPS)
         self.stage = _TRAINING
 
@@ -42,17 +57,22 @@ class AgeWatch:
         was_low = self.stage != _TRAINING
         self.stage = _TRAINING
         if share < _FEW:
-            self.stage += f": old data, {share:.0%} of the sequences count, step x {scale:.2f}"
+            # The probe where no sample is of the learner's version.
+            engine = scalars.get("mismatch/engine_abs_mean", scalars.get(PROBE_MEAN, 0.0))
+            whole = scalars.get("mismatch/stale_abs_mean", engine)
+            kind, cause = "old data", _OLD
+            if self._quantization and 2 * engine > whole:
+                kind, cause = "quantized engine", _QUANTIZED.format(self._quantization, engine)
+            self.stage += f": {kind}, {share:.0%} of the sequences count, step x {scale:.2f}"
             if was_low:
                 return
             self._log.warning(
-                "step %d: its batch is worth %.1f%% of its sequences, below %.0f%%: the policy has"
-                " moved far since they were sampled, and may collapse on them; the step was"
-                " multiplied by %.2f; lower buffer.max_staleness_versions or the"
-                " learning rate, or set algorithm.step_scale=effective_sequences",
+                "step %d: its batch is worth %.1f%% of its sequences, below %.0f%%: %s; the step"
+                " was multiplied by %.2f",
                 step,
                 100 * share,
                 100 * _FEW,
+                cause,
                 scale,
             )
         elif was_low:

@@ -18,6 +18,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
+from async_rl.training.age_watch import PROBE_MEAN
 from async_rl.training.checkpoints import Probed
 from async_rl.training.operations import Score
 from async_rl.training.ranks import TrainingPool
@@ -28,7 +29,6 @@ from async_rl.weights.routes import Caller
 _ROWS = 4
 _ROW_TOKENS = 16
 _WORST = "weights/probe_abs_max"
-_MEAN = "weights/probe_abs_mean"
 _CAUSES = (
     "likely causes: different dtypes (model.dtype), an argument of generation.vllm.extra, a model"
     " that the engine implements differently, a head or an adapter that the push does not refresh,"
@@ -37,7 +37,9 @@ _CAUSES = (
 # Nats. In float32 both differ by 2e-5. In bfloat16 a correct engine differs at the probe's random
 # tokens, which a pretrained model finds improbable, by 0.1 on average and 0.7 at one of 64
 # (SmolLM2-135M), as transformers' bfloat16 does from its float32. So the mean decides there.
-_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3}
+_EXACT = 1e-3
+_ROUNDED = 0.3
+"""In bfloat16, or with quantized weights or keys and values."""
 
 
 @frozen
@@ -58,6 +60,9 @@ class Prober:
     def __init__(self, config: RunConfig) -> None:
         self._every = config.weights.probe_every_pushes
         self._dtype = config.model.dtype
+        quantization = config.generation.quantization
+        self._kind = f"model.dtype={self._dtype} {quantization}".rstrip()
+        self._is_rounded = self._dtype != "float32" or bool(quantization)
         self._push_s = config.timeouts.push_s
         self._num_pushes = 0
         self._last: dict[Life, tuple[FloatArray, FloatArray]] = {}
@@ -105,15 +110,15 @@ class Prober:
         worst = float(difference.max())
         mean = float(difference.mean())
         self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
-        self.metrics[_MEAN] = max(mean, self.metrics.get(_MEAN, 0.0))
-        judged, kind = (worst, "worst") if self._dtype == "float32" else (mean, "mean")
+        self.metrics[PROBE_MEAN] = max(mean, self.metrics.get(PROBE_MEAN, 0.0))
+        judged, kind = (mean, "mean") if self._is_rounded else (worst, "worst")
         problem = ""
-        tolerance = _TOLERANCES[self._dtype]
+        tolerance = _ROUNDED if self._is_rounded else _EXACT
         if not judged <= tolerance:
             problem = (
                 f"{life[0]} and the learner disagree by {judged:.3g} nats ({kind} token of the"
-                f" probe) on version {answer.version}, with model.dtype={self._dtype} at most"
-                f" {tolerance:g}; {_CAUSES}"
+                f" probe) on version {answer.version}, with {self._kind} at most {tolerance:g};"
+                f" {_CAUSES}"
             )
         return Probed(
             version=answer.version,

@@ -49,6 +49,7 @@ SUPPORTS = {
 }
 """Every kind of support, and mixtures."""
 SUPPORTED_ENDS = (1, 7)
+QUANTIZED_ROWS = [list(range(start, start + 48)) for start in (20, 90)]
 
 
 def make_speaker(path: Path) -> Qwen3ForCausalLM:

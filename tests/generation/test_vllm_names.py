@@ -122,6 +122,10 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
         ("data_parallel_size=2", "raise generators.count"),
         ("logprobs_mode=raw_logprobs", "remove it"),
         ("scheduler_cls=x", "weight pushes and the versions"),
+        (
+            "kv_cache_dtype=int8_per_token_head",
+            "vLLM on a CPU would be wrong; set one of auto, fp8",
+        ),
         ("tool_call_parser=mistra", "did you mean mistral?"),
         ('speculative_config={"method": "eagle"}', "checked for drafts by ngram on a CPU only"),
     ],
@@ -184,7 +188,7 @@ def test_the_lists_name_arguments_that_vllm_has() -> None:
     from async_rl.config.checks import vllm_extra
 
     assert INSTALLED is not None
-    listed = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
+    listed = {*vllm_extra._TABLES["settings"], *vllm_extra._TABLES["refused"]}
     assert listed - {*vllm.known_names(INSTALLED, vllm.ARGUMENT)} == set()
 
 
@@ -196,7 +200,7 @@ def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
     given = set(re.findall(r"^\s+(\w+)=", call, re.M)) | set(
         re.findall(r'settings\["(\w+)"\]', text)
     )
-    owned = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
+    owned = {*vllm_extra._TABLES["settings"], *vllm_extra._TABLES["refused"]}
     # The project's defaults, which a setting of vLLM may replace.
     defaults = {"use_tqdm_on_load", "block_size", "max_logprobs", "compilation_config"}
     assert given - owned == defaults

@@ -16,6 +16,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Prompt
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
+from async_rl.learner.trainer import Trainer
 from async_rl.training.age_watch import AgeWatch
 from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import (
@@ -140,3 +141,36 @@ def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_ru
     assert stages[41].startswith("training: old data"), "the mean over ten steps"
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert [text.partition(":")[0] for text in warnings] == ["step 38"]
+
+
+class Rounded(Easy):
+    """Draws from weights of two bits, with a scale for each row, as a quantized engine does."""
+
+    def load(self, trainer: Trainer) -> None:
+        super().load(trainer)
+        for name, weight in self.sampler._weights.items():
+            if weight.ndim > 1:
+                scale = weight.abs().amax(-1, keepdim=True)
+                self.sampler._weights[name] = (weight / scale).round() * scale
+
+
+def test_a_coarse_engine_is_named_before_the_policy_falls(
+    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lr = "learner.optimizer.lr=6e-3"
+    config = make_config(0, "num_steps=60", "algorithm=vcpo", lr, groups=4, size=8)
+    bench = Rounded(model_path)
+    watch = AgeWatch(logging.getLogger(), quantization="quantization=int2")
+    trainer = make_trainer(config, model_path, tmp_path)
+    bench.load(trainer)
+    for version in range(60):
+        scalars = trainer.step(bench.batch(config, number=version, version=version), version)
+        watch.observe(version + 1, scalars.scalars)
+        bench.load(trainer)
+        if warnings := [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]:
+            break
+    assert (
+        "generation.vllm.extra=quantization=int2 changes the engine's log-probs by" in warnings[0]
+    )
+    assert scalars.scalars["mismatch/engine_abs_mean"] > 0.2
+    assert bench.pass_rate(config, 60) > 0.9

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from async_rl.training.age_watch import AgeWatch
+from async_rl.training.age_watch import PROBE_MEAN, AgeWatch
 
 LOG = logging.getLogger("learner")
 
@@ -41,6 +41,32 @@ def test_old_data_that_lasts_is_reported_once_with_its_remedy(
     assert "lower buffer.max_staleness_versions" in first
     assert second.startswith("step 43: "), "after the data were young again"
     assert warnings(caplog, logging.INFO) == ["step 28: 41% of its sequences count again"]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "mismatch", "kind"),
+    [
+        ("kv_cache_dtype=fp8", {"mismatch/engine_abs_mean": 0.2}, "quantized engine"),
+        (
+            "kv_cache_dtype=fp8",
+            {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.3},
+            "quantized engine",
+        ),
+        # Most of the difference came with the age.
+        ("kv_cache_dtype=fp8", {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.5}, "old data"),
+        ("", {"mismatch/engine_abs_mean": 0.2}, "old data"),
+    ],
+)
+def test_a_quantized_engine_is_named_if_it_makes_most_of_the_difference(
+    quantization: str, mismatch: dict[str, float], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = AgeWatch(LOG, quantization=quantization)
+    watch.observe(1, scalars(0.2) | mismatch)
+    (warning,) = warnings(caplog)
+    assert watch.stage.startswith(f"training: {kind}, 20%")
+    remedy = "generation.vllm.extra=kv_cache_dtype=fp8 changes the engine's log-probs by 0.2 nats"
+    assert (remedy in warning) == (kind != "old data")
+    assert ("algorithm.policy_loss.correction=token_tis" in warning) == (kind != "old data")
 
 
 def test_the_activity_of_the_learner_names_the_lowered_step() -> None:

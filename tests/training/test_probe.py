@@ -57,6 +57,14 @@ def test_rounding_of_bfloat16_is_no_difference_but_other_weights_are_one() -> No
     assert "disagree by nan" in check(float("nan"), "model.dtype=bfloat16")[0]
 
 
+def test_a_quantized_engine_may_differ_as_one_of_bfloat16() -> None:
+    quantized = "generation.vllm.extra=['kv_cache_dtype=fp8']"
+    assert check(0.77, quantized)[0] == ""
+    assert "kv_cache_dtype=fp8 at most 0.3" in check(0.31 * 64, quantized)[0]
+    # An engine without the setting is exact.
+    assert check(0.77, quantized, "generation.engine=hf")[0]
+
+
 def test_an_answer_of_another_version_is_not_compared() -> None:
     assert "weights/probe_abs_max" not in check(9.0, version=1)[1]
 

@@ -83,6 +83,12 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
         )
     if isinstance(loss, BehaviorLoss):
         return
+    if config.generation.quantization and correction == "none":
+        yield (
+            f"generation.vllm.extra={config.generation.quantization} with"
+            " algorithm.policy_loss.correction=none: the weights that draw the samples are rounded"
+            " and those that are trained are not; set algorithm.policy_loss.correction=token_tis"
+        )
     # Before the first update the policy is the proximal policy.
     if loss.max_mean_ratio is not None and num_updates == 1:
         yield (

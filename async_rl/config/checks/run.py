@@ -126,9 +126,6 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             " evaluation.temperature=1"
         )
     generation = config.generation
-    has_drafts = (
-        generation.provided.reads_vllm and "speculative_config" in generation.vllm.arguments
-    )
     for path, section in (("generation", generation), ("evaluation", config.evaluation)):
         name = f"{path}.sampling={section.sampling}"
         try:
@@ -141,7 +138,7 @@ def _sampling(config: RunConfig) -> Iterator[str]:
                 f"{name}: the tokens that top_k and top_p leave are recorded for the learner, so"
                 f" their number must be bounded; add a top_k of at most {MOST_KEPT}"
             )
-        if has_drafts and (support.is_truncated or support.logit_bias):
+        if generation.has_drafts and (support.is_truncated or support.logit_bias):
             yield (
                 f"{name}: vLLM does not apply top_k, top_p and logit_bias to drafts; remove them,"
                 " or speculative_config from generation.vllm.extra"

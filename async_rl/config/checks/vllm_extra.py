@@ -1,5 +1,6 @@
 """`generation.vllm.extra`: further arguments of vLLM's engine, checked without importing vllm.
 
+vllm_extra.toml has the arguments that are refused.
 Invariant: an argument is passed on only if the project does not set it and if pushes, labels and
 log-probs stay what generation/engine.py promises. An argument that changes how the engine computes
 (quantization, dtype of the KV cache, attention backend) is passed on: the probe after a push and
@@ -9,61 +10,15 @@ log-probs stay what generation/engine.py promises. An argument that changes how 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import Any
 
-_SETTINGS = {
-    "dtype": "model.dtype",
-    "enable_sleep_mode": "placement=colocated",
-    "enforce_eager": "generation.vllm.enforce_eager",
-    "gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
-    # Rope scaling among them: the learner must compute with it too.
-    "hf_overrides": "model.override_config, which the learner reads too",
-    "kv_cache_memory_bytes": "generation.vllm.kv_cache_mb",
-    "load_format": "model.path, which every engine loads",
-    "max_model_len": "data.max_prompt_tokens and data.max_response_tokens",
-    "max_num_batched_tokens": "generation.vllm.max_num_batched_tokens",
-    "max_num_seqs": "generation.vllm.max_num_seqs",
-    "model": "model.path",
-    "seed": "seed",
-    "tensor_parallel_size": "generation.vllm.tensor_parallel_size",
-    "trust_remote_code": "model.trust_remote_code",
-}
-"""Arguments that follow from other settings."""
-_SAMPLING = "samples would not be drawn from the policy that the learner trains"
-_PUSHES = "weight pushes and the versions of tokens depend on the value that the project sets"
-_TOKENS = "the engine gets and returns token ids only"
-_REFUSED = {
-    "diffusion_config": _SAMPLING,
-    "disable_log_stats": "the project sets it, because it has its own metrics",
-    "distributed_executor_backend": _PUSHES,
-    "enable_elastic_ep": "a push addresses a fixed number of workers",
-    "enable_lora": "a push loads the weights of the whole model",
-    "enable_prefix_caching": "the samples of a group share one prefill of their prompt",
-    "enable_trace_replay": _SAMPLING,
-    "generation_config": _SAMPLING,
-    "io_processor_plugin": _TOKENS,
-    "logits_processors": _SAMPLING,
-    "logprobs_mode": "log-probs would belong to another distribution than the samples",
-    "override_generation_config": _SAMPLING,
-    "pooler_config": _TOKENS,
-    "reasoning_config": _SAMPLING,
-    "runner": _TOKENS,
-    "scheduler_cls": _PUSHES,
-    "skip_tokenizer_init": _TOKENS,
-    "structured_outputs_config": _SAMPLING,
-    "tokenizer": _TOKENS,
-    "watermark_config": _SAMPLING,
-    "weight_transfer_config": _PUSHES,
-    "worker_cls": _PUSHES,
-    "worker_extension_cls": _PUSHES,
-}
-"""Arguments that would break a promise, with the reason."""
-_REFUSED_PREFIXES = {
-    # An engine with replicas reports the workers of the first one only (vLLM 0.32), so a broadcast
-    # would wait for ranks that were not counted.
-    "data_parallel_": "each replica is a generator here: raise generators.count",
-    "kv_transfer_": "blocks computed by older weights would be read",
-    "kv_offloading_": "blocks computed by older weights would be read",
-}
+import msgspec
+
+_TABLES = msgspec.toml.decode(
+    resources.files(__package__).joinpath("vllm_extra.toml").read_bytes(),
+    type=dict[str, dict[str, Any]],
+)
 
 
 def extra_problems(
@@ -74,21 +29,24 @@ def extra_problems(
 
     is_eager: generation.vllm.enforce_eager; is_gpu: generators have GPUs.
     """
+    settings, refused, prefixes, cpu = _TABLES.values()
     given: set[str] = set()
     for entry in entries:
-        name = entry.partition("=")[0]
+        name, _, value = entry.partition("=")
         path = f"generation.vllm.extra={entry}"
-        prefix = next((start for start in _REFUSED_PREFIXES if name.startswith(start)), "")
+        prefix = next((start for start in prefixes if name.startswith(start)), "")
         if name in given:
             yield f"{path}: {name} is given twice; give it once"
-        elif name in _SETTINGS:
-            yield f"{path}: the project sets {name}; set {_SETTINGS[name]}"
-        elif name in _REFUSED or prefix:
-            reason = _REFUSED.get(name) or _REFUSED_PREFIXES[prefix]
+        elif name in settings:
+            yield f"{path}: the project sets {name}; set {settings[name]}"
+        elif name in refused or prefix:
+            reason = refused.get(name) or prefixes[prefix]
             yield f"{path}: {reason}; remove it"
         elif name == "speculative_config" and (is_gpu or '"ngram"' not in entry):
             # Drafts of a model would need pushes of their own.
             yield f"{path}: log-probs are checked for drafts by ngram on a CPU only; remove it"
+        elif not is_gpu and value not in cpu.get(name, [value]):
+            yield f"{path}: vLLM on a CPU would be wrong; set one of {', '.join(cpu[name])}"
         elif is_eager and name == "compilation_config":
             # vLLM would replace it without an error.
             eager = "generation.vllm.enforce_eager"
