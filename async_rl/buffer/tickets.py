@@ -24,6 +24,11 @@ from async_rl.data.prompt_file import RunPrompts
 
 _log = logging.getLogger(__name__)
 
+_MOST_DRAFT_BYTES = 1 << 16
+"""Of the earlier responses with a ticket: 16,384 tokens, which an engine searches in 20 us."""
+_PROMPT_END_BYTES = 4 * 8
+"""Of the prompt before each of them: the first words of a response follow it."""
+
 
 class Tickets:
     """The prompts of one run. Raises ProtocolError if open groups had other prompts."""
@@ -98,6 +103,14 @@ class Tickets:
         if purpose is Purpose.TRAIN:
             return self._config.generation.group_size
         return self._config.evaluation.num_samples
+
+
+def drafts_of(group: PackedGroup) -> bytes:
+    """Return the responses of a group as `Sampling.drafts`, each after the end of its prompt."""
+    numbers = range(len(group.samples))
+    responses = [group.member(number).token_ids for number in numbers]
+    end = group.prompt[-_PROMPT_END_BYTES:]
+    return end.join([b"", *responses])[:_MOST_DRAFT_BYTES]
 
 
 class ScoreFilter:

@@ -213,11 +213,16 @@ class Prompt(Value):
 
 
 class Sampling(Value):
-    """The settings of sampling. temperature 0 is greedy."""
+    """The settings of sampling. temperature 0 is greedy.
+
+    drafts: earlier responses to the prompt, int32 as little-endian bytes, in which an engine may
+    look for tokens to propose to itself (generation/vllm/cpu_drafts.py).
+    """
 
     temperature: float
     max_new_tokens: int
     support: Support = EVERYTHING
+    drafts: bytes = b""
 
 
 class Ticket(Value):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 from buffer_support import (
     Clock,
+    FakePrompts,
     ask,
     commit,
     fail,
@@ -22,8 +24,10 @@ from buffer_support import (
     tickets,
     within,
 )
+from composing import compose_unchecked
 
 from async_rl.buffer.service import BufferService
+from async_rl.config.base import replace
 from async_rl.core.errors import ProtocolError
 from async_rl.protocol.buffer import ReleaseGenerator, Work
 from async_rl.protocol.learner import ReadSequences, Sequences
@@ -54,6 +58,30 @@ async def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
         assert sequences.trajectories[0].unpacked().versions.tolist() == [-1, -1, 0, 0, 0]
         await commit(service, 1, [0, 1])
     assert states(tmp_path) == {0: "trained", 1: "trained", 2: "ready", 3: "ready"}
+
+
+async def test_a_ticket_has_the_newest_responses_to_its_prompt_if_the_engine_has_drafts(
+    tmp_path: Path,
+) -> None:
+    drafts = """generation.vllm.extra=['speculative_config={"method":"ngram"}']"""
+    with_drafts = compose_unchecked("ppo_code", [drafts, "generation.group_size=2"])
+    config = replace(make_config(), generation=with_drafts.generation)
+
+    async def drafts_of_next(service: BufferService, num_written: int) -> list[int]:
+        (ticket,) = await tickets(service, 0, credit=1)
+        await put(service, ticket, versions=[0] * num_written)
+        return np.frombuffer(ticket.sampling.drafts, np.int32).tolist()
+
+    prompts = FakePrompts(num_train=1)
+    async with opened(tmp_path / "drafts", config, prompts) as service:
+        assert await drafts_of_next(service, 1) == []
+        # The end of the prompt is before each response of the group.
+        assert await drafts_of_next(service, 2) == [1, 2, 3] * 2
+    async with opened(tmp_path / "drafts", config, prompts) as service:
+        assert await drafts_of_next(service, 1) == [1, 2, 3, 4] * 2
+    async with opened(tmp_path / "none", prompts=prompts) as service:
+        await drafts_of_next(service, 1)
+        assert await drafts_of_next(service, 1) == []
 
 
 async def test_a_parked_request_is_answered_by_the_commit_that_frees_admission(

@@ -7,8 +7,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 from generation_support import SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
 
 from async_rl.composition.compose import compose_unchecked
@@ -29,10 +32,25 @@ DRAFTS = (
 
 
 async def drawn(
-    engine: Any, name: str, support: Support, max_new_tokens: int = 100
+    engine: Any, name: str, support: Support, max_new_tokens: int = 100, drafts: bytes = b""
 ) -> list[Completion]:
-    sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=max_new_tokens, support=support)
+    sampling = Sampling(
+        temperature=TEMPERATURE, max_new_tokens=max_new_tokens, support=support, drafts=drafts
+    )
     return [done async for done in engine.generate(name, SUPPORTED_PROMPT, 6, sampling)]
+
+
+async def own_error(engine: Any) -> str:
+    """Return how an error of the project's own code reaches the caller, if vLLM is the engine."""
+    module = sys.modules.get("async_rl.generation.vllm.engine")
+    if module is None:
+        return "ValueError: ours"
+    with mock.patch.object(module, "logprobs_of", side_effect=ValueError("ours")):
+        try:
+            await drawn(engine, "own error", Support(), 1)
+        except (ValueError, DataError) as error:
+            return f"{type(error).__name__}: {error}"
+    return "none"
 
 
 async def refusal(engine: Any, name: str, support: Support) -> str:
@@ -43,24 +61,62 @@ async def refusal(engine: Any, name: str, support: Support) -> str:
     return "accepted"
 
 
-async def scenario(engine: Any, model: Any, supports: dict[str, Support]) -> dict[str, Any]:
+def proposed() -> list[list[int]]:
+    """Return the drafts for rows with and without earlier responses."""
+    from async_rl.generation.vllm.proposer import Proposer
+    from async_rl.generation.vllm.sampling import EARLIER
+
+    lookup = SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=4, num_speculative_tokens=3)
+    config: Any = SimpleNamespace(
+        speculative_config=lookup,
+        model_config=SimpleNamespace(max_model_len=12),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    earlier = np.array([50, 5, 6, 7, 8, 9, 10], np.int32).tobytes()
+    rows = [
+        ({EARLIER: earlier}, [1, 5, 6]),  # in the earlier response only
+        (None, [1, 5, 6]),
+        (None, [5, 6, 30, 31, 5, 6]),  # in the row only
+        ({EARLIER: earlier}, [5, 6, 30, 31, 5, 6]),  # in both
+        ({EARLIER: earlier}, [40, 5, 6, 30, 40, 5, 6]),  # the longer match is in the row
+        ({EARLIER: earlier}, [1, 2, 3, 4, 1, 2, 3, 4, 3, 5, 6]),  # one more token fits the model
+    ]
+    requests = {
+        str(n): SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
+        for n, (extra, _) in enumerate(rows)
+    }
+    runner = SimpleNamespace(requests=requests, input_batch=SimpleNamespace(req_ids=[*requests]))
+    table = np.zeros((len(rows), 12), np.int32)
+    for row, (_, tokens) in zip(table, rows, strict=True):
+        row[: len(tokens)] = tokens
+    lengths = np.array([len(tokens) for _, tokens in rows])
+    return Proposer(config, runner).propose(3, [[1]] * len(rows), lengths, table)
+
+
+async def scenario(
+    engine: Any, model: Any, supports: dict[str, Support], *, has_drafts: bool
+) -> dict[str, Any]:
     specs = [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
     with SharedTensors(specs) as publisher:
         await engine.load_weights(publisher.write(0, weights_of(model, 0).values()))
         # Grammars are compiled before the push.
+        kinds = []
         for name, support in supports.items():
-            await drawn(engine, f"first-{name}", support, 1)
-        kinds = [
-            asyncio.create_task(drawn(engine, name, support)) for name, support in supports.items()
-        ]
+            first = await drawn(engine, f"first-{name}", support, 40 if has_drafts else 1)
+            earlier = b"".join(done.token_ids.tobytes() for done in first) if has_drafts else b""
+            kinds.append(drawn(engine, name, support, drafts=earlier))
+        kinds = [asyncio.create_task(kind) for kind in kinds]
         # The first tokens are of version 0.
         await asyncio.sleep(0.02)
         await engine.load_weights(publisher.write(1, weights_of(model, 1).values()))
         said = dict(zip(supports, await asyncio.gather(*kinds), strict=True))
         bad = Support(grammar='{"type": 7}'), Support(logit_bias={100_000: 1.0})
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
+        refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])
-    return {"drawn": said, "refused": refused, "after": after}
+    drafts = proposed() if has_drafts else []
+    return {"drawn": said, "refused": refused, "after": after, "proposed": drafts}
 
 
 async def run(kind: str, path: Path) -> dict[str, Any]:
@@ -86,7 +142,8 @@ async def run(kind: str, path: Path) -> dict[str, Any]:
     prepare_environment(config, [])
     engine = await engine_opener(config, path)()
     try:
-        return await scenario(engine, model_from(path), supports)
+        has_drafts = kind == "drafts"
+        return await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
     finally:
         await engine.close()
 

@@ -36,6 +36,7 @@ class Said(Value):
     drawn: dict[str, list[Completion]]
     refused: list[str]
     after: list[Completion]
+    proposed: list[list[int]]
 
 
 @pytest.fixture(
@@ -96,10 +97,19 @@ def test_requests_span_the_push(case: tuple[Path, Qwen3ForCausalLM, Said]) -> No
     assert spanning >= ({"all", "length"} if has_drafts else {"bias", "schema", "top_k", "mixed"})
 
 
+def test_the_longest_match_in_earlier_responses_or_the_row_is_proposed(
+    case: tuple[Path, Qwen3ForCausalLM, Said],
+) -> None:
+    if case[2].proposed:
+        assert case[2].proposed == [[7, 8, 9], [], [30, 31, 5], [7, 8, 9], [30, 40, 5], [7]]
+
+
 def test_what_cannot_be_drawn_is_refused_and_the_engine_lives(
     case: tuple[Path, Qwen3ForCausalLM, Said],
 ) -> None:
     said = case[2]
     assert "Type should be a string" in said.refused[0]
     assert "logit_bias" in said.refused[1]
+    # An error of the project is not the request's fault.
+    assert said.refused[2] == "ValueError: ours"
     assert len(said.after) == 6

@@ -12,7 +12,7 @@ from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.store.connection import PAYLOAD, connect, intact, select
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.heads import PackedGroup
-from async_rl.core.types import NO_VERSION, DropReason
+from async_rl.core.types import NO_VERSION, DropReason, Purpose
 
 T = TypeVar("T")
 LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
@@ -69,6 +69,10 @@ _SCORES = (
 _EVALUATION = "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position"
 _FIGURES = 'SELECT figures AS "figures [stored_json]" FROM evaluations WHERE version=?'
 _BLOB = f"SELECT {PAYLOAD} WHERE group_id=?"
+_NEWEST_OF_PROMPT = (
+    f"SELECT {PAYLOAD} JOIN groups USING (group_id) WHERE prompt_id=? AND purpose=? ORDER BY"
+    " group_id DESC LIMIT 1"
+)
 _ACTIVE = (
     f"SELECT group_id FROM {_OPEN_ROWS} UNION ALL SELECT group_id FROM ({_READY}) UNION ALL SELECT"
     f" group_id FROM ({_LEASED})"
@@ -148,6 +152,11 @@ class StoreReader:
         """
         return await asyncio.to_thread(self._groups, group_ids)
 
+    async def newest_of_prompt(self, prompt_id: str, purpose: Purpose) -> PackedGroup | None:
+        """The newest complete group of a prompt; None if no trajectories are stored, or damaged."""
+        rows = await asyncio.to_thread(self._rows, _NEWEST_OF_PROMPT, prompt_id, purpose)
+        return rows[0][0] if rows else None
+
     async def evaluation_groups(self, version: int) -> list[tuple[int, bool]]:
         """(group id, is complete) of each group of an evaluation, in the order of its prompts."""
         return await asyncio.to_thread(self._rows, _EVALUATION, version)
@@ -180,7 +189,7 @@ class StoreReader:
         # A generator: most runs never read them, and a long run has millions.
         yield from self._rows(_REWARDS)
 
-    def _rows(self, query: str, *parameters: int) -> list[tuple[Any, ...]]:
+    def _rows(self, query: str, *parameters: int | str) -> list[tuple[Any, ...]]:
         with self._reading:
             return self._connection.execute(query, parameters).fetchall()
 

@@ -19,7 +19,6 @@ from contextlib import aclosing
 from typing import Any
 
 import numpy as np
-from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -32,7 +31,7 @@ from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import require_version
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.logprobs import logprobs_of
-from async_rl.generation.vllm.sampling import draw
+from async_rl.generation.vllm.sampling import EARLIER, draw
 from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
@@ -72,6 +71,11 @@ class VllmEngine:
         self._require_usable()
         support = sampling.support
         truncates = sampling.temperature > 0 and support.is_truncated
+        extra: dict[str, object] = {}
+        if truncates:
+            extra = {"top_k": support.top_k, "top_p": support.top_p}
+        elif sampling.drafts:
+            extra = {EARLIER: sampling.drafts}
         grammar = None
         if support.grammar:
             grammar = StructuredOutputsParams(**{support.grammar_kind: support.grammar})
@@ -82,7 +86,7 @@ class VllmEngine:
             min_tokens=min(support.min_tokens, sampling.max_new_tokens),
             logit_bias=support.logit_bias or None,
             structured_outputs=grammar,
-            extra_args={"top_k": support.top_k, "top_p": support.top_p} if truncates else None,
+            extra_args=extra or None,
             stop_token_ids=list(self._end_token_ids),
             ignore_eos=not self._end_token_ids,
             logprobs=support.top_k if truncates and support.is_recorded else 0,
@@ -94,15 +98,12 @@ class VllmEngine:
         )
         outputs = self._vllm.outputs(request_id, prompt_token_ids, params, lora=self._lora)
         first_s: dict[int, float] = {}
-        try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    for sample in output.outputs:
-                        first_s.setdefault(sample.index, time.monotonic())
-                        if sample.finished():
-                            yield self._completion(sample, first_s[sample.index], support, params)
-        except (ValueError, VLLMValidationError) as error:
-            raise DataError(f"vLLM refuses the request: {error}") from error
+        async with aclosing(outputs):
+            async for output in outputs:
+                for sample in output.outputs:
+                    first_s.setdefault(sample.index, time.monotonic())
+                    if sample.finished():
+                        yield self._completion(sample, first_s[sample.index], support, params)
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
@@ -130,6 +131,11 @@ class VllmEngine:
     def _completion(
         self, sample: CompletionOutput, first_s: float, support: Support, params: SamplingParams
     ) -> Completion:
+        if sample.finish_reason == "error" and support.grammar:
+            raise DataError(
+                f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with the tokens"
+                " of the model; simplify it"
+            )
         # An aborted sample has too few tokens, and would be trained as if the policy had finished
         # it.
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:

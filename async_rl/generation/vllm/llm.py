@@ -18,9 +18,15 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from async_rl.core.errors import AsyncRLError, BroadcastBroken, Unavailable, WeightsError
+from async_rl.core.errors import (
+    AsyncRLError,
+    BroadcastBroken,
+    DataError,
+    Unavailable,
+    WeightsError,
+)
 from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.sampling import Directories
+from async_rl.generation.vllm.sampling import REFUSALS, Directories
 
 _LOST_WORKER = "failed: cancelled"
 """The end of vLLM's message for a call that was waiting when a worker process exited."""
@@ -63,8 +69,8 @@ class Llm:
         params: SamplingParams,
         lora: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
-        request.
+        """Yield vLLM's outputs of one request; leaving it aborts the request. Raises DataError for
+        a request that vLLM refuses, Unavailable if the engine died.
         """
         prompt = tokens_input(list(token_ids))
         try:
@@ -72,6 +78,8 @@ class Llm:
             async with aclosing(generator) as outputs:
                 async for output in outputs:
                     yield output
+        except REFUSALS as error:
+            raise DataError(f"vLLM refuses the request: {error}") from error
         except (EngineDeadError, EngineGenerateError) as error:
             if isinstance(error.__cause__, AsyncRLError):
                 raise error.__cause__ from error

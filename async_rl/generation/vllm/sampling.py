@@ -28,6 +28,10 @@ _FIRST_ID = 1000
 _NO_ALTERNATIVE = -99999.0
 _GREEDY = 1e-5
 """A lower temperature is 0 to vLLM (_SAMPLING_EPS)."""
+EARLIER = "earlier"
+"""The extra argument of a request with earlier responses, as in `Sampling.drafts`."""
+REFUSALS = (ValueError, VLLMValidationError)
+"""What vLLM raises for a request that it does not serve."""
 _WEIGHTS = "adapter_model.safetensors"
 
 Ask = Callable[[Sequence[int], SamplingParams], AsyncGenerator[RequestOutput, None]]
@@ -66,11 +70,11 @@ async def draw(
     """
     try:
         params = _params(request, end_token_ids)
-        async with aclosing(ask(request.token_ids.tolist(), params)) as outputs:
-            async for output in outputs:
-                last = output
-    except (ValueError, VLLMValidationError) as error:
+    except REFUSALS as error:
         raise DataError(f"the sample is refused: {error}") from error
+    async with aclosing(ask(request.token_ids.tolist(), params)) as outputs:
+        async for output in outputs:
+            last = output
     num_tokens = len(request.token_ids)
     prompt_logprobs = np.full(num_tokens if request.wants_prompt_logprobs else 0, np.nan, "f4")
     top_ids = np.zeros((num_tokens, request.num_prompt_top), np.int32)

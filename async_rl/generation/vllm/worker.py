@@ -57,6 +57,7 @@ class ModelRunner(Protocol):
     """The part of vLLM's model runner that a push uses."""
 
     lora_manager: Any
+    drafter: Any
 
     def get_model(self) -> torch.nn.Module:
         """Return the model in use."""
@@ -88,6 +89,11 @@ class SharedWeightsExtension:
         it while no request runs: it changes torch's default dtype for a moment.
         """
         config = self.vllm_config
+        if config.speculative_config is not None:
+            # vLLM knows its own lookup only.
+            from async_rl.generation.vllm.proposer import Proposer
+
+            self.model_runner.drafter = Proposer(config, self.model_runner)
         self._receivers = Receivers(self.rank, self.device)
         meeting_point = self.distributed_init_method
         if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
