@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from async_rl.algorithms.edits import EXCLUDED, Edits
 from async_rl.core.codec import encode
-from async_rl.core.errors import DataError
+from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.support import EVERYTHING, Span, Support
 from async_rl.core.types import FloatArray, IntArray, Trajectory
@@ -48,6 +48,17 @@ class Grammars:
 
         compiled = compile_grammar(support, _compiler(self))
         return xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stop_ids) or None)
+
+    def require(self, supports: Iterable[Support]) -> None:
+        """Raise ConfigError for a grammar that fails with the tokens of the model. Some schemas
+        compile without them only (xgrammar 0.2.8).
+        """
+        for support in supports:
+            if support.grammar:
+                try:
+                    self.matcher(support, ())
+                except DataError as error:
+                    raise ConfigError(f"with the tokens of {self.tokenizer} {error}") from error
 
 
 def compile_grammar(support: Support, compiler: Any = None) -> Any:

@@ -14,17 +14,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec.structs import replace
-
-from async_rl.buffer.changes import storable
 from async_rl.buffer.parked import ParkedRequests
 from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
-from async_rl.buffer.tickets import drafts_of
 from async_rl.config.run import KEPT_GROUPS, RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
-from async_rl.core.types import DropReason, Ticket
+from async_rl.core.types import DropReason
 from async_rl.data.prompt_file import RunPrompts
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork, Work
@@ -70,7 +66,6 @@ class BufferService:
     ) -> None:
         self.state = BufferState(config, prompts, store.reader.recover(), now_s=clock())
         self._recording = config.recording
-        self._has_drafts = config.generation.has_drafts
         self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
         # The filter reads the scores of a prompt's newest group, however old that is.
         self._compacts = not config.data.filter.is_on
@@ -127,9 +122,8 @@ class BufferService:
         tickets = []
         if request.held is not None:
             version = self.state.lives.surviving(request.life, request.version)
-            tickets = self.state.hand_out_again(
-                name, request.held, version=version, most=request.credit
-            )
+            most = request.credit
+            tickets = self.state.hand_out_again(name, request.held, version=version, most=most)
         parked = self._parked.add(request, tickets)
         self._settle()
         try:
@@ -142,17 +136,8 @@ class BufferService:
             self._parked.withdraw(parked)
         why = "" if parked.tickets else self._parked.refusal(parked)
         await self._stored()  # first: a ticket that a crash forgets would be issued twice
-        tickets = parked.tickets
-        if self._has_drafts:
-            tickets = [await self._with_drafts(ticket) for ticket in tickets]
+        tickets = await self.state.tickets.with_drafts(parked.tickets, self.store.reader)
         return Work(tickets=tickets, waits_for=why)
-
-    async def _with_drafts(self, ticket: Ticket) -> Ticket:
-        """Return the ticket with earlier responses to its prompt, if some are stored."""
-        prompt_id = storable(ticket.prompt.prompt_id)
-        group = await self.store.reader.newest_of_prompt(prompt_id, ticket.purpose)
-        drafts = b"" if group is None else drafts_of(group)
-        return replace(ticket, sampling=replace(ticket.sampling, drafts=drafts))
 
     async def put_group(self, request: PutGroup) -> Message:
         """Store a complete group. If the group is not valid, its attempt has failed."""

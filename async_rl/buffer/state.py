@@ -63,7 +63,7 @@ class BufferState:
         # Since the start of this process; the store counts the groups of all processes.
         self.drops: Counter[str] = Counter()
         self.num_refused = 0
-        self._tickets = Tickets(config, prompts, recovered)
+        self.tickets = Tickets(config, prompts, recovered)
         self._num_held_out = prompts.num_held_out
         self.leases = Leases(config, self.admission.generators, now_s)
         self.evaluations = EvaluationProgress(recovered)
@@ -116,8 +116,8 @@ class BufferState:
             return None
         # Only the first attempt admits a group. A later one changes the row that exists.
         if purpose is Purpose.TRAIN and group.attempt == 1:
-            self._changes += self._tickets.filter.remove_at(group.index)
-            self._changes.append(self._tickets.admitted(group))
+            self._changes += self.tickets.filter.remove_at(group.index)
+            self._changes.append(self.tickets.admitted(group))
         else:
             self._changes.append(
                 changes.HandedOut(
@@ -128,7 +128,7 @@ class BufferState:
                     version=group.version,
                 )
             )
-        return self._tickets.ticket(group)
+        return self.tickets.ticket(group)
 
     def hand_out_again(
         self, generator: str, known: Collection[int], *, version: int, most: int
@@ -141,7 +141,7 @@ class BufferState:
         lost = [group.group_id for group in groups if group.group_id not in known][:most]
         # The learner may have gone back since the first hand-out, and the weights with it.
         self.admission.lower_version(lost, version)
-        return [self._tickets.ticket(self.admission.open[group_id]) for group_id in lost]
+        return [self.tickets.ticket(self.admission.open[group_id]) for group_id in lost]
 
     def complete(self, group: PackedGroup, payload: memoryview, now_s: float) -> None:
         """All samples of the group arrived. payload: the group, encoded. Raises ProtocolError if it
@@ -157,7 +157,7 @@ class BufferState:
         if known is None or known.attempt != group.attempt:
             return
         # Before any change: a group that is refused must leave the state as it was.
-        self._tickets.check(group, known, newest_version=self._newest_version)
+        self.tickets.check(group, known, newest_version=self._newest_version)
         summary = summarize(group)
         self.outage.end()
         self.admission.close(group.group_id)
@@ -165,7 +165,7 @@ class BufferState:
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return
-        self._tickets.filter.note(known.index, [s.score.reward for s in group.samples])
+        self.tickets.filter.note(known.index, [s.score.reward for s in group.samples])
         # Such a group would count towards its batch and contribute no gradient.
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")
@@ -295,7 +295,7 @@ class BufferState:
             return
         self._changes.append(changes.EvaluationStarted(version=version, num_prompts=num_prompts))
         for group in self.admission.start_evaluation(version, num_prompts):
-            self._changes.append(self._tickets.admitted(group))
+            self._changes.append(self.tickets.admitted(group))
 
     # ---- inside
 

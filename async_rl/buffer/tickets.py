@@ -10,10 +10,12 @@ import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
+from async_rl.buffer.store.reader import StoreReader
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.checksums import checksum
@@ -77,6 +79,18 @@ class Tickets:
             sampling=sampling_of(self._config, group.purpose),
             admitted_version=group.version,
         )
+
+    async def with_drafts(self, tickets: list[Ticket], reader: StoreReader) -> list[Ticket]:
+        """Return the tickets with earlier responses to their prompts, if the engine looks there."""
+        if not self._config.generation.has_drafts:
+            return tickets
+        found = []
+        for ticket in tickets:
+            prompt_id = storable(ticket.prompt.prompt_id)
+            group = await reader.newest_of_prompt(prompt_id, ticket.purpose)
+            drafts = b"" if group is None else drafts_of(group)
+            found.append(replace(ticket, sampling=replace(ticket.sampling, drafts=drafts)))
+        return found
 
     def check(self, group: PackedGroup, known: OpenGroup, *, newest_version: int) -> None:
         """Raise ProtocolError if the group is not a valid result of its ticket.

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from async_rl.batching.support import Grammars
 from async_rl.config.generation import ENGINES
 from async_rl.config.plugins import ENGINE, import_external, load_function
 from async_rl.config.run import RunConfig
-from async_rl.config.sampling import supports_of
-from async_rl.core.errors import ConfigError, DataError
-from async_rl.data.tokenizer import load_vocabulary_size
 from async_rl.generation.engine import OpenEngine
 
 
@@ -25,7 +21,6 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
     rank: parallel generators get different random numbers by it.
     """
     import_external(config.model)
-    _require_grammars(config, model_path)
     seed = config.seed + rank
     # Imported here: vLLM reads the variables of `prepare_environment` at import.
     if config.generation.engine == "vllm":
@@ -39,20 +34,3 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
     from async_rl.generation.hf.engine import hf_opener
 
     return hf_opener(config, model_path, seed)
-
-
-def _require_grammars(config: RunConfig, model_path: Path) -> None:
-    """Raise ConfigError for a grammar that xgrammar compiles without the tokens of the model only:
-    with them it fails for some schemas (0.2.8), and every group would fail.
-    """
-    for support in supports_of(config):
-        if support.grammar:
-            grammars = Grammars(
-                tokenizer=config.data.tokenizer or str(model_path),
-                vocab_size=load_vocabulary_size(config, model_path),
-                has_code=config.model.trust_remote_code,
-            )
-            try:
-                grammars.matcher(support, ())
-            except DataError as error:
-                raise ConfigError(f"with the tokens of {model_path} {error}") from error

@@ -10,6 +10,9 @@ from typing import Any
 
 import msgspec
 
+from async_rl.core.errors import DataError
+from async_rl.core.schemas import require_applied
+from async_rl.core.support import Support
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.tools import HERMES, ToolForm
 
@@ -31,6 +34,15 @@ def schema_of(form: Json | None) -> Json | None:
             " json_schema with a schema"
         )
     return schema
+
+
+def checked(support: Support) -> Support:
+    """Return the support of an answer. Raises Refused if answers need not fit its schema."""
+    try:
+        require_applied(support)
+    except DataError as error:
+        raise Refused(str(error)) from error
+    return support
 
 
 def grammar_of(

@@ -20,15 +20,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from async_rl.core.errors import DataError
-from async_rl.core.schemas import require_applied
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call, Writing
 from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.grammars import grammar_of
+from async_rl.sessions.grammars import checked, grammar_of
 from async_rl.sessions.record import Context, Record
 from async_rl.sessions.tools import as_text, chosen
 from async_rl.sessions.usage import Usage
@@ -152,12 +150,8 @@ class Session:
         """Return the run's support with the limits of a request: fields of Support, or None. Raises
         Refused.
         """
-        support = replace(self.support, **{name: value for name, value in limits.items() if value})
-        try:
-            require_applied(support)
-        except DataError as error:
-            raise Refused(str(error)) from error
-        return support
+        given = {name: value for name, value in limits.items() if value}
+        return checked(replace(self.support, **given))
 
     def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
         """Return a number for each answer to a request. Raises Refused if they are too many."""

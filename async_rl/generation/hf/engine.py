@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.batching.support import Grammars
 from async_rl.config.run import RunConfig
+from async_rl.config.sampling import supports_of
 from async_rl.core.errors import ConfigError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import OpenEngine, read_model_facts, require_version
@@ -58,6 +59,7 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
             vocab_size=model.config.get_text_config().vocab_size,
             has_code=config.model.trust_remote_code,
         )
+        grammars.require(supports_of(config))
         return HfEngine(model, end_token_ids, seed, grammars)
 
     return open_engine

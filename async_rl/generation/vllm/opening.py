@@ -15,6 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
+from async_rl.batching.support import Grammars
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
@@ -51,6 +52,11 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
 
     async def open_engine() -> VllmEngine:
         llm, has_spare = await open_llm(config, args)
+        Grammars(
+            tokenizer=str(args.tokenizer),
+            vocab_size=llm.model_config.get_vocab_size(),
+            has_code=config.model.trust_remote_code,
+        ).require(supports_of(config))
         if adapter is not None and adapter.slots:
             # The other half of a service's slots is for adapters in directories.
             count = adapter.slots // 2 if config.agent.is_service else adapter.slots
