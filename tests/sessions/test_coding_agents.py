@@ -169,6 +169,9 @@ def test_codex_with_each_kind_of_tool_is_one_segment(
             "/v1/responses", json=codex([*opening, done, output], stream=False)
         )
         assert again.json()["output"][0]["content"][0]["text"] == "done"
+        # litellm requires these names.
+        named = {"reasoning", "temperature", "top_p", "truncation", "user"}
+        assert again.json().keys() >= named
         same = await found.openai.responses.retrieve(again.json()["id"])
         assert same.output_text == "done"
         later = await found.http.post("/v1/responses", json=codex([compacted], stream=False))

@@ -115,9 +115,11 @@ class _ResponsesExchange(Exchange):
             tool_choice=request.tool_choice or "auto",
             parallel_tool_calls=request.parallel_tool_calls is not False,
             text=request.text or {"format": {"type": "text"}},
+            reasoning=request.reasoning or {"effort": None, "summary": None},
+            truncation="disabled",
             metadata={},
-            error=None,
-            incomplete_details=None,
+            # Packages require these names. None: the request has decided none of them.
+            **dict.fromkeys(("error", "incomplete_details", "temperature", "top_p", "user")),
         )
         self._session = session
         self._tools = tools

@@ -1,0 +1,1 @@
+"""Programs with the packages of other projects as clients of the endpoint."""
