@@ -47,7 +47,6 @@ async def run(context: ProcessContext) -> None:
     await context.directory.changed(-1)  # the first member list
     tokenizer = await asyncio.to_thread(load_tokenizer, config, context.model_path)
     spare_heap()
-    sessions = Sessions()
     environments: Environments
     offers = None
     if config.agent.is_external:
@@ -61,6 +60,7 @@ async def run(context: ProcessContext) -> None:
     life = f"{control.pid}-{control.address.rpartition(':')[2]}"
     folder = context.run_dir / "sessions" / context.name
     journal = Journal(folder, life)
+    sessions = Sessions(journal.secret, journal.returning)
     engines = RemoteEngines(context)
     # Programs keep the address of a gateway that starts again.
     with listen_again(context.host, folder / "port") as listener:
@@ -75,6 +75,7 @@ async def run(context: ProcessContext) -> None:
                 journal=journal,
                 url=url,
                 read_calls=engines.read_calls,
+                offers=offers,
             )
             rollouts = Rollouts(
                 config,

@@ -31,8 +31,10 @@ from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import read
+from async_rl.sessions.offers import Offers
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
+from async_rl.sessions.requests import repeat
 from async_rl.sessions.rewards import reward_of
 from async_rl.sessions.session import Session
 from async_rl.sessions.usage import Usage
@@ -45,7 +47,8 @@ _RAN = (Verdict.PASS, Verdict.WRONG_ANSWER)
 
 class Agents:
     """Makes samples with environments. url: of the endpoint of `sessions`; journal: what earlier
-    lives of this gateway served; read_calls: lets a generator read tool calls.
+    lives of this gateway served; read_calls: lets a generator read tool calls; offers: the
+    environments, if programs outside the run are the agents.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Agents:
         journal: Journal,
         url: str,
         read_calls: Reader | None = None,
+        offers: Offers | None = None,
     ) -> None:
         self._config = config
         parser = config.generation.vllm.tool_parser
@@ -66,6 +70,7 @@ class Agents:
         self._environments = environments
         self._journal = journal
         self._url = url
+        self._offers = offers
         self._environments_seen: set[str] = set()
 
     async def sample(
@@ -78,6 +83,7 @@ class Agents:
     ) -> Written:
         """Return one sample. verifier: runs the programs of its Python tool."""
         name = f"{ticket.group_id}.{ticket.attempt}.{index}"
+        session_name = self._journal.name_of(ticket, index)
 
         async def answer(
             call: str, token_ids: IntArray, limit: int, support: Support
@@ -86,6 +92,8 @@ class Agents:
             known = self._journal.take(ticket, index, token_ids, limit, support)
             if known is not None:
                 return known
+            if is_returning:
+                raise Refused("no life of the gateway has written this answer")
             limited = msgspec.structs.replace(sampling, max_new_tokens=limit, support=support)
             try:
                 completed = await write(f"{name}/{call}", token_ids, limited)
@@ -102,7 +110,10 @@ class Agents:
 
         failing: asyncio.Future[AgentError] = asyncio.get_running_loop().create_future()
         task = task_of(ticket, index)
+        token, session_key = self._sessions.keys(session_name)
         session = Session(
+            token=token,
+            session_key=session_key,
             record=Record(ticket.prompt.token_ids),
             chat=self._chat,
             write=answer,
@@ -113,8 +124,16 @@ class Agents:
             usage=Usage(environment=self._environment_of(task["row"])),
             run=functools.partial(_run, verifier),
         )
+        is_returning = True
+        noted = self._journal.returning.get(session_name)
+        if self._offers is not None:
+            if noted is not None:
+                self._offers.resume(session_key, await repeat(session, noted))
+            session.note = functools.partial(self._journal.note, session_name)
+        is_returning = False
         # Closed before the sample is made: no call that is still open can add to it.
         with self._sessions.open(session):
+            self._journal.returning.pop(session_name, None)
             endpoint = Endpoint.of(self._url, session.token, session.session_key)
             running = asyncio.ensure_future(self._environments.run(endpoint, session.task))
             try:

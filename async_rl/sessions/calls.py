@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.core.frozen import frozen
+from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import Support
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.errors import Json, Refused
@@ -45,6 +45,17 @@ class Call:
             raise Refused(
                 f"the stop texts have more than {_MOST_STOP_CHARS} characters together; send less"
             )
+
+
+class Noted(Value, frozen=True):
+    """A request that has changed a session. key: what it has in common with the same request that
+    is sent again. name: the id of its answer.
+    """
+
+    path: str
+    body: bytes = b""
+    key: bytes = b""
+    name: str = ""
 
 
 @frozen

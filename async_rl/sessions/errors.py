@@ -45,7 +45,7 @@ def refusal_of(error: AsyncRLError) -> Refused:
     """Return the refusal for an error: any other than a refusal is a failure of the engine."""
     if isinstance(error, Refused):
         return error
-    return Refused(f"no engine answers: {error}", status=503, code="engine_unavailable")
+    return Refused(f"no answer: {error}", status=503, code="engine_unavailable")
 
 
 def error_of(refused: Refused) -> Json:

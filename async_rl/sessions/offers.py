@@ -16,14 +16,14 @@ import collections
 import contextlib
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import Any
 
 from async_rl.core.errors import AgentError, NotTaken
 from async_rl.core.frozen import frozen
 from async_rl.sessions.endpoint import Endpoint
+from async_rl.sessions.requests import Outcome
 
-_MOST_ENDED = 4096
-"""Ended sessions whose second end is recognized: a program repeats it within seconds."""
 LONGEST_WAIT_S = 60.0
 """The longest request for a session: below the idle timeouts of proxies."""
 
@@ -47,11 +47,13 @@ class Offers:
         self._waiting: collections.deque[Offer] = collections.deque()
         self._taken: dict[str, Offer] = {}
         self._offered = asyncio.Event()
-        self._ended: collections.deque[str] = collections.deque(maxlen=_MOST_ENDED)
+        self._returned: dict[str, Outcome | None] = {}
 
-    def has_ended(self, session_key: str) -> bool:
-        """Return whether a program has ended the session of this key."""
-        return session_key in self._ended
+    def resume(self, session_key: str, outcome: Outcome | None) -> None:
+        """The session that runs next with this key is a program's already, which has ended it with
+        this outcome (None = it has not).
+        """
+        self._returned[session_key] = outcome
 
     def accepts(self, key: str) -> bool:
         """Return whether this key may take a session."""
@@ -62,8 +64,15 @@ class Offers:
         """Offer the session until a program has taken and ended it."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         offer = Offer(endpoint=endpoint, task=task, is_taken=asyncio.Event(), ended=ended)
+        key = endpoint.session_key
         self._waiting.append(offer)
-        self._offered.set()
+        if key in self._returned:
+            self._hand_out(offer)
+            outcome = self._returned.pop(key)
+            if outcome is not None:
+                self.end(key, outcome)
+        else:
+            self._offered.set()
         try:
             try:
                 async with asyncio.timeout(self._take_s):
@@ -76,7 +85,7 @@ class Offers:
             await ended
         finally:
             # The run is over or cancelled: no program can take or end the session any more.
-            if self._taken.pop(endpoint.session_key, None) is None:
+            if self._taken.pop(key, None) is None:
                 self._waiting.remove(offer)
 
     async def available(self, wait_s: float) -> None:
@@ -88,27 +97,39 @@ class Offers:
                     self._offered.clear()
                     await self._offered.wait()
 
-    def take(self) -> Offer | None:
-        """Return the session that has waited longest; None without any."""
+    def take(self, note: Callable[[str], None] = lambda key: None) -> Offer | None:
+        """Return the session that has waited longest; None without any. note: called with its
+        second key; if it raises, the session still waits.
+        """
         if not self._waiting:
             return None
-        offer = self._waiting.popleft()
-        self._taken[offer.endpoint.session_key] = offer
-        offer.is_taken.set()
+        offer = self._waiting[0]
+        note(offer.endpoint.session_key)
+        self._hand_out(offer)
         return offer
 
-    def end(self, session_key: str, error: str) -> None:
-        """The program has exited, or failed with this reason. It may say so twice, or while its
-        group is given up, because another sample failed.
-        """
+    def _hand_out(self, offer: Offer) -> None:
+        self._waiting.remove(offer)
+        self._taken[offer.endpoint.session_key] = offer
+        offer.is_taken.set()
+
+    def is_taken(self, session_key: str) -> bool:
+        """Return whether a program has the session and has not ended it."""
+        if session_key in self._returned:
+            return self._returned[session_key] is None
         offer = self._taken.get(session_key)
-        if offer is None or offer.ended.done():
+        return offer is not None and not offer.ended.done()
+
+    def end(self, session_key: str, outcome: Outcome) -> None:
+        """The program of a taken session has ended it."""
+        if session_key in self._returned:
+            self._returned[session_key] = outcome
             return
-        self._ended.append(session_key)
-        if error:
-            offer.ended.set_exception(AgentError(f"the program failed its session: {error}"))
+        ended = self._taken[session_key].ended
+        if outcome.error:
+            ended.set_exception(AgentError(f"the program failed its session: {outcome.error}"))
         else:
-            offer.ended.set_result(None)
+            ended.set_result(None)
 
     async def close(self) -> None:
         """Nothing to end: the programs are not the run's."""

@@ -10,12 +10,10 @@ in the form of its API; the calls of a client that disconnects end with it.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import hashlib
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,24 +22,25 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from async_rl.sessions.calls import Answer
+from async_rl.sessions.calls import Noted
 from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
-from async_rl.sessions.forms.anthropic_messages import count_tokens, messages
-from async_rl.sessions.forms.form import (
-    Exchange,
-    Form,
-    events_of,
-    lines,
-    lines_of,
-    read,
-    replayed,
-)
-from async_rl.sessions.forms.openai_completions import chat_completions, completions, generate
-from async_rl.sessions.forms.openai_responses import response, responses
+from async_rl.sessions.forms.anthropic_messages import count_tokens
+from async_rl.sessions.forms.form import events_of, lines, lines_of, read, replayed
+from async_rl.sessions.forms.openai_responses import response
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
-from async_rl.sessions.rewards import reward_of
+from async_rl.sessions.requests import (
+    END,
+    FORMS,
+    OPEN,
+    REWARD,
+    Outcome,
+    add_reward,
+    answered,
+    formed,
+    note_stream,
+)
 from async_rl.sessions.session import Session
 from async_rl.wire.http import body_of, json_response, while_connected
 
@@ -63,31 +62,15 @@ _MOST_BYTES = 16 << 20
 # Bytes of a body per token that a session may have, and besides them. Text has 4 per token; written
 # as JSON, and with the long runs of spaces that some vocabularies have, 256 are enough for any.
 _TOKEN_BYTES, _OTHER_BYTES = 256, 1 << 20
-_SMALL_BYTES = 1 << 15
-"""A body of this size is read within milliseconds, which a thread would not shorten."""
 _body = partial(body_of, most_bytes=_OTHER_BYTES)
 _ENDED = {"object": "session.ended"}
 _MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}
-T = TypeVar("T")
-FORMS: Mapping[str, Form] = {
-    "/inference/v1/generate": generate,
-    "/v1/chat/completions": chat_completions,
-    "/v1/completions": completions,
-    "/v1/messages": messages,
-    "/v1/responses": responses,
-}
 
 
 class _Wanted(msgspec.Struct):
     """A request for a session. wait_s: seconds to wait for one."""
 
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_S)] = 0.0
-
-
-class _Outcome(msgspec.Struct):
-    """The end of a session. error: why the program failed; empty if it did not."""
-
-    error: str = ""
 
 
 class _Endpoint:
@@ -110,7 +93,7 @@ class _Endpoint:
         wanted: _Wanted = read(await _body(request) or b"{}", _Wanted)
         await while_connected(request, self._offers.available(wanted.wait_s))
         # No await from here on: a session that is taken reaches the program, or times out.
-        offer = self._offers.take()
+        offer = self._offers.take(lambda key: self._sessions[key].note(Noted(path=OPEN)))
         if offer is None:
             raise Refused(
                 "no session waits for a program; try again", status=503, code="no_session"
@@ -119,76 +102,78 @@ class _Endpoint:
         return json_response({"object": "session", "task": offer.task, **endpoint}, 201)
 
     async def end(self, request: Request) -> Response:
-        if self._offers is not None and self._offers.has_ended(token_of(request)):
+        if self._sessions.has_ended(request):
             # The first answer was lost; the session may be gone since.
             return json_response(_ENDED)
-        session = self._sessions.owned(request)
-        outcome: _Outcome = read(await _body(request) or b"{}", _Outcome)
+        session = await self._sessions.owned(request)
+        body = await _body(request) or b"{}"
+        outcome: Outcome = read(body, Outcome)
         if self._offers is None:
             raise Refused(
                 "the run closes this session itself when its agent has exited", status=409
             )
-        self._offers.end(session.session_key, outcome.error)
+        if self._offers.is_taken(session.session_key):
+            session.note(Noted(path=END, body=body))
+            self._offers.end(session.session_key, outcome)
         session.close("its program has closed it")
         return json_response(_ENDED)
 
     async def models(self, request: Request) -> Response:
-        self._sessions.of(request)
+        await self._sessions.of(request)
         return json_response({"object": "list", "data": [_MODEL]})
 
     async def model(self, request: Request) -> Response:
-        self._sessions.of(request)
+        await self._sessions.of(request)
         if request.path_params["name"] != MODEL:
             raise Refused(f"only {MODEL!r} is served here", status=404, code="model_not_found")
         return json_response(_MODEL)
 
     async def task(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = await self._sessions.of(request)
         is_owner = token_of(request) == session.session_key
         return json_response(session.task if is_owner else for_agent(session.task))
 
     async def run(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = await self._sessions.of(request)
         return json_response(await session.run_tool(await _body(request)))
 
     async def reward(self, request: Request) -> Response:
-        session = self._sessions.owned(request)
+        session = await self._sessions.owned(request)
         session.require_open()
         body = await _body(request)
-        request_id = _id_of(request, body)
-        if not (request_id in session.posted and _is_sent_again(request)):
-            session.rewards.append(reward_of(read(body, Any)))
-            session.posted.add(request_id)
+        posted = Noted(path=REWARD, body=body, key=_key_of(request, body))
+        if not (posted.key in session.posted and _is_sent_again(request)):
+            add_reward(session, posted)
         return json_response({"object": "reward", "num_rewards": len(session.rewards)})
 
     async def count(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = await self._sessions.of(request)
         body = await _call_body(request, session)
-        return json_response(await _formed(count_tokens, body, session))
+        return json_response(await formed(count_tokens, body, session))
 
     async def response(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = await self._sessions.of(request)
         return json_response(response(request.path_params["name"], session))
 
     async def answer(self, request: Request) -> Response:
-        session = self._sessions.of(request)
+        session = await self._sessions.of(request)
         session.require_open()
         body = await _call_body(request, session)
-        exchange = await _formed(FORMS[request.url.path], body, session)
-        request_id = _id_of(request, body)
-        known = session.repeated(request_id) if _is_sent_again(request) else []
+        path = request.url.path
+        exchange = await formed(FORMS[path], body, session)
+        noted = Noted(path=path, body=body, key=_key_of(request, body), name=exchange.name)
+        known = session.repeated(noted.key) if _is_sent_again(request) else []
         if known and exchange.is_streamed:
             return Response(lines(replayed(exchange, known)), media_type=_STREAM)
         if known:
             return json_response(exchange.reply(known))
-        exchange.numbers = session.begin(exchange.calls, request_id)
+        exchange.numbers = session.begin(exchange.calls, noted.key)
         if exchange.is_streamed:
             # The first piece decides between an answer and an error in the form of the API.
-            events = events_of(exchange, session)
+            events = events_of(exchange, session, partial(note_stream, session, exchange, noted))
             first = await while_connected(request, anext(events))
             return StreamingResponse(lines_of(first, events), media_type=_STREAM)
-        answers = await while_connected(request, _all(session, exchange))
-        return json_response(exchange.reply(answers))
+        return json_response(await while_connected(request, answered(session, exchange, noted)))
 
 
 def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
@@ -198,11 +183,11 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
         routes=[
             Route("/v1/models", endpoint.models, methods=["GET"]),
             Route("/v1/models/{name:path}", endpoint.model, methods=["GET"]),
-            Route("/sessions", endpoint.open, methods=["POST"]),
-            Route("/v1/session/end", endpoint.end, methods=["POST"]),
+            Route(OPEN, endpoint.open, methods=["POST"]),
+            Route(END, endpoint.end, methods=["POST"]),
             Route("/v1/session/task", endpoint.task, methods=["GET"]),
             Route("/v1/session/run", endpoint.run, methods=["POST"]),
-            Route("/v1/session/reward", endpoint.reward, methods=["POST"]),
+            Route(REWARD, endpoint.reward, methods=["POST"]),
             Route("/v1/messages/count_tokens", endpoint.count, methods=["POST"]),
             Route("/v1/responses/{name}", endpoint.response, methods=["GET"]),
             *(Route(path, endpoint.answer, methods=["POST"]) for path in FORMS),
@@ -219,21 +204,6 @@ async def _call_body(request: Request, session: Session) -> bytes:
     return await body_of(request, most_bytes=most_bytes)
 
 
-async def _formed(form: Callable[[bytes, Session], T], body: bytes, session: Session) -> T:
-    """Return what a form reads from a body: a large one on a thread, while other calls go on.
-    Raises Refused, also for a value inside of messages and tools that is not there, or of another
-    type: forms do not check them first.
-    """
-    try:
-        if len(body) <= _SMALL_BYTES:
-            return form(body, session)
-        return await asyncio.to_thread(form, body, session)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise Refused(
-            f"a value in the request is missing or has the wrong type: {error!r}"
-        ) from error
-
-
 def spare_heap() -> None:
     """Exempt the present objects from garbage collections, and search all later ones rarely."""
     gc.collect()
@@ -241,26 +211,7 @@ def spare_heap() -> None:
     gc.set_threshold(gc.get_threshold()[0], _NEWEST_PER_YOUNG, _YOUNG_PER_FULL)
 
 
-async def _all(session: Session, exchange: Exchange) -> list[Answer]:
-    """Return the answers to all calls. An error of one of them cancels the rest, and no answer is
-    trained, because the client reads none of them.
-    """
-    pairs = zip(exchange.calls, exchange.numbers, strict=True)
-    work = [asyncio.ensure_future(session.answer(call, number=number)) for call, number in pairs]
-    session.unread.update(exchange.numbers)
-    try:
-        return await asyncio.gather(*work)
-    except BaseException:
-        for answering in work:
-            answering.cancel()
-        await asyncio.wait(work)
-        session.forget(exchange.numbers)
-        raise
-    finally:
-        session.unread.difference_update(exchange.numbers)
-
-
-def _id_of(request: Request, body: bytes) -> bytes:
+def _key_of(request: Request, body: bytes) -> bytes:
     """Return what a request has in common with the same request that is sent again."""
     key = request.headers.get(_KEY, "").encode() or body
     return hashlib.sha256(request.url.path.encode() + b"\n" + key).digest()

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
-from async_rl.sessions.calls import Answer, Call, Writing
+from async_rl.sessions.calls import Answer, Call, Noted, Writing
 from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
@@ -51,7 +51,7 @@ class Session:
     row and tests. run: a Python tool. responses: the messages up to each response that a client may
     name, and its body. token: the agent's; session_key: of who started the agent and rewards it.
     posted: the requests with rewards. unread: the answers whose request still waits for other
-    answers.
+    answers. note: called with each request that has changed the session, before its answer leaves.
     """
 
     record: Record
@@ -65,6 +65,7 @@ class Session:
     usage: Usage = field(default_factory=Usage)
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
+    note: Callable[[Noted], None] = lambda request: None
     rewards: list[dict[str, float]] = field(default_factory=list)
     posted: set[bytes] = field(default_factory=set)
     unread: set[int] = field(default_factory=set)

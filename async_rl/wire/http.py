@@ -82,7 +82,7 @@ def listen_again(host: str, file: Path) -> socket.socket:
     """A listener at the port in the file, which an earlier life of the process wrote; at a free
     one, and write it, if there is none or another process has it.
     """
-    with contextlib.suppress(OSError, ValueError, ConfigError):
+    with contextlib.suppress(OSError, OverflowError, ValueError, ConfigError):
         return listen(host, int(file.read_text()))
     listener = listen(host, 0)
     file.write_text(str(listener.getsockname()[1]))

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+import resource
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,13 +20,22 @@ import pytest
 from composing import compose, compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollouts_support import Alphabet, Judge, Parrot, opened_rollouts, process, ticket_of
-from test_agents import TESTS
+from rollouts_support import (
+    Alphabet,
+    Judge,
+    Parrot,
+    completion,
+    opened_rollouts,
+    process,
+    ticket_of,
+)
+from test_agents import TESTS, Drawing
 
 from async_rl.config.checks.run import problems
 from async_rl.core.errors import AgentError, NotTaken, root_cause
 from async_rl.core.types import Group
 from async_rl.processes.gateway import announced
+from async_rl.protocol.generator import Completion
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.journal import Journal
@@ -33,6 +44,7 @@ from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import build_app
 
 KEY = key_from("the run's token")
+AGAIN = {"x-stainless-retry-count": "1"}
 
 
 class Gateway:
@@ -41,7 +53,8 @@ class Gateway:
     def __init__(self, path: Path, *, take_s: float = 60.0) -> None:
         self.config = compose("grpo_code", ["generation.group_size=2", "rollout.fn=external"])
         self.offers = Offers(KEY, take_s)
-        self.sessions = Sessions()
+        journal = Journal(path / "gateway-0", "1")
+        self.sessions = Sessions(journal.secret, journal.returning)
         self.transport = httpx.ASGITransport(cast(Any, build_app(self.sessions, self.offers)))
         self.judge = Judge()
         self.rollouts: Any = None
@@ -50,19 +63,24 @@ class Gateway:
             tokenizer=Alphabet(),
             sessions=self.sessions,
             environments=self.offers,
-            journal=Journal(path / "gateway-0", "1"),
+            journal=journal,
             url="http://gateway",
+            offers=self.offers,
         )
 
-    async def group(self, number: int = 1) -> Group:
-        asked = msgspec.structs.replace(ticket_of(2, tests=TESTS), group_id=number)
+    async def group(self, number: int = 1, attempt: int = 1, engine: Any = None) -> Group:
+        asked = msgspec.structs.replace(
+            ticket_of(2, tests=TESTS, max_new_tokens=99), group_id=number, attempt=attempt
+        )
         async with asyncio.timeout(60):
-            group: Group = await self.rollouts.group(asked, Parrot(), written=lambda: None)
+            group: Group = await self.rollouts.group(
+                asked, engine or Parrot(), written=lambda: None
+            )
         return group
 
-    async def post(self, path: str, key: str, body: Any = None) -> httpx.Response:
+    async def post(self, path: str, key: str, body: Any = None, **more: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=self.transport) as client:
-            headers = {"authorization": f"Bearer {key}"}
+            headers = {"authorization": f"Bearer {key}", **more}
             return await client.post(f"http://gateway{path}", headers=headers, json=body)
 
     async def take(self, wait_s: float = 30.0) -> dict[str, Any]:
@@ -138,6 +156,155 @@ def test_programs_take_the_sessions_of_a_group_and_end_them(tmp_path: Path) -> N
         assert late.status_code == 401
 
     run(tmp_path, do)
+
+
+class Lives:
+    """The lives of one gateway, whose engine draws a letter once. A request whose answer is lost is
+    sent again to the next life, as the packages do.
+    """
+
+    def __init__(self, path: Path, lost: int, engine: Any = None) -> None:
+        self._path, self._lost = path, lost
+        self._engine = engine or Drawing(3, limit=99)
+        self.num_requests = 0
+        self.num_lives = 0
+        self.making: Any = None
+
+    async def begin(self) -> None:
+        self.num_lives += 1
+        self.gateway = Gateway(self._path)
+        maker = self.gateway.agents.sample
+        self._stack = contextlib.AsyncExitStack()
+        opened = opened_rollouts(self.gateway.config, self.gateway.judge, maker=maker)
+        self.gateway.rollouts = await self._stack.enter_async_context(opened)
+        group = self.gateway.group(attempt=self.num_lives, engine=self._engine)
+        self.making = asyncio.create_task(group)
+
+    async def kill(self) -> None:
+        self.making.cancel()
+        await asyncio.gather(self.making, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def send(self, path: str, key: str, body: Any) -> str:
+        reply = await self.gateway.post(path, key, body)
+        self.num_requests += 1
+        if self.num_requests == self._lost:
+            await self.kill()
+            await self.begin()
+            again = await self.gateway.post(path, key, body, **AGAIN)
+            assert reply.status_code == 200
+            assert texts_in(again.text) == texts_in(reply.text)
+            reply = again
+        assert reply.status_code == 200, reply.text
+        return texts_in(reply.text)
+
+    async def program(self) -> None:
+        """A chat, a stream, a response that names an earlier one, a reward and an end."""
+        session = await self.gateway.take()
+        key, owner = session["api_key"], session["session_key"]
+        chat = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        first = await self.send("/v1/chat/completions", key, chat)
+        chat["messages"] += [{"role": "assistant", "content": first}]
+        chat["messages"] += [{"role": "user", "content": "on"}]
+        await self.send("/v1/chat/completions", key, {**chat, "stream": True})
+        asked = {"model": "policy", "input": "so"}
+        named = await self.gateway.post("/v1/responses", key, asked)
+        more = {"previous_response_id": named.json()["id"]}
+        await self.send("/v1/responses", key, {**asked, **more})
+        await self.send("/v1/session/reward", owner, 0.5)
+        await self.send("/v1/session/end", owner, {})
+
+
+def texts_in(body: str) -> str:
+    return "".join(re.findall(r'"(?:content|text)":"(\w+)"', body))
+
+
+@pytest.mark.parametrize("lost", range(1, 11))
+def test_a_session_goes_on_in_the_next_life_of_its_gateway(tmp_path: Path, lost: int) -> None:
+    async def main() -> None:
+        lives = Lives(tmp_path, lost)
+        await lives.begin()
+        for _ in range(2):
+            await lives.program()
+        group = await lives.making
+        # No answer was drawn twice, and each is trained once.
+        trained = [int(t) for s in group.trajectories for t in s.token_ids[s.loss_mask] if t]
+        assert sorted(trained) == list(range(3, 11))
+        assert [sample.score.reward for sample in group.trajectories] == [0.5, 0.5]
+        assert lives.num_lives == 2
+        await lives.kill()
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_a_kill_cut_is_continued_when_it_is_sent_again(tmp_path: Path) -> None:
+    hung = asyncio.Event()
+
+    class Pieces(Parrot):
+        async def generate(
+            self, request_id: str, before: Any, num_samples: int, sampling: Any
+        ) -> AsyncGenerator[Completion, None]:
+            is_first = len(before) < 32
+            if not is_first and lives.num_lives == 1:
+                hung.set()
+                await asyncio.Event().wait()
+            num = sampling.max_new_tokens if is_first else 8
+            yield completion(*[lives.num_lives] * num, is_truncated=is_first)
+
+    async def main() -> None:
+        await lives.begin()
+        session = await lives.gateway.take()
+        asked = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        stream = ("/v1/chat/completions", session["api_key"], {**asked, "stream": True})
+        cut = asyncio.ensure_future(lives.gateway.post(*stream))
+        await hung.wait()
+        cut.cancel()
+        await lives.kill()
+        await lives.begin()
+        reply = await lives.gateway.post(*stream, **AGAIN)
+        # The engine wrote the second piece only.
+        assert texts_in(reply.text) == "a" * 32 + "b" * 8
+        await lives.kill()
+
+    lives = Lives(tmp_path, 0, Pieces())
+    asyncio.run(main())
+
+
+def test_a_full_disk_refuses_an_answer_with_the_cause_and_loses_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        lives = Lives(tmp_path, 0)
+        await lives.begin()
+        session = await lives.gateway.take()
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        chat = ("/v1/chat/completions", session["api_key"])
+        (file,) = tmp_path.glob("gateway-0/*/1")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Room for a part of the next record.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 30, limits[1]))
+        try:
+            for stream in (False, True):
+                asked = {"model": "policy", "messages": messages, "stream": stream}
+                refused = await lives.gateway.post(*chat, asked)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert "File too large; free space there" in refused.json()["error"]["message"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        first = await lives.send(*chat, {"model": "policy", "messages": messages})
+        messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "on"}]
+        await lives.kill()
+        await lives.begin()
+        await lives.send(*chat, {"model": "policy", "messages": messages})
+        assert await lives.gateway.end(session)
+        for_other = await lives.gateway.take()
+        await lives.gateway.say(for_other)
+        await lives.gateway.end(for_other)
+        sample = (await lives.making).trajectories[0]
+        # The two answers that were refused are not trained, and the rest is one segment.
+        letters = [int(token) for token in sample.token_ids[sample.loss_mask] if token]
+        assert letters == [5, 6]
+        await lives.kill()
+
+    asyncio.run(main())
 
 
 def test_only_the_key_of_the_sessions_opens_one(tmp_path: Path) -> None:

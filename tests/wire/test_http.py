@@ -34,10 +34,11 @@ def test_a_process_that_starts_again_has_its_port_unless_another_has_it(tmp_path
             assert other_port != port
     with listen_again("127.0.0.1", file) as successor:
         assert successor.getsockname()[1] == other_port
-    # Half of a file that a kill left.
-    file.write_text("")
-    with listen_again("127.0.0.1", file) as successor:
-        assert int(file.read_text()) == successor.getsockname()[1]
+    # Half of a file that a kill left, and a damaged one.
+    for text in ("", "70000", "x"):
+        file.write_text(text)
+        with listen_again("127.0.0.1", file) as successor:
+            assert int(file.read_text()) == successor.getsockname()[1]
 
 
 @pytest.mark.parametrize("sent", ["", "GET / HTTP/1.1\r\nHost:", "answered"])

@@ -45,6 +45,15 @@ class Exchange(ABC):
         self.is_streamed = bool(request.stream)
         self._head = {**head, "model": MODEL}
 
+    @property
+    def name(self) -> str:
+        """The id of the answer."""
+        return str(self._head["id"])
+
+    def rename(self, name: str) -> None:
+        """Give the answer the id that an earlier life of the gateway gave it."""
+        self._head["id"] = name
+
     @abstractmethod
     def reply(self, answers: Sequence[Answer]) -> Any:
         """Return the body of an answer that is not streamed."""
@@ -185,8 +194,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[Event]]:
-    """Yield the events of a streamed answer, in lists that are sent together."""
+async def events_of(
+    exchange: Exchange, session: Session, on_complete: Callable[[], None]
+) -> AsyncIterator[list[Event]]:
+    """Yield the events of a streamed answer, in lists that are sent together. on_complete: called
+    before its last text is sent; if it raises, the answer is not trained.
+    """
     news: asyncio.Queue[tuple[int, str | None]] = asyncio.Queue()
 
     async def answer(index: int, call: Call) -> Answer:
@@ -212,6 +225,8 @@ async def events_of(exchange: Exchange, session: Session) -> AsyncIterator[list[
                 # Raises the error of a call that failed.
                 done = await tasks[index]
                 left.remove(index)
+                if not left:
+                    on_complete()
                 # All text of an answer that does not come in pieces.
                 text = None if index in has_text else done.content
             events = exchange.opened() if events is None else []
