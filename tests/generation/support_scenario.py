@@ -12,7 +12,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from generation_support import SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
+from generation_support import (
+    NEEDS_NO_TOKENS,
+    SUPPORTED_PROMPT,
+    SUPPORTS,
+    model_from,
+    weights_of,
+)
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.codec import encode
@@ -111,7 +117,11 @@ async def scenario(
         await asyncio.sleep(0.02)
         await engine.load_weights(publisher.write(1, weights_of(model, 1).values()))
         said = dict(zip(supports, await asyncio.gather(*kinds), strict=True))
-        bad = Support(grammar='{"type": 7}'), Support(logit_bias={100_000: 1.0})
+        bad = (
+            Support(grammar='{"type": 7}'),
+            Support(logit_bias={100_000: 1.0}),
+            Support(grammar=NEEDS_NO_TOKENS),
+        )
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
         refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])

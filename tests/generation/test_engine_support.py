@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from generation_support import (
+    NEEDS_NO_TOKENS,
     SUPPORTED_PROMPT,
     SUPPORTS,
     make_speaker,
@@ -20,9 +21,11 @@ from generation_support import (
 )
 from transformers import Qwen3ForCausalLM
 
-from async_rl.batching.support import Grammars, edits_of
+from async_rl.batching.support import Grammars, compile_grammar, edits_of
 from async_rl.core.codec import decode
+from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import Value
+from async_rl.core.support import Support
 from async_rl.core.types import Score, Trajectory
 from async_rl.protocol.generator import Completion
 from async_rl.rollouts.conversation import Written
@@ -104,12 +107,24 @@ def test_the_longest_match_in_earlier_responses_or_the_row_is_proposed(
         assert case[2].proposed == [[7, 8, 9], [], [30, 31, 5], [7, 8, 9], [30, 40, 5], [7]]
 
 
+def test_a_grammar_that_fails_with_the_tokens_stops_an_engine_at_its_start(tmp_path: Path) -> None:
+    model = make_speaker(tmp_path)
+    compile_grammar(Support(grammar=NEEDS_NO_TOKENS))
+    grammars = Grammars(tokenizer=str(tmp_path), vocab_size=model.config.vocab_size)
+    grammars.require(SUPPORTS.values())
+    with pytest.raises(
+        ConfigError, match=rf"^with the tokens of {tmp_path} the grammar .* refused"
+    ):
+        grammars.require([Support(grammar=NEEDS_NO_TOKENS)])
+
+
 def test_what_cannot_be_drawn_is_refused_and_the_engine_lives(
     case: tuple[Path, Qwen3ForCausalLM, Said],
 ) -> None:
     said = case[2]
     assert "Type should be a string" in said.refused[0]
     assert "logit_bias" in said.refused[1]
+    assert "the grammar '{" in said.refused[2]
     # An error of the project is not the request's fault.
-    assert said.refused[2] == "ValueError: ours"
+    assert said.refused[3] == "ValueError: ours"
     assert len(said.after) == 6
