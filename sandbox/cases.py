@@ -22,9 +22,9 @@ _OPTIONS = (
 ).split()
 
 
-def run(namespace: dict[str, Any]) -> None:
-    """Run the functions and classes of tests that the code has defined."""
-    for case in list(_cases(namespace)):
+def run(module: types.ModuleType) -> None:
+    """Run the functions and classes of tests that the module has defined."""
+    for case in list(_cases(module.__dict__)):
         case()
 
 

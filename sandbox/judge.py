@@ -137,8 +137,7 @@ class Tests(Runner):
     ) -> None:
         _NAMES.find = self._global
         module = types.ModuleType("test")
-        namespace = module.__dict__
-        namespace["__builtins__"] = _NAMES
+        module.__dict__["__builtins__"] = _NAMES
         sources = {"imports": imports, "setup": setup, "test": code}
         compiled = [
             compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
@@ -154,17 +153,15 @@ class Tests(Runner):
             tree.body = [each for each in tree.body if isinstance(each, kinds)]
             exec(compile(tree, "imports", "exec", dont_inherit=True), {})
         for part in compiled[:-1]:
-            exec(part, namespace)
-        namespace.update({name: self._global(name) for name in names})
+            exec(part, module.__dict__)
+        module.__dict__.update({name: self._global(name) for name in names})
         if "unittest" in code:
             # It would run the tests of __main__ and leave; they are run below.
             importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
         cases.share_patches(code, self._ask)
-        exec(compiled[-1], namespace)
-        if needs_pytest:
-            cases.run_by_pytest(module)
-        else:
-            cases.run(namespace)
+        exec(compiled[-1], module.__dict__)
+        run = cases.run_by_pytest if needs_pytest else cases.run
+        run(module)
 
     def _attribute(self, name: str) -> Any:
         # The import system looks for such names in a module.
