@@ -17,7 +17,7 @@ _PATCHERS = ("unittest.mock", "_pytest.monkeypatch")
 # The streams of the program are the streams of the test.
 _STREAMS = {("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
 _OPTIONS = (
-    "-x -q --tb=no --assert=plain --capture=no -pno:cacheprovider -pno:faulthandler"
+    "-x -q --noconftest --tb=no --assert=plain --capture=no -pno:cacheprovider -pno:faulthandler"
     f" -c/dev/null --rootdir={SCRATCH}"
 ).split()
 

@@ -38,8 +38,6 @@ from benchmarks.attacks.graders import GRADERS, _bare, jail
 _TABLE = tomllib.loads(Path(__file__).with_name("agreement.toml").read_text())
 _CASES, _LIMIT_S = 4, 6
 _FUNCTION = "solve"
-# Styles that make every program wrong.
-_WRONG = ("raises", "returns_none", "exits", "misspelled", "does_not_compile")
 
 
 def _argument(kind: str, rng: random.Random) -> Any:
@@ -168,7 +166,8 @@ def trials(num_rows: int, seed: int) -> list[tuple[Row, str, str]]:
     made = []
     for number in range(num_rows):
         form = list(FORMS)[number % len(FORMS)]
-        task = _TABLE["task"][number // len(FORMS) % len(_TABLE["task"])]
+        # From the seed on, so that few rows of several seeds have all tasks.
+        task = _TABLE["task"][(seed + number // len(FORMS)) % len(_TABLE["task"])]
         space: dict[str, Any] = {}
         names = ", ".join("ab"[: len(task["args"])])
         exec(f"def right({names}):\n    {task['right']}", space)  # the table above
