@@ -130,10 +130,7 @@ class Lives:
     def check(self, life: int) -> None:
         """Raise Superseded unless this is the newest life."""
         if life != self.newest:
-            raise Superseded(
-                f"life {life} of the learner is refused, because life {self.newest} has"
-                " started; end the older process"
-            )
+            raise Superseded.by(self.newest, life)
 
 
 class Outage:

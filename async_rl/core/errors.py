@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Self
 
 
 class AsyncRLError(Exception):
@@ -134,6 +135,14 @@ class Superseded(RestartNeeded):
     that took over may be the older process, if its first message was late: then the supervisor
     starts this process again, as the newest life.
     """
+
+    @classmethod
+    def by(cls, newest: int, life: int) -> Self:
+        """Return the refusal of a life of the learner."""
+        return cls(
+            f"life {life} of the learner is refused, because life {newest} has started; end the"
+            " older process"
+        )
 
 
 class SupervisorLost(DeadlineExceeded, RestartNeeded):

@@ -206,10 +206,7 @@ class Generator:
                 return await self._slots.load(request)
         life = request.manifest.life
         if life < self._learner_life:
-            raise Superseded(
-                f"{self._context.name} has weights of life {self._learner_life} of the learner;"
-                f" weights of life {life} are refused"
-            )
+            raise Superseded.by(self._learner_life, life)
         self._learner_life = life
         async with self.sleeping.waking(request.handover) as engine:
             with self._context.activity("loading weights"):

@@ -12,10 +12,10 @@ from async_rl.protocol.base import Message, Ok
 
 
 class FromLearner(Message):
-    """Base of the messages that a life of the learner sends to the buffer after `SyncVersion`.
+    """Base of the messages that a life of the learner sends after `SyncVersion`.
 
-    life: as in `Synced`. The buffer refuses other lives with Superseded: the learner may have been
-    replaced while it could not be reached.
+    life: as in `Synced`. Buffer and supervisor refuse earlier lives with Superseded: the learner
+    may have been replaced while it could not be reached.
     """
 
     # Lives count from 1, so a message without its life is refused once a learner has started.
@@ -141,7 +141,7 @@ class DropBatch(FromLearner, kw_only=True):
     message: str
 
 
-class StartFrom(Message):
+class StartFrom(FromLearner, kw_only=True):
     """learner -> supervisor: the learner starts at `version`; metrics of later steps belong to a
     discarded history.
     """

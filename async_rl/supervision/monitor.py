@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import Superseded
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint
 from async_rl.monitoring.rates import Rates
@@ -63,6 +64,7 @@ class Monitor:
         self._log = log
         self._rates = Rates(time.monotonic(), is_aside=functools.partial(evaluates_only, config))
         self._stall_watch = StallWatch(registry, liveness, config.timeouts)
+        self._learner_life = 0
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()
         self.newest: dict[str, float] = {}
@@ -144,7 +146,13 @@ class Monitor:
         self._record_text("run/restarts", f"{name} is restarted: {reason}")
 
     def start_from(self, message: StartFrom) -> None:
-        """Continue from this learner version; numbers of later steps belong to a lost history."""
+        """Continue from this learner version; numbers of later steps belong to a lost history.
+
+        Raises Superseded for an earlier life, which would delete the rows of the newest one.
+        """
+        if message.life < self._learner_life:
+            raise Superseded.by(self._learner_life, message.life)
+        self._learner_life = message.life
         version = message.version
         self.step = version
         # An evaluation after the step that the learner returned to is repeated.

@@ -63,9 +63,8 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
                 raise
         else:
             break
-    await context.supervisor.call(
-        StartFrom(version=version), timeout_s=context.config.timeouts.call_s
-    )
+    start = StartFrom(life=synced.life, version=version)
+    await context.supervisor.call(start, timeout_s=context.config.timeouts.call_s)
     return Start(version=version, life=synced.life)
 
 

@@ -71,6 +71,6 @@ def test_weights_of_an_earlier_life_are_refused_and_change_nothing(
     refusals, context = asyncio.run(load_all(engine, *loads))
     assert engine.loaded == [(1, 7), (2, 6), (2, 7), (3, 6)]
     assert refusals == [
-        "generator-0 has weights of life 2 of the learner; weights of life 1 are refused"
+        "life 1 of the learner is refused, because life 2 has started; end the older process"
     ]
     assert context.version == 6

@@ -13,7 +13,14 @@ import pytest
 from composing import compose
 
 from async_rl.observability.activity import Activity
-from async_rl.protocol.learner import EvaluationScores, History, Synced
+from async_rl.protocol.learner import (
+    EvaluationScores,
+    GetHistory,
+    History,
+    StartFrom,
+    Synced,
+    SyncVersion,
+)
 from async_rl.training import saving
 
 REPLIES: dict[str, Any] = {
@@ -28,6 +35,7 @@ class World:
 
     def __init__(self, run_dir: Path) -> None:
         self.did: list[str] = []
+        self.requests: list[Any] = []
         self.context: Any = SimpleNamespace(
             config=compose("grpo_code"),
             run_dir=run_dir,
@@ -42,6 +50,7 @@ class World:
 
     async def call(self, request: Any, *, timeout_s: float = 0.0) -> Any:
         self.did.append(type(request).__name__)
+        self.requests.append(request)
         return REPLIES.get(self.did[-1])
 
     async def lead(self, operation: Any) -> Any:
@@ -70,4 +79,8 @@ async def test_a_learner_shows_the_version_from_which_it_resumes(tmp_path: Path)
     start = await saving.resume(world.context, world.pool)
     assert start == saving.Start(version=0, life=3)
     assert world.context.version == 0
-    assert world.did == ["GetHistory", "SyncVersion", "StartFrom"]
+    assert world.requests == [
+        GetHistory(),
+        SyncVersion(version=0, incarnation="life"),
+        StartFrom(life=3, version=0),
+    ]

@@ -155,8 +155,16 @@ class Transport(httpx.AsyncBaseTransport):
 
 @contextlib.contextmanager
 def listen_again(host: str, file: Path) -> Iterator[str]:
-    """Yield an address. As async_rl/wire/http.py, whose listener is the socket."""
-    yield Transport.network.address().replace("tcp", "http")
+    """Yield the address of the earlier life with this file, unless that still runs. As
+    async_rl/wire/http.py, whose listener is the socket.
+    """
+    network, process = Transport.network, CURRENT.get()
+    assert process is not None, "a listener belongs to a process"
+    address, owner = network.ports.get(file, ("", process))
+    if not address or not owner.is_dead:
+        address = network.address().replace("tcp", "http")
+    network.ports[file] = address, process
+    yield address
 
 
 @contextlib.asynccontextmanager

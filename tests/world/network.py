@@ -14,6 +14,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from loop import CURRENT, Process, VirtualLoop
@@ -31,7 +32,8 @@ KEPT_S = 30.0
 class Network:
     """All links. cut: (from, to) names of processes whose messages do not arrive, with the time of
     the cut. repeat: the share of requests that arrive twice. on_call: sees each request that was
-    answered, with its reply and the time when it was sent.
+    answered, with its reply and the time when it was sent. ports: the address of the HTTP server
+    with this file, and its process.
     """
 
     loop: VirtualLoop
@@ -42,6 +44,7 @@ class Network:
     cut: dict[tuple[str, str], float] = field(default_factory=dict)
     servers: dict[str, Server] = field(default_factory=dict)
     sites: dict[str, Any] = field(default_factory=dict)
+    ports: dict[Path, tuple[str, Process]] = field(default_factory=dict)
     on_call: Callable[[str, Message, Any, float], None] = lambda name, request, reply, sent_s: None
     num_messages: int = 0
     _ports: Any = field(default_factory=lambda: itertools.count(20_000))

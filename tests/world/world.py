@@ -137,6 +137,7 @@ class World:
         self.stops_in_push: dict[str, float] = {}
         self.rows: list[str] = []
         self._keeper: sqlite3.Connection | None = None
+        self._wanted: dict[str, int] = {}
         self.problems: list[str] = []
 
     def _thread_s(self) -> float:
@@ -351,11 +352,15 @@ class World:
         self.keep.append(self.loop.create_task(self._scale(wanted), context=spawned))
 
     async def _scale(self, wanted: dict[str, int]) -> None:
-        # A run whose supervisor is away, or that ends meanwhile, is not scaled.
-        with contextlib.suppress(AsyncRLError, FileNotFoundError):
-            control = context.load_control(self.run_dir)
-            client = network.Client(control.address, KEYS)
-            await client.call(Scale(wanted=wanted, is_forced=True), timeout_s=10.0)
+        self._wanted = wanted
+        # A run whose supervisor is away is scaled later, unless the person wants another size then.
+        while self._wanted is wanted:
+            with contextlib.suppress(AsyncRLError, FileNotFoundError):
+                control = context.load_control(self.run_dir)
+                client = network.Client(control.address, KEYS)
+                await client.call(Scale(wanted=wanted, is_forced=True), timeout_s=10.0)
+                return
+            await asyncio.sleep(5.0)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ctrl-C."""
