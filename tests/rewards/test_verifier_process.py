@@ -1,23 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
-from types import SimpleNamespace
-from typing import Any, cast
 
 import psutil
 from composing import compose_unchecked
 from rewards_support import LIMITS, verdicts_of
-from verifier_support import TOKEN, run_config
+from verifier_support import TOKEN, context_of, run_config
 
 from async_rl.core.types import CallTest, CodeProblem, StdinTest, Verdict
-from async_rl.observability.activity import Activity
 from async_rl.processes import verifier
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.rewards.verifier.serving import open_service
-from async_rl.runtime.context import ProcessContext
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[3], expected=9)])
 PASSES = [Verdict.PASS]
@@ -27,24 +22,11 @@ SLOW = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x * x"
 async def test_process_serves_then_drains_and_leaves_no_cell() -> None:
     assert LIMITS.timeout_s == 0.5
     before = set(psutil.Process().children(recursive=True))
-    registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def register(address: str) -> None:
-        registered.set_result(address)
-
     config = run_config()
-    context = SimpleNamespace(
-        config=config,
-        host="127.0.0.1",
-        token=TOKEN,
-        register=register,
-        stopping=asyncio.Event(),
-        activity=Activity(),
-        log=logging.getLogger("verifier"),
-    )
-    process = asyncio.create_task(verifier.run(cast(ProcessContext, context)))
+    context, registered = context_of(config)
+    process = asyncio.create_task(verifier.run(context))
     url = await registered
-    client = VerifierClient(cast(Any, config), TOKEN)
+    client = VerifierClient(config, TOKEN)
     client.update_servers([url])
     assert verdicts_of(await client.verify(PROBLEM, SLOW.replace("0.5", "0"))) == PASSES
     last = asyncio.create_task(client.verify(PROBLEM, SLOW))

@@ -88,17 +88,13 @@ async def verifier(
             await service.judge.close()
 
 
-@contextlib.asynccontextmanager
-async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
-    """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its
-    start raises.
-    """
+def context_of(config: RunConfig) -> tuple[ProcessContext, asyncio.Future[str]]:
+    """What a verifier process reads of its context, and the address that it registers."""
     registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def register(address: str) -> None:
         registered.set_result(address)
 
-    log = logging.getLogger("verifier")
     context = SimpleNamespace(
         config=config,
         host="127.0.0.1",
@@ -106,9 +102,18 @@ async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
         register=register,
         stopping=asyncio.Event(),
         activity=Activity(),
-        log=log,
+        log=logging.getLogger("verifier"),
     )
-    process = asyncio.create_task(verifier_main.run(cast(ProcessContext, context)))
+    return cast(ProcessContext, context), registered
+
+
+@contextlib.asynccontextmanager
+async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
+    """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its
+    start raises.
+    """
+    context, registered = context_of(config)
+    process = asyncio.create_task(verifier_main.run(context))
     await asyncio.wait((process, registered), return_when=asyncio.FIRST_COMPLETED)
     if process.done():
         process.result()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ending
+from answers import Answers, Written
 from gateway import ids_in
 from loop import CURRENT, Process
 
@@ -19,7 +21,8 @@ from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.connection import STORE_FILE, connect
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
-from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.buffer import PutGroup, RequestWork
+from async_rl.protocol.generator import Drain
 from async_rl.protocol.learner import (
     CommitStep,
     ForgetBefore,
@@ -50,9 +53,9 @@ class Trained:
 
 @dataclass
 class Token:
-    """A token that an engine wrote for a gateway. session: group, sample."""
+    """A token that an engine wrote for a gateway."""
 
-    session: tuple[str, str]
+    call: Written
     identity: int
     version: int
     logprob: float
@@ -74,6 +77,9 @@ class History:
         self.tokens: dict[int, Token] = {}
         self.began: dict[int, float] = {}
         self.served: dict[str, set[int]] = {}
+        self.answers = Answers()
+        self.lives: dict[int, str] = {}
+        self.drained: dict[Process, float] = {}
         self.secured: set[tuple[int, int]] = set()
         self.refusal = ""
         self._complete = self._mirrored = -1
@@ -86,6 +92,8 @@ class History:
     def lost_power(self) -> None:
         """What was acknowledged since the last checkpoint may be gone."""
         self.acknowledged &= self.secured
+        # The number of a life that was not on the disk is free.
+        self.lives.clear()
         self._complete = max(self.saves, default=-1)
         self._num_saves = len(self.saves)
 
@@ -151,20 +159,21 @@ class History:
             )
         self._complete = -1
 
-    def written(self, request_id: str, identity: int, version: int, count: int) -> list[int]:
+    def written(self, call: Written, identity: int, version: int, count: int) -> list[int]:
         """An engine wrote tokens; return their ids."""
-        call = request_id.partition("/")[0].split(".")
-        session = call[-3], call[-1]
+        call.num_tokens += count
         first = 10 + len(self.tokens)
         for id in range(first, first + count):
-            self.tokens[id] = Token(session, identity, version, -(id % 97 + 1) / 128)
+            self.tokens[id] = Token(call, identity, version, -(id % 97 + 1) / 128)
         return list(range(first, first + count))
 
     def sent(self, key: str, body: bytes) -> None:
         """A gateway sent a part of an answer to the agent with this key."""
         served = self.served.setdefault(key, set())
         served.update(ids_in(body))
-        sessions = {self.tokens[id].session for id in served}
+        for id in served:
+            self.tokens[id].call.keys.add(key)
+        sessions = {self.tokens[id].call.session for id in served}
         if len(sessions) > 1:
             self._broken(f"an agent was answered with tokens of the sessions {sessions}")
 
@@ -224,8 +233,10 @@ class History:
         if life < newest_life:
             self._broken(f"a generator takes weights of life {life} after those of {newest_life}")
 
-    def called(self, name: str, request: Any, reply: Any, sent_s: float) -> None:
-        """A process received the answer to its request."""
+    def called(self, to: Process, request: Any, reply: Any, sent_s: float) -> None:
+        """A process received the answer of another one to its request."""
+        process = CURRENT.get()
+        assert process is not None, "a request has a sender"
         if isinstance(request, SyncVersion):
             self.began.setdefault(reply.life, self._world.loop.time())
         elif isinstance(request, FromLearner):
@@ -233,11 +244,20 @@ class History:
             if later and max(later) > request.life:
                 kind = type(request).__name__
                 self._broken(f"{kind} of life {request.life} is accepted after life {max(later)}")
+        if isinstance(request, SyncVersion):
+            other = self.lives.setdefault(reply.life, request.incarnation)
+            if other != request.incarnation:
+                self._broken(f"two lives of the learner have the number {reply.life}")
+        elif isinstance(request, Drain):
+            self.drained[to] = self._world.loop.time()
+        drained_s = self.drained.get(process, sent_s)
+        if isinstance(request, RequestWork) and request.credit > 0 and drained_s < sent_s:
+            self._broken(f"{request.generator} asks for work although it is to leave")
         if isinstance(request, PutGroup):
             self.acknowledged.add((request.group.group_id, request.group.attempt))
         elif isinstance(request, CommitStep):
             self.committed.append((request.version, list(request.group_ids)))
-            self.committers[request.version] = CURRENT.get()
+            self.committers[request.version] = process
         elif isinstance(request, SyncVersion):
             self.started(request.version)
         elif isinstance(request, SecureStore):
@@ -274,6 +294,7 @@ class History:
             problems += audit(connection, promise).problems
             problems += self._ledger_equals_history(connection)
             problems += self._without_reason(connection)
+            problems += self.answers.problems(connection)
         finally:
             connection.close()
         return problems
@@ -305,6 +326,7 @@ class History:
                 problems.append(f"{again} groups were made more than once, and nothing was lost")
         # A run that a person stopped has fewer steps.
         if any("the run has finished" in line for line in world.log):
+            problems += ending.broken(connection, world)
             problems += self._rows_and_evaluations(connection)
             problems += self._checkpoints(one)
         return problems

@@ -32,8 +32,8 @@ KEPT_S = 30.0
 class Network:
     """All links. cut: (from, to) names of processes whose messages do not arrive, with the time of
     the cut. repeat: the share of requests that arrive twice. on_call: sees each request that was
-    answered, with its reply and the time when it was sent. ports: the address of the HTTP server
-    with this file, and its process.
+    answered, with the process that did, its reply and the time when it was sent. ports: by file,
+    the address of its HTTP server and the process.
     """
 
     loop: VirtualLoop
@@ -45,7 +45,9 @@ class Network:
     servers: dict[str, Server] = field(default_factory=dict)
     sites: dict[str, Any] = field(default_factory=dict)
     ports: dict[Path, tuple[str, Process]] = field(default_factory=dict)
-    on_call: Callable[[str, Message, Any, float], None] = lambda name, request, reply, sent_s: None
+    on_call: Callable[[Process, Message, Any, float], None] = lambda to, request, reply, sent_s: (
+        None
+    )
     num_messages: int = 0
     _ports: Any = field(default_factory=lambda: itertools.count(20_000))
     _waiting: list[tuple[tuple[str, str], Callable[[], None]]] = field(default_factory=list)
@@ -137,6 +139,8 @@ class Client:
         process = CURRENT.get()
         assert process is not None, "a client belongs to a process"
         self._process: Process = process
+        # Of the newest request: all requests of a connection have the same.
+        self._receiver: Process = process
         self._pending: set[asyncio.Future[bytes]] = set()
         self._arrival_s = 0.0
 
@@ -155,7 +159,7 @@ class Client:
         finally:
             self._pending.discard(future)
         reply = reply_of(request, payload, self.address)
-        self.network.on_call(self._process.name, request, reply, sent_s)
+        self.network.on_call(self._receiver, request, reply, sent_s)
         return reply
 
     def _send(self, payload: bytes, future: asyncio.Future[bytes]) -> None:
@@ -163,6 +167,7 @@ class Client:
         server = network.servers.get(self.address)
         if server is None:
             return  # nobody listens: ZeroMQ keeps trying, and the call has a deadline
+        self._receiver = server.process
         times = 2 if network.rng.random() < network.repeat else 1
         link = (self._process.name, server.process.name)
         back_s = 0.0

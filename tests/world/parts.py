@@ -142,12 +142,14 @@ class Engine:
             size = 1 + int(world.rng.expovariate(1 / 20))
             is_truncated = size >= sampling.max_new_tokens
             ids: list[int] = []
+            limit = sampling.max_new_tokens
+            call = world.history.answers.begin(request_id, prompt_token_ids, limit)
             while len(ids) < min(size, sampling.max_new_tokens):
                 await asyncio.sleep(world.rng.expovariate(1 / world.token_s))
                 if self.is_broken:
                     raise Unavailable("the engine is broken")
                 new = min(4, size - len(ids), sampling.max_new_tokens - len(ids))
-                ids += world.history.written(request_id, self.identity, self.version, new)
+                ids += world.history.written(call, self.identity, self.version, new)
             tokens = [world.history.tokens[id] for id in ids]
             yield Completion(
                 token_ids=np.array(ids, np.int32),

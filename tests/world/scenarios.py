@@ -1,7 +1,8 @@
 """From a seed to a world: its sizes and its faults.
 
 Seeds below FIRST_KIND are worlds of generators and a learner, as they were when they found their
-faults. From it on each seed is of one of the kinds in KINDS.
+faults. From it on each seed is of one of the kinds in KINDS, and from FIRST_NEWER_KIND on of one of
+those in NEWER_KINDS.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ CHILDREN = NAMES[:-1]
 LONGEST_S = 40.0
 """Faults begin before this time of the run."""
 FIRST_KIND = 3000
+FIRST_NEWER_KIND = 50_000
 
 
 def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
@@ -25,7 +27,8 @@ def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
     fields = _core(seed)
     fields["settings"] |= settings
     if seed >= FIRST_KIND:
-        KINDS[seed % len(KINDS)](fields, random.Random(f"kind {seed}"))
+        kinds = KINDS if seed < FIRST_NEWER_KIND else NEWER_KINDS
+        kinds[seed % len(kinds)](fields, random.Random(f"kind {seed}"))
         fields["faults"].sort(key=lambda fault: fault.at_s)
     return World(seed=seed, path=path, **fields)
 
@@ -164,5 +167,43 @@ def _agents(fields: dict[str, Any], rng: random.Random) -> None:
         )
 
 
+def _lost_gateways(fields: dict[str, Any], rng: random.Random) -> None:
+    """Agents with long scripts, whose only gateway is killed again and again."""
+    _agents(fields, rng)
+    fields["settings"] |= {"data.max_response_tokens": 200, "timeouts.group_s": 120.0}
+    fields["dying_agents"] = rng.choice((0.0, 0.1))
+    fields["faults"] = [
+        Fault(rng.uniform(3.0, LONGEST_S), "kill", ("gateway-0",))
+        for _ in range(rng.choice((2, 4, 8)))
+    ]
+
+
+def _scaled(fields: dict[str, Any], rng: random.Random) -> None:
+    """A person who scales a long run, and nothing else; now and then everything is lost."""
+    fields["settings"] |= {"num_steps": 40}
+    fields |= {"bad_batches": 0.0, "failed_verdicts": 0.0, "broken_loads": 0.0}
+    fields["faults"] = _scaling(rng)[:-1]
+    if rng.random() < 0.3:
+        fields["faults"].append(Fault(rng.uniform(0.0, LONGEST_S), "lose_all"))
+    wanted = {"generators": rng.choice((1, 2, 3)), "verifiers": 1}
+    fields["faults"].append(Fault(LONGEST_S + 1, "scale", kinds=wanted))
+
+
+def _restarts(fields: dict[str, Any], rng: random.Random) -> None:
+    """Buffer, learner and everything are killed, also soon after each other."""
+    fields["faults"] = []
+    for _ in range(rng.choice((1, 2, 4))):
+        at_s = rng.uniform(1.0, LONGEST_S)
+        name = rng.choice(("buffer", "buffer", "learner-0", ""))
+        fault = Fault(at_s, "kill", (name,)) if name else Fault(at_s, "lose_all")
+        fields["faults"].append(fault)
+        if rng.random() < 0.3:
+            other = rng.choice(("buffer", "learner-0"))
+            fields["faults"].append(Fault(at_s + rng.uniform(0.0, 3.0), "kill", (other,)))
+    if rng.random() < 0.2:
+        fields["faults"].append(Fault(rng.uniform(10.0, LONGEST_S), "damage_checkpoint"))
+
+
 KINDS = (_plain, _replaced, _agents, _plain, _plain)
 """By the remainder of the seed."""
+NEWER_KINDS = (_plain, _replaced, _lost_gateways, _scaled, _restarts)

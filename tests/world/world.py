@@ -128,6 +128,7 @@ class World:
         self._identities = itertools.count(1)
         self._on_fault = asyncio.Event()
         self.codes: list[int] = []
+        self.started_s = 0.0
         self._usual_commit_s = self.commit_s
         rng = random.Random(f"disk {self.seed} {self.cut_at_sync}")
         self.disk = Disk(self.path, rng, self._on_sync) if self.has_disk else None
@@ -287,9 +288,9 @@ class World:
     # ---- faults
 
     async def _cause(self) -> None:
-        start_s = self.loop.time()
+        self.started_s = self.loop.time()
         for fault in self.faults:
-            await asyncio.sleep(max(0.0, start_s + fault.at_s - self.loop.time()))
+            await asyncio.sleep(max(0.0, self.started_s + fault.at_s - self.loop.time()))
             self.num_syncs_before = 0 if self.disk is None else self.disk.num_syncs
             self.log.append(f"{self.loop.time():9.3f} FAULT {fault.kind} {fault.arguments}")
             getattr(self, fault.kind)(*fault.arguments, **fault.kinds)
@@ -374,6 +375,7 @@ class World:
 
     def lose_all(self) -> None:
         """kill -9 of the supervisor, whose children die with it; then a resume."""
+        self.history.answers.epoch += 1
         for process in self.processes:
             kill(process)
         self.handles.clear()
@@ -419,6 +421,16 @@ class World:
             return self._reopened()
         make_run_dir(self.config)
         return True
+
+    @property
+    def last_fault_s(self) -> float:
+        """The time when the last fault has ended. Faults of a state name its seconds last."""
+        ends = [self.started_s]
+        for fault in self.faults:
+            numbers = [value for value in fault.arguments if isinstance(value, float)]
+            lasting_s = sum(numbers) if fault.kind != "jump" else 0.0
+            ends.append(self.started_s + fault.at_s + lasting_s)
+        return max(ends)
 
     @property
     def kinds_of_faults(self) -> set[str]:
