@@ -1,14 +1,14 @@
 """Make a fault of each changed line of some packages and see whether a test finds it.
 
-python tests/mutants.py [--since REV] [--limit N] [--seed N] [PATH ...]
+python tests/mutants.py [--since REV] [--limit N] [--seed N] [--recorded] [PATH ...]
 PATH: files or folders below async_rl/ (default: buffer, weights, training). --since: only lines
 that changed since this revision. --limit: a random sample of so many faults.
 
 First the tests of these packages run once, with a record of the lines that each test reaches
-(build/mutants/; kept until a file changes). Then each fault runs in a fork of this process, with
-the tests that reach its line, quickest first. Survivors are printed; those in mutants.toml, with
-the reason why they change nothing that anybody could see, do not count. Ends with 1 if more than a
-tenth survives.
+(build/mutants/; kept until a file changes, or with --recorded). Then each fault runs in a fork of
+a process that has imported them, with the tests that reach its line, quickest first. Survivors are
+printed; those in mutants.toml, with the reason why they change nothing that anybody could see, do
+not count. Ends with 1 if more than a tenth survives.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import ast
 import contextlib
 import hashlib
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import itertools
 import json
 import os
 import random
@@ -29,6 +27,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -36,14 +35,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from planting import PRODUCT, Planter, module_name, replace_functions
 
-ROOT = Path(__file__).parents[1]
-PRODUCT = ROOT / "async_rl"
+ROOT = PRODUCT.parent
 RECORD = ROOT / "build" / "mutants"
+Recorded = dict[str, tuple[float, dict[str, list[int]]]]
+"""Seconds and lines by file of each test."""
 PACKAGES = ("buffer", "weights", "training")
 TESTS = (
     "buffer",
@@ -60,9 +61,9 @@ TESTS = (
 )
 """Below tests/: those that reach the packages in their own process."""
 MOST_SURVIVORS = 0.1
-MOST_TESTS_S = 60.0
-"""Tests of one fault, by their recorded seconds: thousands reach a line of an inner loop."""
 LONGEST_S = 240
+PLANTED = "ASYNC_RL_PLANTED_FAULT"
+"""The variable with a file and its source, for a fault outside of functions."""
 LONGEST_TEST_S = 60
 """A test that waits for ever because of the fault ends after this time."""
 _OTHER_COMPARISON = {
@@ -122,28 +123,6 @@ class Fault:
         begin = max(next((at for at, (a, b) in pairs if a != b), 0) - 40, 0)
         old, new = (_one_line(text[begin:]) for text in (self.old, self.new))
         return f"{old}  ->  {new}"
-
-
-class Planter(importlib.abc.MetaPathFinder):
-    """Imports one module of the product from another source."""
-
-    def __init__(self, file: str, source: str) -> None:
-        self._path = PRODUCT / file
-        self._name = "async_rl." + file.removesuffix(".py").replace("/", ".")
-        self._source = source
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> Any:
-        if name != self._name:
-            return None
-        code = compile(self._source, str(self._path), "exec")
-
-        class Loader(importlib.machinery.SourceFileLoader):
-            def get_code(self, fullname: str) -> CodeType:
-                return code
-
-        return importlib.util.spec_from_loader(name, Loader(name, str(self._path)))
 
 
 # ---- faults
@@ -297,7 +276,7 @@ class Recorder:
         # their content, which is slow. Code of other packages has none.
         self._left: dict[int, tuple[CodeType, set[int]]] = {}
         self._failed: set[str] = set()
-        self.tests: dict[str, tuple[float, dict[str, list[int]]]] = {}
+        self.tests: Recorded = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
@@ -341,10 +320,6 @@ class Recorder:
         for name in self._failed & self.tests.keys():
             del self.tests[name]
         self._target.write_text(json.dumps(self.tests))
-        packages = [
-            n for n, m in sys.modules.items() if "site-packages" in (vars(m).get("__file__") or "")
-        ]
-        (RECORD / "packages.json").write_text(json.dumps(packages))
 
 
 def _lines_of(code: CodeType) -> set[int]:
@@ -352,7 +327,9 @@ def _lines_of(code: CodeType) -> set[int]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Recording, in each process of pytest-xdist that runs tests."""
+    """Recording, in each process of pytest-xdist that runs tests; or a fault outside functions."""
+    if PLANTED in os.environ:
+        sys.meta_path.insert(0, Planter(*json.loads(os.environ[PLANTED])))
     worker = getattr(config, "workerinput", {}).get("workerid", "")
     if worker:
         config.pluginmanager.register(Recorder(RECORD / f"{worker}.json"))
@@ -367,10 +344,10 @@ def _state() -> str:
     return digest.hexdigest()
 
 
-def recorded() -> dict[str, tuple[float, dict[str, list[int]]]]:
+def recorded(*, is_kept: bool = False) -> Recorded:
     """Return (seconds, lines by file) of each test; runs the tests if something has changed."""
     state = RECORD / "state"
-    if not state.exists() or state.read_text() != _state():
+    if not state.exists() or (state.read_text() != _state() and not is_kept):
         RECORD.mkdir(parents=True, exist_ok=True)
         # A record of other lines would take the place of this one for the same tests.
         for earlier in RECORD.glob("gw*.json"):
@@ -379,7 +356,7 @@ def recorded() -> dict[str, tuple[float, dict[str, list[int]]]]:
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "mutants", *folders]
         subprocess.run(command, cwd=ROOT, env=_environment(), check=False)
         state.write_text(_state())
-    tests: dict[str, tuple[float, dict[str, list[int]]]] = {}
+    tests: Recorded = {}
     for path in sorted(RECORD.glob("gw*.json")):
         tests |= json.loads(path.read_text())
     return tests
@@ -390,21 +367,13 @@ def _environment() -> dict[str, str]:
     return os.environ | quiet | {"PYTHONPATH": str(ROOT / "tests")}
 
 
-def import_packages() -> None:
-    """Import what the tests import besides the product: each fork has it then, which saves five of
-    its eight seconds.
-    """
-    for name in json.loads((RECORD / "packages.json").read_text()):
-        # Some can only be imported by their package.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-
-
 # ---- one fault
 
 
-def tests_of(fault: Fault, tests: dict[str, tuple[float, dict[str, list[int]]]]) -> list[str]:
-    """Return the tests that reach the fault, the quickest first."""
+def tests_of(fault: Fault, tests: Recorded, most_s: float) -> list[str]:
+    """Return the tests that reach the fault, the quickest first, by their recorded seconds at most
+    so many: thousands reach a line of an inner loop.
+    """
     reaching = [
         (seconds, name)
         for name, (seconds, lines) in tests.items()
@@ -416,29 +385,78 @@ def tests_of(fault: Fault, tests: dict[str, tuple[float, dict[str, list[int]]]])
             (seconds, name) for name, (seconds, lines) in tests.items() if fault.file in lines
         ]
     chosen: list[str] = []
-    left_s = MOST_TESTS_S
+    left_s = most_s
     for seconds, name in sorted(reaching):
         left_s -= seconds
-        if left_s < 0:
+        if chosen and left_s < 0:
             break
         chosen.append(name)
     return chosen
 
 
-def is_found(fault: Fault, tests: list[str]) -> bool:
-    """Run the tests in a fork with the fault."""
-    child = os.fork()
-    if child == 0:
+class Hunter:
+    """A plug-in of pytest: instead of the tests, a fork for each fault, which runs those that reach
+    it. survivors: faults without a test that fails.
+    """
+
+    def __init__(self, faults: Sequence[Fault], tests: Recorded, most_s: float) -> None:
+        self._faults, self._tests, self._most_s = faults, tests, most_s
+        self._has_failed = False
+        self.survivors: list[Fault] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._has_failed |= report.failed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        for number, fault in enumerate(self._faults, 1):
+            reaching = [items[n] for n in tests_of(fault, self._tests, self._most_s) if n in items]
+            whole = replace(fault, source=(PRODUCT / fault.file).read_text())
+            if number == 1 and self._is_found(whole, reaching):
+                raise SystemExit("the tests fail without a fault; run one of them with pytest")
+            if not self._is_found(fault, reaching):
+                self.survivors.append(fault)
+                why = f"{len(reaching)} tests pass" if reaching else "no test reaches it"
+                _say(f"{fault.what}   ({why})")
+            elif number % 20 == 0:
+                _say(f"... {number} of {len(self._faults)}, {len(self.survivors)} survive")
+        return True
+
+    def _is_found(self, fault: Fault, items: Sequence[pytest.Item]) -> bool:
+        """Run the tests in a fork with the fault. They are imported, which saves five seconds."""
+        with tempfile.TemporaryDirectory() as folder:
+            child = os.fork()
+            if child == 0:
+                # Whatever ends it: a fault may break pytest as well.
+                with contextlib.suppress(BaseException):
+                    self._run(fault, items, Path(folder))
+                    os._exit(int(self._has_failed))
+                os._exit(2)
+            return _code_of(child) != 0
+
+    def _run(self, fault: Fault, items: Sequence[pytest.Item], folder: Path) -> None:
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
-        sys.meta_path.insert(0, Planter(fault.file, fault.source))
-        # Packages of pytest are here already (`import_packages`), and a warning would be an error.
-        quiet = "ignore::pytest.PytestAssertRewriteWarning"
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", quiet]
-        options.append(f"--timeout={LONGEST_TEST_S}")
-        code: int = pytest.main([*options, *tests])
-        os._exit(code)
+        for item in items[:1]:
+            item.config.pluginmanager.unregister(name="terminalreporter")
+        module = importlib.import_module(module_name(fault.file))
+        if not replace_functions(module, fault.source):
+            names = [item.nodeid for item in items]
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutants", *names]
+            planted = os.environ | {PLANTED: json.dumps([fault.file, fault.source])}
+            self._has_failed = subprocess.run(command, cwd=ROOT, env=planted).returncode != 0
+            return
+        for item, next_item in itertools.zip_longest(items, items[1:]):
+            item.config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            if self._has_failed:
+                break
+
+
+def _code_of(child: int) -> int:
+    """Wait for the end of a fork. A signal ends it, also at the deadline: the fault loops."""
     process = os.pidfd_open(child)
     try:
         if not select.select([process], [], [], LONGEST_S)[0]:
@@ -446,11 +464,7 @@ def is_found(fault: Fault, tests: list[str]) -> bool:
         _, status = os.waitpid(child, 0)
     finally:
         os.close(process)
-    code = os.waitstatus_to_exitcode(status)
-    # A signal ends it, also at the deadline: the fault loops. 2: a module could not be imported.
-    if code in (0, 1, 2) or code < 0:
-        return code != 0
-    raise SystemExit(f"pytest ended with {code} and ran no test: {' '.join(tests[:3])}")
+    return os.waitstatus_to_exitcode(status)
 
 
 def _say(text: str) -> None:
@@ -471,6 +485,8 @@ def main() -> int:
     parser.add_argument("--since", help="a revision of git")
     parser.add_argument("--limit", type=int, help="a sample of so many faults")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--recorded", action="store_true", help="keep the record of an older state")
+    parser.add_argument("--most-s", type=float, default=60.0, help="of tests for one fault")
     arguments = parser.parse_args()
     changed = None if arguments.since is None else changed_lines(arguments.since)
     faults: list[Fault] = []
@@ -484,25 +500,16 @@ def main() -> int:
         faults = rng.sample(faults, arguments.limit)
     equal = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
     faults = [fault for fault in faults if fault.key not in equal]
-    tests = recorded()
+    tests = recorded(is_kept=arguments.recorded)
     os.environ.update(_environment())
-    # Compiled once, whatever the environment says. A fault is compiled in its fork and not kept.
-    sys.dont_write_bytecode, sys.pycache_prefix = False, str(RECORD / "pycache")
-    import_packages()
-    survivors = 0
-    for number, fault in enumerate(faults, 1):
-        reaching = tests_of(fault, tests)
-        whole = replace(fault, source=(PRODUCT / fault.file).read_text())
-        if number == 1 and reaching and is_found(whole, reaching):
-            raise SystemExit("the tests fail without a fault; run one of them with pytest")
-        if not reaching or not is_found(fault, reaching):
-            survivors += 1
-            why = f"{len(reaching)} tests pass" if reaching else "no test reaches it"
-            _say(f"{fault.what}   ({why})")
-        elif number % 20 == 0:
-            _say(f"... {number} of {len(faults)}, {survivors} survive")
-    share = survivors / max(1, len(faults))
-    _say(f"{len(faults)} faults, {survivors} survive ({share:.0%})")
+    hunter = Hunter(faults, tests, arguments.most_s)
+    modules = {n.partition("::")[0] for f in faults for n in tests_of(f, tests, arguments.most_s)}
+    options = ["-q", "-p", "no:cacheprovider", f"--timeout={LONGEST_TEST_S}"]
+    code = pytest.main([*options, *sorted(modules)], plugins=[hunter])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"pytest ended with {code}")
+    share = len(hunter.survivors) / max(1, len(faults))
+    _say(f"{len(faults)} faults, {len(hunter.survivors)} survive ({share:.0%})")
     return int(share > MOST_SURVIVORS)
 
 

@@ -1,30 +1,33 @@
 """Plant the faults of mutants.yaml one at a time and try seeds until one breaks a promise.
 
-python tests/world/mutate.py [--limit SEEDS] [--jobs N] [WORDS ...]: all mutants, or those whose
-description has one of the words. Prints a row of MUTANTS_CORE.md for each. The source on the disk
-stays as it is: a fork of this process imports the changed module.
+python tests/world/mutate.py [--table FILE] [--first SEED] [--limit SEEDS] [--jobs N] [WORDS ...]:
+all mutants, or those whose description has one of the words. Prints a row of MUTANTS_CORE.md for
+each. The source on the disk stays as it is: a fork of this process changes functions in memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import importlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any
 
 import msgspec
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from explore import problems_of
+from planting import PRODUCT, module_name, replace_functions
+from scenarios import drawn
+from world import clear
+
 FIRST_SEEDS = (2064, 177, 94, 1079)
 LONGEST_S = 200
 """A mutant that loops without an event counts as found."""
@@ -39,57 +42,32 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new: str
     unit: str = ""
 
-    @property
-    def module(self) -> str:
-        return "async_rl." + self.file.removesuffix(".py").replace("/", ".")
+    def plant(self) -> None:
+        """Change the functions of this process."""
+        source = (PRODUCT / self.file).read_text()
+        assert source.count(self.old) == 1, f"not once in {self.file}: {self.old}"
+        module = importlib.import_module(module_name(self.file))
+        changed = source.replace(self.old, self.new)
+        assert replace_functions(module, changed), f"not in a function of {self.file}: {self.old}"
 
 
-class _Planted(importlib.machinery.SourceFileLoader):
-    mutant: Mutant
-
-    def get_code(self, fullname: str) -> CodeType:
-        source = Path(self.path).read_text()
-        assert source.count(self.mutant.old) == 1, f"not once in {self.path}: {self.mutant.old}"
-        return compile(source.replace(self.mutant.old, self.mutant.new), self.path, "exec")
+def mutants(table: str) -> list[Mutant]:
+    """Return the faults of a table."""
+    return msgspec.yaml.decode((HERE / table).read_bytes(), type=list[Mutant])
 
 
-class Planter(importlib.abc.MetaPathFinder):
-    """Finds the module of one mutant with the fault in it."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> Any:
-        if name != self._mutant.module:
-            return None
-        loader = _Planted(name, str(ROOT / "async_rl" / self._mutant.file))
-        loader.mutant = self._mutant
-        return importlib.util.spec_from_loader(name, loader)
-
-
-def mutants() -> list[Mutant]:
-    """Return the faults of mutants.yaml."""
-    return msgspec.yaml.decode((HERE / "mutants.yaml").read_bytes(), type=list[Mutant])
-
-
-def seeds(limit: int) -> Iterator[int]:
+def seeds(first: int, limit: int) -> Iterator[int]:
     """Yield the seeds to try, in order."""
     yield from FIRST_SEEDS
-    yield from range(100, 100 + limit - len(FIRST_SEEDS))
+    yield from range(first, first + limit - len(FIRST_SEEDS))
 
 
-def hunt(mutant: Mutant, limit: int) -> str:
+def hunt(mutant: Mutant, to_try: Iterable[int]) -> str:
     """Return `seed | number of schedules | problem` of the first seed that fails, or nothing."""
-    sys.meta_path.insert(0, Planter(mutant))
-    from explore import problems_of
-    from scenarios import drawn
-    from world import clear
-
+    mutant.plant()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = Path(folder) / "world"
-        for number, seed in enumerate(seeds(limit), 1):
+        for number, seed in enumerate(to_try, 1):
             clear(path)
             problems = problems_of(drawn(seed, path))
             if problems:
@@ -98,7 +76,7 @@ def hunt(mutant: Mutant, limit: int) -> str:
     return ""
 
 
-def in_fork(mutant: Mutant, limit: int) -> tuple[str, float]:
+def in_fork(mutant: Mutant, to_try: Iterable[int]) -> tuple[str, float]:
     """Hunt in a fork; return what it found and its CPU seconds."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -107,7 +85,7 @@ def in_fork(mutant: Mutant, limit: int) -> tuple[str, float]:
         signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
         signal.signal(signal.SIGVTALRM, _looped(writing))
         try:
-            found = hunt(mutant, limit)
+            found = hunt(mutant, to_try)
         except BaseException as error:  # noqa: BLE001 - also what the planting itself raises
             found = f"- | - | the hunt failed: {error!r}"
         os.write(writing, found.encode())
@@ -131,18 +109,17 @@ def main() -> int:
     """Hunt the mutants; return 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only mutants with one of these in `what`")
+    parser.add_argument("--table", default="mutants.yaml")
+    parser.add_argument("--first", type=int, default=100, help="seed")
     parser.add_argument("--limit", type=int, default=300, help="seeds per mutant")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     chosen = [
-        m for m in mutants() if not arguments.words or any(w in m.what for w in arguments.words)
+        m
+        for m in mutants(arguments.table)
+        if not arguments.words or any(w in m.what for w in arguments.words)
     ]
-    # Heavy and without a fault: each fork has them already.
-    import numpy  # noqa: F401
-    import pydantic  # noqa: F401
-    import torch  # noqa: F401
-
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    to_try = list(seeds(arguments.first, arguments.limit))
     print(
         "| fault | file | seed | schedules | CPU s | first promise that breaks |\n"
         + "|---" * 6
@@ -150,7 +127,7 @@ def main() -> int:
     )
     num_found = 0
     with ThreadPoolExecutor(arguments.jobs) as threads:
-        hunts = threads.map(lambda mutant: in_fork(mutant, arguments.limit), chosen)
+        hunts = threads.map(lambda mutant: in_fork(mutant, to_try), chosen)
         for mutant, (found, cpu_s) in zip(chosen, hunts, strict=True):
             # A hunt that failed, or that took too long to tell, has found nothing.
             num_found += bool(found) and found[0] not in "-?"
