@@ -18,7 +18,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import Superseded
 from async_rl.core.types import GroupState
 
-_FIRST_PAUSE_S = 1.0
+FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 """Several attempts fit into the learner's wait for a batch (10/3 timeouts.start_s)."""
 MOST_SPARED = 10
@@ -155,7 +155,7 @@ class Outage:
         self._message = " ".join(message.split())  # one line, for the live line and status
         # Within a pause the failures belong to groups that were handed out before it.
         if self._pause_s == 0 or now_s >= self._until_s:
-            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             self._until_s = now_s + self._pause_s
 
     def end(self) -> None:

@@ -45,7 +45,7 @@ class OptimizerConfig(Section):
 
 
 # The learner obeys these numbers, and async_rl/planning/ estimates memory with them.
-_CPU_LOGITS_MB = 16.0
+CPU_LOGITS_MB = 16.0
 _GPU_LOGITS_MB = 512.0
 CACHE_TOKENS = 1280
 """Tokens of a pass of one rank on a CPU: the activations of a small model then stay in the core's
@@ -112,4 +112,4 @@ class LearnerConfig(Section):
 
         On a CPU a chunk fits into the cache; on a GPU it must be large enough to keep it busy.
         """
-        return _GPU_LOGITS_MB if self.gpus_each > 0 else _CPU_LOGITS_MB
+        return _GPU_LOGITS_MB if self.gpus_each > 0 else CPU_LOGITS_MB

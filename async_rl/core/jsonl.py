@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_BLOCK_BYTES = 2**16
+BLOCK_BYTES = 2**16
 
 
 def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -27,7 +27,7 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
         rest = b""
         has_line = False
         while end > 0:
-            start = max(0, end - _BLOCK_BYTES)
+            start = max(0, end - BLOCK_BYTES)
             file.seek(start)
             block = file.read(end - start)
             if not has_line:
@@ -49,5 +49,5 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
 def line_number(path: Path, offset: int) -> int:
     """The number of the line at this offset, counted from 1."""
     with path.open("rb") as file:
-        blocks = iter(lambda: file.read(min(_BLOCK_BYTES, offset - file.tell())), b"")
+        blocks = iter(lambda: file.read(min(BLOCK_BYTES, offset - file.tell())), b"")
         return 1 + sum(block.count(b"\n") for block in blocks)

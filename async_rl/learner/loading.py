@@ -1,6 +1,6 @@
 """Load the models from a Hugging Face directory and check the policy on packed rows.
 
-Invariant: a loaded model equals its own plain forward pass within _TOLERANCE; of a sharded model
+Invariant: a loaded model equals its own plain forward pass within TOLERANCE; of a sharded model
 the first layers are compared. An architecture that packed rows or the direct use of the output head
 would compute wrongly is rejected at the start, not trained wrongly.
 """
@@ -31,7 +31,7 @@ from async_rl.weights.lora import add_adapter
 
 # Nats between packed and plain log-probs in float32. Kernels differ by about 1e-5, a wrong mask or
 # head by far more.
-_TOLERANCE = 1e-3
+TOLERANCE = 1e-3
 
 # Two rows share a prompt of three tokens, so the check covers attention to a shared prompt.
 _PROBE = ((3, 1, 4, 1, 5, 9, 2), (3, 1, 4, 1, 6, 5), (2, 7, 1, 8))
@@ -196,10 +196,10 @@ def _checked(
         ) from error
     worst = float((logprobs - expected).abs().max())
     # Negated, so that NaN is rejected too.
-    if not worst <= _TOLERANCE:
+    if not worst <= TOLERANCE:
         raise ConfigError(
             f"model.path={path}: the log-probs of {architecture} differ by {worst:.2g} nats on"
-            f" packed rows (more than {_TOLERANCE:g}), because the learner does not support its"
+            f" packed rows (more than {TOLERANCE:g}), because the learner does not support its"
             " attention or output head; use another architecture"
         )
     return policy

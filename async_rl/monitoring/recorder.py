@@ -41,7 +41,7 @@ _LEARNER_PART = "reward/mean"
 _SERVICE_PART = "policy/lr"
 _EVALUATION_PART = "eval/pass_at_1"
 _EVENTS = "run/"
-_HOLD_S = 600.0
+HOLD_S = 600.0
 _DRAW_EVERY_S = 0.5
 """A step takes about 10 KB of an event file; so two hours of the quickest run stay below 200 MB.
 """
@@ -169,7 +169,7 @@ class Recorder:
         while self._rows:
             step = min(self._rows)
             row = self._rows[step]
-            is_late = self._run_s() - row.last_s >= _HOLD_S
+            is_late = self._run_s() - row.last_s >= HOLD_S
             # Rows are written in order, so an incomplete one holds back those after it.
             if (row.awaited or step != self._next_step) and not is_late:
                 return

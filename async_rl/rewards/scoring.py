@@ -30,7 +30,7 @@ FunctionScores = dict[str, dict[str, float]]
 """Name of a function -> its parts, "score" among them."""
 AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, FunctionScores]]
 
-_PARAGRAPH_END = re.compile(r"\S\n[ \t]*\n")
+PARAGRAPH_END = re.compile(r"\S\n[ \t]*\n")
 _MOST_PARAGRAPHS = 64
 """Scored paragraphs of a response; each costs a call of every function."""
 _SPECIAL = re.compile(r"[^\w.-]")
@@ -190,7 +190,7 @@ class Scorer:
 def _paragraph_ends(text: str) -> list[int]:
     """The end positions of paragraphs, the end of the text last; evenly fewer of many."""
     # Without the blank end of the text, which would count as a further paragraph.
-    ends = [match.start() + 1 for match in _PARAGRAPH_END.finditer(text.rstrip())]
+    ends = [match.start() + 1 for match in PARAGRAPH_END.finditer(text.rstrip())]
     stride = len(ends) // _MOST_PARAGRAPHS + 1
     return [*ends[stride - 1 :: stride], len(text)]
 

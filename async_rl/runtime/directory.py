@@ -24,7 +24,7 @@ from async_rl.wire.rpc import RpcClient
 
 # Many processes call a restarted one; the random pause spreads their calls.
 _JITTER_S = 0.1
-_AGAIN_S = 60.0
+AGAIN_S = 60.0
 """A request without an answer is sent again: a connection that was cut for longer than ZeroMQ's
 heartbeats bridge (30 s) has lost the request or its reply. Above every `wait_s` of a request.
 """
@@ -226,7 +226,7 @@ class Peer:
                     life = Incarnation(member, self._directory, self._connect)
                     with contextlib.suppress(_Ended):
                         # Longer than the timeout around it, which names the peer.
-                        return await life.call(request, timeout_s=2 * timeout_s, again_s=_AGAIN_S)
+                        return await life.call(request, timeout_s=2 * timeout_s, again_s=AGAIN_S)
                     # Otherwise all callers of the old process call its successor in one moment.
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:

@@ -65,7 +65,7 @@ HERMES = ToolForm(
 )
 """A JSON object between marks, as Hermes and Qwen models write it."""
 # The first that fits, so a form comes before those whose marks it has too.
-_FORMS = tuple(
+FORMS = tuple(
     ToolForm(**form)
     for form in tomllib.loads(Path(__file__).with_name("tool_forms.toml").read_text())["form"]
 )
@@ -73,11 +73,11 @@ _FORMS = tuple(
 
 def form_of(template: str, parser: str = "") -> ToolForm:
     """Return the form that a chat template shows, or the form of a parser; HERMES if none fits."""
-    fitting = [form for form in _FORMS if all(mark in template for mark in form.marks)]
+    fitting = [form for form in FORMS if all(mark in template for mark in form.marks)]
     if not parser:
         return next(iter(fitting), HERMES)
     # Two forms of one parser differ in the start of a call, which the marks tell apart.
-    named = (form for form in (*fitting, *_FORMS, HERMES) if form.name == parser)
+    named = (form for form in (*fitting, *FORMS, HERMES) if form.name == parser)
     return next(named, ToolForm(name=parser))
 
 

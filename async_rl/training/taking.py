@@ -2,7 +2,7 @@
 tokens of its own sequences from the buffer.
 
 Invariants
-- A message has at most `_CHUNK_TOKENS` tokens, or one longer sequence. So the memory of a batch on
+- A message has at most `CHUNK_TOKENS` tokens, or one longer sequence. So the memory of a batch on
   its way does not depend on the size of the batch.
 - The union of the parts is the batch, each sequence once, because all ranks compute the same
   owners. The ranks of a context read the same part.
@@ -34,7 +34,7 @@ from async_rl.training.operations import Fetch
 
 _WAIT_S = 10.0
 """The buffer answers after this long, so that the learner notices when generators leave."""
-_CHUNK_TOKENS = 2**22
+CHUNK_TOKENS = 2**22
 """33 MB on the wire; larger messages are not faster, and sender and receiver hold copies of one."""
 
 
@@ -130,7 +130,7 @@ class Parts:
         named = zip(sample_ids(request.heads), samples, owners, strict=True)
         mine = {name: sample.num_tokens for name, sample, owner in named if owner == self._number}
         trajectories: list[Trajectory] = []
-        for chunk in divided(mine.items(), _CHUNK_TOKENS):
+        for chunk in divided(mine.items(), CHUNK_TOKENS):
             read = ReadSequences(life=request.life, train_version=version, samples=chunk)
             reply: Sequences = await self._call_buffer(read)
             # In order of the request, so they pair with `own` of the part.
@@ -149,7 +149,7 @@ class Parts:
 
     async def keep_advantages(self, advantages: Mapping[SampleId, FloatArray]) -> None:
         """Let the buffer store the advantages of a trained part."""
-        for chunk in divided(((name, len(row)) for name, row in advantages.items()), _CHUNK_TOKENS):
+        for chunk in divided(((name, len(row)) for name, row in advantages.items()), CHUNK_TOKENS):
             rows = [advantages[name] for name in chunk]
             keep = KeepAdvantages(life=self._life, samples=chunk, rows=rows)
             await self._call_buffer(keep)

@@ -25,7 +25,7 @@ Words = npt.NDArray[np.uint16]
 
 # The largest byte: with more than 1 changed word in 255, nearly every gap takes one byte.
 _SKIP = 255
-_PIECE = 1 << 24
+PIECE = 1 << 24
 """Words compared at a time: positions take 8 bytes per word, which would be four models at once."""
 _MOST = 0.5
 """Changes are sent up to this share of changed words: with 3 bytes each, 0.75 of all bytes."""
@@ -46,8 +46,8 @@ class Changes:
         # The first value is counted from the position before the block.
         last = -1
         num_changed = 0
-        for begin in range(0, new.size, _PIECE):
-            piece = slice(begin, begin + _PIECE)
+        for begin in range(0, new.size, PIECE):
+            piece = slice(begin, begin + PIECE)
             positions = np.flatnonzero(old[piece] != new[piece]) + begin
             num_changed += positions.size
             if num_changed > _MOST * new.size:
@@ -66,8 +66,8 @@ class Changes:
         """Change the block in place. Raises WeightsError if it is too small for the changes."""
         last = -1
         used = 0
-        for begin in range(0, self.gaps.size, _PIECE):
-            gaps = self.gaps[begin : begin + _PIECE]
+        for begin in range(0, self.gaps.size, PIECE):
+            gaps = self.gaps[begin : begin + PIECE]
             has_value = gaps != _SKIP
             # A skip advances by its 255 words; a value by the words before it and its own.
             ends = last + np.cumsum(gaps.astype(np.int64) + has_value)

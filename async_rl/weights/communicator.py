@@ -35,7 +35,7 @@ _POLL_S = 0.0005
 # Our own deadlines are shorter: at a deadline of torch the process would exit.
 _NEVER = timedelta(days=1)
 # An abort takes less than a second, unless it waits for a call that hangs.
-_ABORT_S = 5.0
+ABORT_S = 5.0
 
 
 def device_name(device: torch.device) -> str:
@@ -231,7 +231,7 @@ class NcclCommunicator:
         self.cancel()
         assert self._aborting is not None, "cancel sets it"
         # The next communicator should not share the GPU with this one.
-        self._aborting.join(_ABORT_S)
+        self._aborting.join(ABORT_S)
         self._store.close()
 
 

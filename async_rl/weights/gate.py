@@ -114,7 +114,7 @@ def rank_problems(num_ranks: int, *, is_one_machine: bool) -> Iterator[str]:
     peers = [(hosts[i % len(hosts)], i % 2**16) for i in range(num_ranks - 1)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         try:
-            _admit(listener.fileno(), peers)
+            admit(listener.fileno(), peers)
         except InfrastructureError as error:
             yield f"learner.ranks={num_ranks}: {error}"
 
@@ -149,7 +149,7 @@ class _Gate:
 
     def _restrict(self) -> None:
         try:
-            _admit(self._fd, ())
+            admit(self._fd, ())
         except _NotAllowed:
             # A group of one has no rank for which a stranger could pass.
             if self._has_others:
@@ -184,7 +184,7 @@ class _Gate:
         while self._store.check([key := _dial(self._address, len(self._admitted) + 1)]):
             self._admitted.append(msgspec.json.decode(self._store.get(key), type=_End))
         if len(self._admitted) > before:
-            _admit(self._fd, self._admitted)
+            admit(self._fd, self._admitted)
 
 
 def _dials(target: _End) -> str:
@@ -212,7 +212,7 @@ def _sockets(status: str) -> list[Any]:
     return [end for end in connections if end.status == status]
 
 
-def _admit(fd: int, sources: Collection[_End]) -> None:
+def admit(fd: int, sources: Collection[_End]) -> None:
     """Let the kernel drop every packet to a listening socket, except from these addresses. Raises
     InfrastructureError if they do not fit a filter.
 

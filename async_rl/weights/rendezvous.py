@@ -32,9 +32,9 @@ _PRESENT = "present"
 _VERDICT = "verdict"
 _ALL = b"all"
 _LOST = b"lost"
-_LOOK_S = 5.0
+LOOK_S = 5.0
 """A rank asks again after this time, so that it notices the end of the learner."""
-_ANSWER_S = 15.0
+ANSWER_S = 15.0
 """The server answers immediately, apart from the time that a request waits for other ranks."""
 
 
@@ -143,7 +143,7 @@ class SeatStore(dist.Store):  # type: ignore[name-defined,misc]
     def _wait(self, keys: Sequence[str], wait_s: float) -> list[bytes]:
         deadline_s = time.monotonic() + wait_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            values = self._look_up(keys, min(left_s, _LOOK_S))
+            values = self._look_up(keys, min(left_s, LOOK_S))
             if values is not None:
                 return values
         raise RuntimeError(f"no other rank wrote {', '.join(keys)} within {wait_s:g} s")
@@ -159,7 +159,7 @@ class SeatStore(dist.Store):  # type: ignore[name-defined,misc]
         return found.values
 
     def _call(self, request: Message, wait_s: float) -> Any:
-        return self._thread.run(self._client.call(request, timeout_s=wait_s + _ANSWER_S))
+        return self._thread.run(self._client.call(request, timeout_s=wait_s + ANSWER_S))
 
 
 async def _connect(seat: Seat) -> RpcClient:

@@ -27,7 +27,7 @@ BACKLOG = 2048
 # 64 MB in this time need 9 Mbit/s; a slower client would hold the memory of its body for too long.
 _BODY_S = 60.0
 # A client that sends half of its headers would keep its connection for ever.
-_HEADERS_S = 60.0
+HEADERS_S = 60.0
 T = TypeVar("T")
 
 
@@ -55,7 +55,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(error)
 
     def _limit(self) -> None:
-        self._deadline = self.loop.call_later(_HEADERS_S, self.transport.abort)
+        self._deadline = self.loop.call_later(HEADERS_S, self.transport.abort)
 
     def _unlimit(self) -> None:
         if self._deadline is not None:

@@ -40,7 +40,7 @@ _LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last rep
 _HANDSHAKE_MS = 10_000
 _ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine failed; call deadlines cover the rest
 _MOST_PEERS = 2**15  # of one process: ZeroMQ's own 1,023 are fewer than a large fleet
-_MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
+MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
 # Bounds the memory of requests while handlers are stuck. Every process of a run has one request for
 # the member list pending, so the supervisor can serve nearly as many processes.
 _MOST_HANDLERS = 4096
@@ -74,7 +74,7 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
     # Six missed heartbeats, so that a short outage of the network breaks no connection.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
 
 
 class Handlers:

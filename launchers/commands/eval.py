@@ -69,21 +69,21 @@ def evaluate(
     os.environ.update(_QUIET)
     warnings.simplefilter("ignore")
     conf, overrides = split_conf(settings or [])
-    run_dir, step = _run_of(checkpoint, output_dir or default_output_dir())
+    run_dir, step = run_of(checkpoint, output_dir or default_output_dir())
     # The exported policy is needed for this command only.
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
         if run_dir is None:
             from async_rl.composition.overrides import with_defaults
             from async_rl.data.prepare import prepare_model
 
-            config = _composed(conf, with_defaults([f"model.path={checkpoint}"], overrides))
+            config = composed(conf, with_defaults([f"model.path={checkpoint}"], overrides))
             version = 0
             model_path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
         else:
             if conf is None:
                 config = recompose(run_dir / "config.yaml", overrides)
             else:
-                config = _composed(conf, overrides)
+                config = composed(conf, overrides)
             model_path = Path(scratch) / "model"
             version = _export(run_dir, step, model_path)
         evaluated = _evaluate(config, model_path, version)
@@ -101,7 +101,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]:
+def run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]:
     """Return the run and the step of its checkpoint (None = newest), or no run for a model."""
     path = Path(checkpoint).expanduser().absolute()
     step = path.name.removeprefix("step_")
@@ -119,7 +119,8 @@ def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]
     return None, None
 
 
-def _composed(conf: str | None, overrides: list[str]) -> RunConfig:
+def composed(conf: str | None, overrides: list[str]) -> RunConfig:
+    """Return the configuration of a model without a run. Raises ConfigError."""
     from async_rl.composition.compose import compose_unchecked
     from async_rl.composition.files import names
 

@@ -20,7 +20,7 @@ from async_rl.launchers.commands.options import OutputDir, Run
 from async_rl.runs.control import living_pid
 from async_rl.runs.directory import find_run
 
-_POLL_S = 0.3  # files change without an event that every filesystem delivers
+POLL_S = 0.3  # files change without an event that every filesystem delivers
 _TIME = 23
 
 
@@ -60,7 +60,7 @@ def logs(
             _print(entry)
         if not is_alive:
             return
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def new_entries(offsets: dict[Path, int]) -> list[str]:

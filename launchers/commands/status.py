@@ -25,7 +25,7 @@ from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import result_lines, status_of
 
-_REDRAW_S = 1.0
+REDRAW_S = 1.0
 _RATES_OVER = 10
 """Pictures: rates and the bottleneck cover about the last ten seconds."""
 
@@ -86,7 +86,7 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
             before = answers[0] if answers else None
             yield render(reply, before=before)
             answers.append(reply)
-        time.sleep(_REDRAW_S)
+        time.sleep(REDRAW_S)
 
 
 def _without_answer(run_dir: Path) -> str:

@@ -20,7 +20,7 @@ from async_rl.launchers.jail import run_in_jail
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.protocol import Profile
 
-_CPU_S = 10.0
+CPU_S = 10.0
 _BYTES = 1 << 28
 # A message carries at most 253 descriptors.
 _MAX_FILES = 60
@@ -75,7 +75,7 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
             arguments,
             texts,
             profile=Profile.TOOLS,
-            cpu_s=_CPU_S,
+            cpu_s=CPU_S,
             memory_bytes=_BYTES,
             product="recorded",
             environment={

@@ -103,7 +103,7 @@ async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferS
 async def test_a_parked_request_is_answered_when_the_pause_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(leases, "FIRST_PAUSE_S", 0.1)
 
     async with opened(tmp_path, clock=LoopClock()) as service:
         await fail_all(service, await tickets(service, 0))

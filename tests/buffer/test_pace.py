@@ -164,9 +164,10 @@ async def test_a_request_that_is_held_back_is_answered_when_the_learner_needs_th
     config = replace(config, evaluation=replace(config.evaluation, every_steps=0))
     async with opened(tmp_path, config, clock=clock) as service:
         await learner_bound(service, clock)
-        service._parked._loop = timers = Timers()  # type: ignore[assignment]
-        parked = service._parked.add(ask(8), [])
-        service._settle()
+        requests = service._parked
+        requests._loop = timers = Timers()  # type: ignore[assignment]
+        parked = requests.add(ask(8), [])
+        requests.serve()
         assert parked.tickets == []
         reason = "the next group would be ready before step 10"
         assert service.waits_for() == f"admission: {reason}"

@@ -185,7 +185,7 @@ async def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_
     readable: tuple[int, int] | None,
 ) -> None:
     # With recording=full a nearly full disk of this machine would cost the oldest step.
-    monkeypatch.setattr("async_rl.buffer.store.store._LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr("async_rl.buffer.store.store.LEAST_FREE_BYTES", 0)
 
     async with opened(tmp_path, recording=recording) as service:
         for version in range(3):

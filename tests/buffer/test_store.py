@@ -150,13 +150,14 @@ async def test_others_read_while_it_writes(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         write(store, 0)
         await store.flush()
-        store._connection.execute("BEGIN IMMEDIATE")
+        writer = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+        writer.execute("BEGIN IMMEDIATE")
         reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
         assert reader.execute("SELECT state, reward_mean, pass_rate FROM groups").fetchall() == [
             ("ready", 1.0, 1.0)
         ]
         reader.close()
-        store._connection.execute("ROLLBACK")
+        writer.close()
 
 
 async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
@@ -222,7 +223,8 @@ async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: 
         assert ready == list(range(len(ready)))
         groups = await store.reader.groups(ready)
         assert [len(g.member(0).unpacked().token_ids) for g in groups] == [20_002] * len(ready)
-        assert store.reader._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as reader:
+        assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 async def test_sqlite_syncs_the_log_before_it_moves_it_into_the_file(tmp_path: Path) -> None:
@@ -235,8 +237,8 @@ async def test_the_log_stays_short_although_the_writer_never_rests(
 ) -> None:
     """A fast run on a slow disk had a log of 2 GB after 6,000 steps; its index is in memory."""
     limit_bytes = 8 * 2**20
-    monkeypatch.setattr(writer, "_MOVE_BYTES", limit_bytes // 4)
-    monkeypatch.setattr(writer, "_LONGEST_LOG_PAGES", limit_bytes // 16384)
+    monkeypatch.setattr(writer, "MOVE_BYTES", limit_bytes // 4)
+    monkeypatch.setattr(writer, "LONGEST_LOG_PAGES", limit_bytes // 16384)
     log = tmp_path / "store.sqlite-wal"
     longest = 0
 
@@ -280,7 +282,7 @@ async def test_a_part_of_the_log_is_moved_into_the_file_once(
 
     threads = SimpleNamespace(Thread=threading.Thread, Event=Event)
     monkeypatch.setattr(writer, "threading", threads)
-    monkeypatch.setattr(writer, "_MOVE_BYTES", 2**17 + 1)  # a commit counts 2**16
+    monkeypatch.setattr(writer, "MOVE_BYTES", 2**17 + 1)  # a commit counts 2**16
     async with open_store(tmp_path) as store:
         for number in range(1, 8):
             commits.append(number)
@@ -291,8 +293,8 @@ async def test_a_part_of_the_log_is_moved_into_the_file_once(
 async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer, "_MOVE_BYTES", 2**20)
-    monkeypatch.setattr(writer, "_LONGEST_LOG_PAGES", 2**21 // 16384)
+    monkeypatch.setattr(writer, "MOVE_BYTES", 2**20)
+    monkeypatch.setattr(writer, "LONGEST_LOG_PAGES", 2**21 // 16384)
     # A commit that waited for the reader would never return.
     monkeypatch.setattr(writer, "BUSY_MS", 10**9)
     hold = (

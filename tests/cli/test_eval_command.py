@@ -8,7 +8,7 @@ import pytest
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.eval import _composed, _export, _run_of
+from async_rl.launchers.commands.eval import _export, composed, run_of
 
 
 def make_run(tmp_path: Path, *steps: int) -> Path:
@@ -23,10 +23,10 @@ def make_run(tmp_path: Path, *steps: int) -> Path:
 def test_a_run_a_checkpoint_and_a_model_are_told_apart(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, 2, 4)
     output_dir = tmp_path / "runs"
-    assert _run_of("mine", output_dir) == (run_dir, None)
-    assert _run_of(str(run_dir), output_dir) == (run_dir, None)
-    assert _run_of(str(run_dir / "checkpoints" / "step_000002"), output_dir) == (run_dir, 2)
-    assert _run_of("owner/name", output_dir) == (None, None)
+    assert run_of("mine", output_dir) == (run_dir, None)
+    assert run_of(str(run_dir), output_dir) == (run_dir, None)
+    assert run_of(str(run_dir / "checkpoints" / "step_000002"), output_dir) == (run_dir, 2)
+    assert run_of("owner/name", output_dir) == (None, None)
 
 
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
@@ -38,13 +38,13 @@ def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError, match="give conf=<file or one of"):
-        _composed(None, [])
-    config = _composed("ppo_math", ["model.path=owner/name", f"data.val_files={tmp_path}/a.jsonl"])
+        composed(None, [])
+    config = composed("ppo_math", ["model.path=owner/name", f"data.val_files={tmp_path}/a.jsonl"])
     assert (config.evaluation.num_prompts, config.data.max_response_tokens) == (0, 1024)
     with pytest.raises(ConfigError, match="the greedy samples of a prompt are identical"):
-        _composed("ppo_math", ["model.path=owner/name", "evaluation.temperature=0"])
+        composed("ppo_math", ["model.path=owner/name", "evaluation.temperature=0"])
 
 
 def test_a_name_that_is_nothing_is_answered_as_such(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nosuch is neither a run nor a model"):
-        _run_of("nosuch", tmp_path)
+        run_of("nosuch", tmp_path)

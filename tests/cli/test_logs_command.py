@@ -72,6 +72,6 @@ def test_following_shows_what_is_added_whole_and_ends_with_the_run(
         return 7
 
     monkeypatch.setattr(logs_command, "living_pid", living_pid)
-    monkeypatch.setattr(logs_command, "_POLL_S", 0.0)
+    monkeypatch.setattr(logs_command, "POLL_S", 0.0)
     out = async_rl("logs", str(run_dir), "--follow", "--num", "0").out
     assert last_words(out) == ["five", "six"]

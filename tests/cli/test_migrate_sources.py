@@ -73,7 +73,7 @@ def test_a_script_that_starts_no_trainer_is_refused(tmp_path: Path, text: str, m
 def test_a_script_without_end_is_ended_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
-    monkeypatch.setattr(recording, "_CPU_S", 0.5)
+    monkeypatch.setattr(recording, "CPU_S", 0.5)
     with pytest.raises(ConfigError, match="was ended after"):
         read(script(tmp_path, text, name))
 

@@ -247,7 +247,7 @@ def test_watching_follows_a_run_from_its_start_to_its_end(
     lives = iter([7, 7, None, None])
     monkeypatch.setattr(status_command, "ask_status", lambda _: next(answers))
     monkeypatch.setattr(status_command, "living_pid", lambda _: next(lives))
-    monkeypatch.setattr(status_command, "_REDRAW_S", 0.0)
+    monkeypatch.setattr(status_command, "REDRAW_S", 0.0)
     shown = async_rl("status", str(run_dir), "--watch").out
     assert (
         shown.index("run mine is starting (pid 7)")

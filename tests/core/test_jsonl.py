@@ -23,12 +23,12 @@ def test_every_complete_line_comes_with_its_offset_from_the_last_to_the_first(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
-        before = jsonl._BLOCK_BYTES
-        jsonl._BLOCK_BYTES = block
+        before = jsonl.BLOCK_BYTES
+        jsonl.BLOCK_BYTES = block
         try:
             found = list(lines_backwards(path))
         finally:
-            jsonl._BLOCK_BYTES = before
+            jsonl.BLOCK_BYTES = before
         assert [line for _, line in reversed(found)] == lines
         data = path.read_bytes()
         for number, (offset, line) in enumerate(reversed(found), start=1):

@@ -316,7 +316,8 @@ def count_steps(engine: Any) -> Callable[[], int]:
 async def vllm_only(engine: Any) -> dict[str, Any]:
     """What can be asked of vLLM alone: its scheduler, and its death."""
     said: dict[str, Any] = {}
-    core = engine._vllm.llm.engine_core._core
+    llm = engine._vllm.llm
+    core = llm.engine_core._core
     scheduled: list[int] = []
     has_stepped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -335,12 +336,12 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
 
     stream = engine.generate("left", prompt(21), 8, sampling(max_new_tokens=250))
     await anext(stream)
-    said["unfinished_at_first_yield"] = engine._vllm.llm.get_num_unfinished_requests()
+    said["unfinished_at_first_yield"] = llm.get_num_unfinished_requests()
     await stream.aclose()
-    said["unfinished_after_close"] = engine._vllm.llm.get_num_unfinished_requests()
-    await engine._vllm.llm.collective_rpc("check_health")
+    said["unfinished_after_close"] = llm.get_num_unfinished_requests()
+    await llm.collective_rpc("check_health")
     said["scheduled_after_close"] = core.scheduler.get_num_unfinished_requests()
-    said["held_after_close"] = len(engine._vllm.llm.engine_core._unsent)
+    said["held_after_close"] = len(llm.engine_core._unsent)
 
     has_stepped.clear()
     async with asyncio.TaskGroup() as tasks:

@@ -173,7 +173,7 @@ def test_the_parser_of_tool_calls_is_no_argument_of_the_engine() -> None:
 
 
 def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
-    from async_rl.sessions.tools import _FORMS, HERMES
+    from async_rl.sessions.tools import FORMS, HERMES
 
     assert INSTALLED is not None
     assert {form.name for form in (HERMES, *_FORMS)} <= {*vllm.known_names(INSTALLED, vllm.PARSER)}

@@ -15,6 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Purpose, Score, Trajectory
+from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Applied, ModelOptimizer
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
@@ -153,6 +154,14 @@ def offloading_trainer(model_path: Path, conf: str, *overrides: str, offload: st
     return Trainer(
         config, model_path, rank=0, world_size=1, device=device, failed_batches=model_path
     )
+
+
+def policy_of(trainer: Trainer) -> Policy:
+    return trainer._policy
+
+
+def optimizers_of(trainer: Trainer) -> list[ModelOptimizer]:
+    return trainer._optimizers
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:

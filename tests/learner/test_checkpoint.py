@@ -12,7 +12,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from learner_support import equal, make_groups, make_model, make_trainer, weights_of
+from learner_support import (
+    equal,
+    make_groups,
+    make_model,
+    make_trainer,
+    optimizers_of,
+    policy_of,
+    weights_of,
+)
 from safetensors.torch import load_file
 
 from async_rl.core.checksums import damage
@@ -47,7 +55,7 @@ def test_a_restored_run_has_the_optimizer_settings_of_its_configuration(
         model_path, "grpo_code", *(f"learner.optimizer.{knob}" for knob in changed)
     )
     restored.load(tmp_path / "step_1")
-    matrices = restored._optimizers[0].torch_optimizer.param_groups[0]
+    matrices = optimizers_of(restored)[0].torch_optimizer.param_groups[0]
     assert (matrices["weight_decay"], matrices["betas"], matrices["eps"]) == (0.5, (0.8, 0.9), 1e-3)
 
 
@@ -204,7 +212,7 @@ def test_a_checkpoint_is_written_past_the_cache_or_through_it(
     named = load_file(tmp_path / "step_1" / "rank_0000.safetensors")
     index = json.loads((tmp_path / "step_1" / "index.json").read_text())
     assert named.keys() == index["tensors"].keys()
-    for name, tensor in trainer._policy.named_parameters():
+    for name, tensor in policy_of(trainer).named_parameters():
         assert torch.equal(named[f"policy.model.{name}"], tensor), name
 
 

@@ -46,7 +46,7 @@ def test_memory_knobs_do_not_change_gradients(
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     for overrides in ([], knobs):
         if overrides == ["small chunks of logits"]:
-            monkeypatch.setattr(learner, "_CPU_LOGITS_MB", 0.0006)
+            monkeypatch.setattr(learner, "CPU_LOGITS_MB", 0.0006)
             overrides = []
         make_trainer(model_path, conf, *BASE, *overrides).step(
             make_groups(ages=(0, 1), version=1), 1

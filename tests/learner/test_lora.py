@@ -14,6 +14,7 @@ from learner_support import (
     make_groups,
     make_model,
     make_trainer,
+    policy_of,
     relative_difference,
     spy_on_gradients,
 )
@@ -35,7 +36,7 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def adapter_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in adapter_weights(trainer._policy.lm)}
+    return {n: p.detach().clone() for n, p in adapter_weights(policy_of(trainer).lm)}
 
 
 def stepped(model_path: Path, *overrides: str, steps: int = 2) -> Trainer:
@@ -71,7 +72,7 @@ def test_an_adapter_of_a_model_without_memory_has_numbers(model_path: Path) -> N
 def test_base_weights_stay_bit_equal(model_path: Path) -> None:
     trainer = stepped(model_path, *KL)
     stored = AutoModelForCausalLM.from_pretrained(model_path).state_dict()
-    lm = dict(trainer._policy.lm.named_parameters())
+    lm = dict(policy_of(trainer).lm.named_parameters())
     frozen = {n.replace(".base_layer", ""): p for n, p in lm.items() if ".lora_" not in n}
     assert all(torch.equal(frozen[n], stored[n]) for n in frozen)
     assert frozen.keys() | {"lm_head.weight"} == stored.keys()
@@ -91,7 +92,7 @@ def test_gradients_are_those_of_the_product_of_the_matrices(
         one_update += ["algorithm.kl=none", "algorithm.advantage.critic.warmup_steps=0"]
     trainer = make_trainer(model_path, conf, *LORA, *one_update)
     torch.manual_seed(1)
-    for name, parameter in adapter_weights(trainer._policy.lm):
+    for name, parameter in adapter_weights(policy_of(trainer).lm):
         if "lora_B" in name:
             parameter.data.normal_(std=0.05)
     merged = model_path.parent / f"merged-{conf}"
@@ -104,7 +105,7 @@ def test_gradients_are_those_of_the_product_of_the_matrices(
     dense = make_trainer(merged, conf, *one_update)
     dense.step(make_groups(), 0)
     (of_weights,) = collected["policy"]
-    names = [name for name, _ in dense._policy.lm.named_parameters()]
+    names = [name for name, _ in policy_of(dense).lm.named_parameters()]
     gradients = dict(zip(names, of_weights, strict=True))
     expected = []
     for name in adapter:

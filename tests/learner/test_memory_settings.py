@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from learner_support import make_groups, make_trainer, offloading_trainer
+from learner_support import (
+    make_groups,
+    make_trainer,
+    offloading_trainer,
+    policy_of,
+)
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -117,7 +122,7 @@ def test_a_smaller_chunk_bounds_the_logits_that_exist_together(
         return logits.num_elements
 
     large = largest()
-    monkeypatch.setattr(learner, "_CPU_LOGITS_MB", 0.0006)
+    monkeypatch.setattr(learner, "CPU_LOGITS_MB", 0.0006)
     small = largest()
     assert 0 < small < large
     assert 4 * small <= 0.0006 * 2**20, "bytes of float32"
@@ -131,7 +136,7 @@ def test_the_least_size_of_a_unit_decides_what_is_sharded_alone(
         trainer = offloading_trainer(
             model_path, "grpo_code", f"learner.shard_units={chosen}", offload="parameters"
         )
-        modules = trainer._policy.modules()
+        modules = policy_of(trainer).modules()
         return [type(m).__name__.removeprefix("FSDP") for m in modules if isinstance(m, FSDPModule)]
 
     assert units(0).count("Qwen3DecoderLayer") == 2

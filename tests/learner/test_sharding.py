@@ -12,6 +12,8 @@ from learner_support import (
     make_groups,
     make_trainer,
     offloading_trainer,
+    optimizers_of,
+    policy_of,
     relative_difference,
     spy_on_gradients,
 )
@@ -91,7 +93,7 @@ def test_a_model_in_float32_on_one_cpu_is_not_wrapped_until_it_is_offloaded(
 ) -> None:
     for offload in ("none", "parameters"):
         trainer = offloading_trainer(model_path, "grpo_code", offload=offload)
-        assert isinstance(trainer._policy, FSDPModule) == (offload == "parameters")
+        assert isinstance(policy_of(trainer), FSDPModule) == (offload == "parameters")
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "parameters"])
@@ -149,7 +151,7 @@ def test_what_is_kept_off_the_device_is_not_moved_to_it(
     monkeypatch.setattr(torch.nn.Module, "to", lambda *_, **__: seen.add("models"))
     monkeypatch.setattr(Trainer, "device", torch.device("meta"))
     trainer.enter_device()
-    for optimizer in trainer._optimizers:
+    for optimizer in optimizers_of(trainer):
         for state in optimizer.torch_optimizer.state.values():
             if state["exp_avg"].is_meta and state["exp_avg_sq"].is_meta:
                 seen.add("moments")
@@ -225,9 +227,9 @@ def test_one_rank_gathers_a_layer_once_for_all_passes_and_trains_the_same(
             trainer.step(make_groups(version, version=version), version)
             numbers.append(len(gathered))
             joins.append(len(joined))
-            assert all(isinstance(p, DTensor) for p in trainer._policy.parameters())
+            assert all(isinstance(p, DTensor) for p in policy_of(trainer).parameters())
         outputs.append(trainer.logprobs([np.arange(9)])[0])
-        assert all(isinstance(p, DTensor) for p in trainer._policy.parameters())
+        assert all(isinstance(p, DTensor) for p in policy_of(trainer).parameters())
         weights.append([t.clone() for t in trainer.full_tensors()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     assert (outputs[0] == outputs[1]).all()

@@ -15,6 +15,7 @@ from learner_support import (
     make_model,
     make_trainer,
     offloading_trainer,
+    policy_of,
     spy_on_gradients,
     weights_of,
 )
@@ -292,7 +293,7 @@ def test_a_model_that_packing_would_compute_wrongly_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_model(tmp_path / "model")
-    monkeypatch.setattr("async_rl.learner.loading._TOLERANCE", -1.0)
+    monkeypatch.setattr("async_rl.learner.loading.TOLERANCE", -1.0)
     with pytest.raises(ConfigError, match="does not support"):
         load_policy(path, trust_remote_code=False)
 
@@ -364,7 +365,7 @@ def test_a_moving_reference_moves_where_its_weights_are_sharded(
     assert reference is not None
     before = [local(p).clone() for p in reference.parameters()]
     trainer.step(make_groups(0), 0)
-    policy = [local(p) for p in trainer._policy.lm.parameters()]
+    policy = [local(p) for p in policy_of(trainer).lm.parameters()]
     for mine, old, new in zip(reference.parameters(), before, policy, strict=True):
         assert not torch.equal(local(mine), old)
         torch.testing.assert_close(local(mine), 0.75 * old + 0.25 * new, rtol=1e-5, atol=1e-6)

@@ -68,7 +68,7 @@ def recorder(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> Any:
-    monkeypatch.setattr(recorder_module, "_HOLD_S", 100.0)
+    monkeypatch.setattr(recorder_module, "HOLD_S", 100.0)
     recorder = Recorder(tmp_path, config, clock=clock)
     yield recorder
     recorder.close()

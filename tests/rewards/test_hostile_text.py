@@ -51,7 +51,7 @@ LINEAR: dict[str, Callable[[str], object]] = {
     "output, all wrong": lambda text: COMPARISON.outputs_equal(
         text, "2.5 " * (len(text) // 2), LOOSE
     ),
-    "paragraphs": scoring._PARAGRAPH_END.findall,
+    "paragraphs": scoring.PARAGRAPH_END.findall,
     "java names": source_names,
     "compiler's text": lambda text: printable(text.encode(), 2000),
     "vote by program": lambda text: vote_of(CODE, text, "auto"),
@@ -65,7 +65,7 @@ READERS = {
     "rewards/answers.py:_BRACE": "box",
     "rewards/extraction.py:_WORD": "fences",
     "rewards/functions.py:_FORM": "form",
-    "rewards/scoring.py:_PARAGRAPH_END": "paragraphs",
+    "rewards/scoring.py:PARAGRAPH_END": "paragraphs",
     "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
     "rewards/verifier/outcomes.py:_UNPRINTABLE": "compiler's text",
     "rewards/verifier/languages.py:_CLASS": "java names",

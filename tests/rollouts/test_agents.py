@@ -375,12 +375,12 @@ def test_a_sample_is_counted_under_the_environment_of_its_row(tmp_path: Path) ->
         journal=Journal(tmp_path / "gateway-0", "1"),
         url="",
     )
-    assert agents._environment_of({"environment": "pack/age:Guess-v0"}) == "pack_age:Guess-v0"
+    name_of = agents._environment_of
+    assert name_of({"environment": "pack/age:Guess-v0"}) == "pack_age:Guess-v0"
     for row in ({}, {"environment": {"taskset": {"id": "x"}}}):
-        assert agents._environment_of(row) == "agent.py:posts"
-    names = {agents._environment_of({"environment": f"e{i}"}) for i in range(100)}
-    assert len(names) == 20
-    assert agents._environment_of({"environment": "e3"}) == "e3"
+        assert name_of(row) == "agent.py:posts"
+    assert len({name_of({"environment": f"e{i}"}) for i in range(100)}) == 20
+    assert name_of({"environment": "e3"}) == "e3"
     command = compose("grpo_code", ["rollout.fn=[python3.11,/x/play.py,a]"]).agent
     assert command.name == "play.py"
 

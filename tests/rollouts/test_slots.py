@@ -289,22 +289,23 @@ def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_no
             context.stopping = asyncio.Event()
             generator = Generator(context, open_engine)
             await generator.sleeping.start()
+            complete, sample = generator._complete, generator._sample
             if calls == "complete":
                 message: Any = Complete(request_id="1.1.0/0", token_ids=row, sampling=sampling)
-                done: Any = await generator._complete(message)
+                done: Any = await complete(message)
                 assert done.completed.token_ids.tolist() == [2]
                 engine.version = NO_VERSION
                 with pytest.raises(WeightsError, match="no version of the weights yet"):
-                    await generator._complete(message)
+                    await complete(message)
                 engine.version = 3
                 engine._error = Unavailable("the vLLM engine died")
-                answer = generator._complete(message)
+                answer = complete(message)
             else:
                 engine.error = DataError("top_p=3")
                 with pytest.raises(DataError, match="top_p=3"):
-                    await generator._sample(request(""))
+                    await sample(request(""))
                 engine.error = Unavailable("the vLLM engine died")
-                answer = generator._sample(request(""))
+                answer = sample(request(""))
             # The sender of a row does not send it to another engine, which it may end as well.
             dead = EngineDead if calls == "complete" else Unavailable
             with pytest.raises(dead, match="generator-0: the vLLM engine died"):
@@ -312,7 +313,7 @@ def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_no
             context.stopping.set()
             if calls == "complete":
                 with pytest.raises(Unavailable):
-                    await generator._complete(message)
+                    await complete(message)
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(play())

@@ -119,7 +119,7 @@ async def test_a_connection_with_a_pending_call_stays_open_though_its_process_le
 async def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("async_rl.runtime.directory._AGAIN_S", 0.01)
+    monkeypatch.setattr("async_rl.runtime.directory.AGAIN_S", 0.01)
     num_sent = 0
 
     class Lossy:

@@ -70,6 +70,7 @@ class Row:
 
     def __init__(self, session: Session) -> None:
         self.tokens, self.starts = session.record.row()
+        self.prompt = session.record._prompt
 
     @property
     def num_segments(self) -> int:

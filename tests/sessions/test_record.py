@@ -90,7 +90,7 @@ def test_a_rewritten_history_is_a_further_segment() -> None:
     ask(session, [user("go"), changed, user("on")])
     row = Row(session)
     assert row.num_segments == 2
-    assert sorted(trained(row, session.record._prompt)) == sorted(served(policy))
+    assert sorted(trained(row, row.prompt)) == sorted(served(policy))
 
 
 def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
@@ -152,7 +152,7 @@ def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() ->
     row = Row(session)
     # The whole answer is trained in a segment of its own, and only read in the other one.
     assert row.num_segments == 2
-    assert sum(len(ids) for _, ids, *_ in trained(row, session.record._prompt)) == 3 + 2
+    assert sum(len(ids) for _, ids, *_ in trained(row, row.prompt)) == 3 + 2
 
 
 def test_text_prompts_continue_by_their_text() -> None:
@@ -163,7 +163,7 @@ def test_text_prompts_continue_by_their_text() -> None:
     row = Row(session)
     assert row.num_segments == 1
     assert chat.decode(row.tokens.token_ids) == "go one stop more three"
-    assert sorted(trained(row, session.record._prompt))[0][1] == (
+    assert sorted(trained(row, row.prompt))[0][1] == (
         policy.served[0][1].token_ids[:3].tolist() and tuple(policy.served[0][1].token_ids[:3])
     )
 
@@ -219,10 +219,10 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
     if not policy.served:
         return
     row = Row(session)
-    assert sorted(trained(row, session.record._prompt)) == sorted(served(policy))
+    assert sorted(trained(row, row.prompt)) == sorted(served(policy))
     assert len(row.tokens.token_ids) == session.record.num_tokens()
     assert not row.tokens.logprobs[~row.tokens.is_written].any()
     assert (row.tokens.versions[~row.tokens.is_written] == -1).all()
     # A segment is not part of another one.
-    paths = [tuple(ids.tolist()) for ids, _ in segments(row, session.record._prompt)]
+    paths = [tuple(ids.tolist()) for ids, _ in segments(row, row.prompt)]
     assert len(paths) == row.num_segments

@@ -99,7 +99,7 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
         assert encode([found[s] for s in range(len(everything))]) == encode(everything)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(taking, "_CHUNK_TOKENS", limit)
+        patch.setattr(taking, "CHUNK_TOKENS", limit)
         asyncio.run(story())
 
 
@@ -143,7 +143,7 @@ def test_a_batch_may_take_its_time_from_when_a_generator_may_make_it(
 
 
 async def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "_CHUNK_TOKENS", 6)
+    monkeypatch.setattr(taking, "CHUNK_TOKENS", 6)
     sizes: list[int] = []
 
     buffer = Buffer([])

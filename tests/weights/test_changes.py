@@ -94,7 +94,7 @@ def test_changes_lead_from_one_block_to_the_other(
     new[[*some, *others]] ^= 0x8001
     with pytest.MonkeyPatch.context() as patch:
         # Positions and skips cross the borders between pieces.
-        patch.setattr("async_rl.weights.changes._PIECE", NUM_WORDS // pieces // 7)
+        patch.setattr("async_rl.weights.changes.PIECE", NUM_WORDS // pieces // 7)
         changes = Changes.between(old, new)
         assert changes is not None
         assert changes.values.size == len({*some, *others})

@@ -47,7 +47,7 @@ def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
         free = probe.getsockname()[1]
     # Addresses at which no other program has connections, whose ports would be in use.
     admitted = [("127.0.7.2", free), ("127.0.7.3", free + 1), *PEERS]
-    gate._admit(listener.fileno(), admitted)
+    gate.admit(listener.fileno(), admitted)
     ends = itertools.product(("127.0.7.1", "127.0.7.2", "127.0.7.3"), (free, free + 1))
     assert {end for end in ends if connects(listener, end)} == set(admitted[:2])
 
@@ -141,7 +141,7 @@ def test_every_peer_of_a_long_filter_is_admitted(listener: socket.socket) -> Non
         free = probe.getsockname()[1]
     around = [("127.0.0.1", port) for port in range(1, 600)]
     for index in (0, 249, 250, 251, 598):
-        gate._admit(listener.fileno(), [*around[:index], ("127.0.0.1", free), *around[index:]])
+        gate.admit(listener.fileno(), [*around[:index], ("127.0.0.1", free), *around[index:]])
         assert connects(listener, ("127.0.0.1", free))
-        gate._admit(listener.fileno(), around)
+        gate.admit(listener.fileno(), around)
         assert not connects(listener, ("127.0.0.1", free))

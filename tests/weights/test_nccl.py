@@ -192,7 +192,7 @@ def test_another_thread_ends_a_broadcast_although_the_abort_itself_hangs(
             waiting.result(10)
     with pytest.raises(BroadcastBroken, match="rank 1 gave up"):
         begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
-    monkeypatch.setattr("async_rl.weights.communicator._ABORT_S", 0.01)
+    monkeypatch.setattr("async_rl.weights.communicator.ABORT_S", 0.01)
     member.close()
     assert PlayedNccl.made[0].num_aborts == 0, "close returns before the abort"
 

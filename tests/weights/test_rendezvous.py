@@ -104,8 +104,8 @@ def test_ranks_that_have_all_met_connect_even_if_the_load_is_called_off_meanwhil
 def test_a_rank_notices_the_end_of_the_learner_long_before_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous_module, "_LOOK_S", 0.1)
-    monkeypatch.setattr(rendezvous_module, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(rendezvous_module, "LOOK_S", 0.1)
+    monkeypatch.setattr(rendezvous_module, "ANSWER_S", 0.3)
     rendezvous = Rendezvous("127.0.0.1")
     rendezvous.open("one")
     store = SeatStore(msgspec.structs.replace(seat(rendezvous, "one"), timeout_s=3000))

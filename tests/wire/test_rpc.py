@@ -105,7 +105,7 @@ async def test_a_server_that_gathers_reads_requests_of_some_time_together(
 async def test_a_message_above_the_limit_is_not_read(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.wire.rpc._MAX_MESSAGE_BYTES", 10_000)
+    monkeypatch.setattr("async_rl.wire.rpc.MAX_MESSAGE_BYTES", 10_000)
 
     async def call(name_bytes: int) -> Work:
         request = msgspec.structs.replace(ask(1), generator="g" * name_bytes)

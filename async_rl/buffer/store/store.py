@@ -31,7 +31,7 @@ from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, PackedTrajectory, SampleId
 from async_rl.core.types import FloatArray, Purpose
 
-_LEAST_FREE_BYTES = 5 * 10**9
+LEAST_FREE_BYTES = 5 * 10**9
 _LEAST_FREE_SHARE = 0.1
 """recording=full leaves the smaller of the two (of a disk of 1 TB, 5 GB) to other files."""
 
@@ -198,7 +198,7 @@ class Store(Writer):
         disk = shutil.disk_usage(self._path.parent)
         # Deleted rows leave pages that later ones fill; the file does not shrink.
         free_bytes = disk.free + self.reader.free_bytes()
-        if free_bytes >= min(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
+        if free_bytes >= min(LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
             return self.forgotten_before
         return min(last, self.forgotten_before - (self.forgotten_before - trained) // 10)
 

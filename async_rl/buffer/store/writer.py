@@ -43,9 +43,9 @@ _Item = _Changes | _Statements | Flushes | None
 # Trajectories of one transaction: more would delay the reply to a put behind many others.
 _TRANSACTION_BYTES = 16 * 2**20
 _PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
-_MOVE_BYTES = 4 * 2**20  # bytes in the log after which it is moved into the file
+MOVE_BYTES = 4 * 2**20  # bytes in the log after which it is moved into the file
 _COMMIT_BYTES = 4 * _PAGE_BYTES  # bytes of a commit in the log besides trajectories, roughly
-_LONGEST_LOG_PAGES = 64 * 2**20 // _PAGE_BYTES
+LONGEST_LOG_PAGES = 64 * 2**20 // _PAGE_BYTES
 
 
 class Writer:
@@ -67,7 +67,7 @@ class Writer:
         self._is_over = False
         self._unmoved_bytes = 0
         self._is_log_long = False
-        self._reported_pages = 2 * _LONGEST_LOG_PAGES
+        self._reported_pages = 2 * LONGEST_LOG_PAGES
         with contextlib.ExitStack() as stack:
             # First: a second process must not even create tables or recover the log.
             stack.enter_context(hold_lock(path))
@@ -213,7 +213,7 @@ class Writer:
         self._unmoved_bytes += size + _COMMIT_BYTES
         if self._is_log_long:
             self._restart_log()
-        elif self._unmoved_bytes >= _MOVE_BYTES:
+        elif self._unmoved_bytes >= MOVE_BYTES:
             self._unmoved_bytes = 0
             self._is_due.set()
         return item is None
@@ -256,7 +256,7 @@ class Writer:
                 _, num_pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 # Although all of it was moved: SQLite restarts the log only if it finds no newer
                 # commit in it, and a writer that never rests always has one.
-                self._is_log_long = num_pages > _LONGEST_LOG_PAGES
+                self._is_log_long = num_pages > LONGEST_LOG_PAGES
 
     def _fail(self, error: InfrastructureError, flushes: Flushes) -> None:
         self._failed.set_exception(error)
