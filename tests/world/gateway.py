@@ -206,7 +206,7 @@ class _Agent:
     async def run(self) -> Any:
         acts = (self._chat, self._chat, self._stream, self._leave, self._retry, self._branch)
         if self._world.rng.random() < self._world.dying_agents:
-            acts = (self._die,)
+            acts = (self._chat, self._die) if self._world.agents_die_late else (self._die,)
         try:
             for _ in range(self._script.choice((1, 2, 4))):
                 await self._script.choice(acts)()

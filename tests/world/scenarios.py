@@ -168,12 +168,13 @@ def _agents(fields: dict[str, Any], rng: random.Random) -> None:
 
 
 def _lost_gateways(fields: dict[str, Any], rng: random.Random) -> None:
-    """Agents with long scripts, whose only gateway is killed again and again."""
+    """Agents with long scripts, whose gateways are killed again and again."""
     _agents(fields, rng)
     fields["settings"] |= {"data.max_response_tokens": 200, "timeouts.group_s": 120.0}
-    fields["dying_agents"] = rng.choice((0.0, 0.1))
-    fields["faults"] = [
-        Fault(rng.uniform(3.0, LONGEST_S), "kill", ("gateway-0",))
+    fields |= {"agents_die_late": True, "dying_agents": rng.choice((0.0, 0.1, 0.3))}
+    names = ("gateway-0", "gateway-1")
+    fields["faults"] = [Fault(1.0, "scale", kinds={"gateways": rng.choice((1, 2, 2))})] + [
+        Fault(rng.uniform(3.0, LONGEST_S), "kill", (rng.choice(names),))
         for _ in range(rng.choice((2, 4, 8)))
     ]
 

@@ -106,6 +106,7 @@ class World:
     repeat: float = 0.0
     agent_s: float = 0.5
     dying_agents: float = 0.0
+    agents_die_late: bool = False
     has_disk: bool = False
     cut_at_sync: int = 0
     """The number of the sync at which the machine loses its power; 0: none."""
