@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from async_rl.buffer.changes import LifeBegan
 from async_rl.buffer.groups import OpenGroup
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import Superseded
+from async_rl.core.errors import Superseded, require_life
 from async_rl.core.types import GroupState
 
 FIRST_PAUSE_S = 1.0
@@ -105,7 +105,7 @@ class Lives:
         Raises Superseded for an earlier one, whose request was delayed.
         """
         if incarnation in self._numbers:
-            self.check(self._numbers[incarnation])
+            require_life(self._numbers[incarnation], self.newest)
             return []
         # The order of arrival decides: a learner is started only after the supervisor gave up the
         # previous one.
@@ -126,11 +126,6 @@ class Lives:
             return version
         later = [first for number, first in self._first_versions.items() if number > life]
         return min([version, *later])
-
-    def check(self, life: int) -> None:
-        """Raise Superseded unless this is the newest life."""
-        if life != self.newest:
-            raise Superseded.by(self.newest, life)
 
 
 class Outage:

@@ -19,7 +19,7 @@ from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import KEPT_GROUPS, RunConfig
-from async_rl.core.errors import InfrastructureError, ProtocolError
+from async_rl.core.errors import InfrastructureError, ProtocolError, require_life
 from async_rl.core.types import DropReason
 from async_rl.data.prompt_file import RunPrompts
 from async_rl.protocol.base import Message, Ok
@@ -102,7 +102,7 @@ class BufferService:
 
     def _fenced(self, handler: Handler) -> Handler:
         async def answer(request: FromLearner) -> Message:
-            self.state.lives.check(request.life)
+            require_life(request.life, self.state.lives.newest)
             return await handler(request)
 
         return answer

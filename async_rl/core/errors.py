@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Self
 
 
 class AsyncRLError(Exception):
@@ -59,15 +58,11 @@ class Unavailable(InfrastructureError):
 
 
 class Unsupported(InfrastructureError):
-    """No such program can be judged on this machine, however often it is tried: a compiler, engine
-    or image is missing.
-    """
+    """This machine cannot judge such a program: a compiler, engine or image is missing."""
 
 
 class RewardError(AsyncRLError):
-    """A reward function raised, hung, exited its process or returned no score; never a score. See
-    reward.stop_on.
-    """
+    """A reward function raised, hung or exited, or returned no score (reward.stop_on)."""
 
 
 class BrokenTest(RewardError):
@@ -131,18 +126,9 @@ class RestartNeeded(AsyncRLError):
 
 
 class Superseded(RestartNeeded):
-    """A newer life of the process has taken over, so this one is refused and has to end. The life
-    that took over may be the older process, if its first message was late: then the supervisor
-    starts this process again, as the newest life.
+    """A newer life of the process has taken over, so this one has to end. The newer life may be the
+    older process, if its first message was late: then the supervisor starts this one again.
     """
-
-    @classmethod
-    def by(cls, newest: int, life: int) -> Self:
-        """Return the refusal of a life of the learner."""
-        return cls(
-            f"life {life} of the learner is refused, because life {newest} has started; end the"
-            " older process"
-        )
 
 
 class SupervisorLost(DeadlineExceeded, RestartNeeded):
@@ -152,9 +138,13 @@ class SupervisorLost(DeadlineExceeded, RestartNeeded):
 
 
 class RunFailed(AsyncRLError):
-    """The run stopped without reaching its goal; the message starts with the root cause and its
-    process.
-    """
+    """The run stopped before its goal; the message starts with the process and its root cause."""
+
+
+def require_life(life: int, newest: int) -> None:
+    """Raise Superseded for a life of the learner before the newest one."""
+    if life < newest:
+        raise Superseded(f"life {life} of the learner is refused: life {newest} runs; end it")
 
 
 @contextlib.contextmanager

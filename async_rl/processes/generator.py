@@ -18,9 +18,9 @@ from async_rl.config.pools import seat
 from async_rl.core.errors import (
     AsyncRLError,
     EngineDead,
-    Superseded,
     Unavailable,
     WeightsError,
+    require_life,
 )
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
@@ -205,8 +205,7 @@ class Generator:
             with self._context.activity("loading weights"):
                 return await self._slots.load(request)
         life = request.manifest.life
-        if life < self._learner_life:
-            raise Superseded.by(self._learner_life, life)
+        require_life(life, self._learner_life)
         self._learner_life = life
         async with self.sleeping.waking(request.handover) as engine:
             with self._context.activity("loading weights"):

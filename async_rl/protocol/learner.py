@@ -14,8 +14,8 @@ from async_rl.protocol.base import Message, Ok
 class FromLearner(Message):
     """Base of the messages that a life of the learner sends after `SyncVersion`.
 
-    life: as in `Synced`. Buffer and supervisor refuse earlier lives with Superseded: the learner
-    may have been replaced while it could not be reached.
+    life: as in `Synced`. Earlier lives are refused with Superseded, because the learner may have
+    been replaced while it could not be reached.
     """
 
     # Lives count from 1, so a message without its life is refused once a learner has started.

@@ -15,6 +15,7 @@ from async_rl.core.frozen import frozen
 from async_rl.core.os import RESTART_CODE
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
+from async_rl.supervision.clock import in_time
 from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
@@ -125,12 +126,7 @@ class Child:
 
     async def until_left(self, *, timeout_s: float) -> bool:
         """Wait until a removed process has left; return False after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._left.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await in_time(self._left.wait(), timeout_s)
 
     def mark_left(self) -> None:
         """Return from `until_left`: the process is gone and forgotten."""
@@ -166,10 +162,7 @@ class Child:
 
     async def _until_lost(self, handle: ProcessHandle) -> str:
         """As Liveness.until_lost; the start time starts once the process has its resources."""
-        try:
-            async with asyncio.timeout(_PLACED_SOON_S):
-                await handle.placed()
-        except TimeoutError:
+        if not await in_time(handle.placed(), _PLACED_SOON_S):
             self._log.warning("%s waits for %s", self.name, handle.waits_for)
             await handle.placed()
         if handle.pid:

@@ -1,9 +1,10 @@
-"""Time as the supervisor lives it."""
+"""The supervisor's clock, and waits with a limit."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 _LONGEST_S = 2.0  # twice the interval at which the supervisor reads it; a busy machine delays that
 
@@ -28,3 +29,13 @@ class AwakeClock:
         self._awake_s += min(now_s - self._last_s, _LONGEST_S)
         self._last_s = now_s
         return self._awake_s
+
+
+async def in_time(event: Awaitable[object], limit_s: float) -> bool:
+    """Wait for the event; return whether it came within the limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await event
+    except TimeoutError:
+        return False
+    return True

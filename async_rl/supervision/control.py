@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from async_rl.protocol.membership import (
     ReportMetrics,
     WatchMembers,
 )
+from async_rl.supervision.clock import in_time
 from async_rl.supervision.fleet import Fleet, Lost
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
@@ -134,18 +134,14 @@ class ControlService:
     async def _watch_members(self, message: WatchMembers) -> Message:
         roles = frozenset(message.roles)
         # An unchanged list is an answer too: it shows that the supervisor is alive.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(message.wait_s):
-                await self.registry.news(message.known_revision, roles)
+        await in_time(self.registry.news(message.known_revision, roles), message.wait_s)
         # Changes that come together are sent together: when a large run starts, each of its
         # processes would otherwise receive one message for each other process.
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
         return self.registry.changes_since(message.known_revision, roles)
 
     async def _await_prompts(self, request: AwaitPrompts) -> Message:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.wait_s):
-                await self.prompts.wait()
+        await in_time(self.prompts.wait(), request.wait_s)
         return PromptsPrepared(is_done=self.prompts.is_set())
 
     async def _get_status(self, _: GetStatus) -> Message:

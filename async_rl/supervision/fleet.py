@@ -29,6 +29,7 @@ from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
 from async_rl.runtime.directory import Peer
 from async_rl.supervision.child import Child, End, Restarts
+from async_rl.supervision.clock import in_time
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
@@ -174,13 +175,8 @@ class Fleet:
         """Wait until no process of these roles runs; return False after `timeout_s`."""
         handles = [child.handle for child in self._of_roles(roles)]
         waits = [handle.wait() for handle in handles if handle is not None]
-        try:
-            # Only the waiting is cancelled, not the process; the caller decides about that.
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*waits, return_exceptions=True)
-        except TimeoutError:
-            return False
-        return True
+        # Only the waiting is cancelled, not the process; the caller decides about that.
+        return await in_time(asyncio.gather(*waits, return_exceptions=True), timeout_s)
 
     def kill_all(self) -> None:
         """Send SIGKILL to every process."""

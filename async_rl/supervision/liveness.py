@@ -10,7 +10,6 @@ timeouts.silence_s. The buffer sees a lost generator leave the member list.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -21,6 +20,7 @@ from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
 from async_rl.monitoring.stall import sentence
 from async_rl.protocol.membership import SILENT, Member
+from async_rl.supervision.clock import in_time
 from async_rl.supervision.registry import Registry
 
 _MISSED_BEATS = 2.5  # a single late heartbeat is normal, and people should learn of two
@@ -105,9 +105,7 @@ class Liveness:
             left_s = start_s - self._registry.stuck_s(name)
             if left_s <= 0:
                 return f"was not ready and made no progress for {start_s:g} s"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._registry.until_serving(name)
+            await in_time(self._registry.until_serving(name), left_s)
         while True:
             left_s = silence_s - self._registry.quiet_s(name)
             if left_s <= 0:
@@ -168,9 +166,7 @@ class StallWatch:
         """Wait for a learner step until `limit_s` after the last one; return whether it came."""
         while (left_s := self.since_s + limit_s - self._registry.clock()) > 0:
             # The clock may be behind after a pause of the supervisor.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._progressed.wait()
+            if await in_time(self._progressed.wait(), left_s):
                 # Cleared after the wait: progress that comes between two waits still counts.
                 self._progressed.clear()
                 return True

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import Superseded
+from async_rl.core.errors import require_life
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint
 from async_rl.monitoring.rates import Rates
@@ -147,11 +147,9 @@ class Monitor:
 
     def start_from(self, message: StartFrom) -> None:
         """Continue from this learner version; numbers of later steps belong to a lost history.
-
-        Raises Superseded for an earlier life, which would delete the rows of the newest one.
+        Raises Superseded for an earlier life.
         """
-        if message.life < self._learner_life:
-            raise Superseded.by(self._learner_life, message.life)
+        require_life(message.life, self._learner_life)
         self._learner_life = message.life
         version = message.version
         self.step = version

@@ -26,7 +26,7 @@ def test_the_late_start_of_an_earlier_life_deletes_no_rows(
                 source="learner-0", step=step, scalars=scalars, histograms={}, texts={}
             )
             monitor.on_metrics(report)
-        with pytest.raises(Superseded, match="life 2 of the learner is refused, because life 3"):
+        with pytest.raises(Superseded, match="life 2 of the learner is refused: life 3 runs"):
             monitor.start_from(StartFrom(life=2, version=0))
         assert monitor.step == 3
         monitor.start_from(StartFrom(life=4, version=1))

@@ -287,41 +287,6 @@ def test_an_environment_that_fails_gives_no_reward(
     assert re.search(words, str(cause), re.DOTALL)
 
 
-def test_a_group_goes_on_with_what_a_killed_gateway_served(tmp_path: Path) -> None:
-    agent = f"rollout.fn=[{tmp_path}/agent.py:two_turns]"
-    killed = Drawing(3, limit=3)
-    failure(tmp_path, agent, engine=killed)
-    assert len(killed.said) == 3
-    (file,) = (tmp_path / "sessions" / "records-of-life-1").iterdir()
-    # The kill came while a record was written.
-    whole = file.read_bytes()
-    file.write_bytes(whole + whole[:20])
-    successor = Drawing(13, limit=99)
-    group, _ = made(tmp_path, agent, engine=successor, attempt=2)
-    # Only the fourth answer was missing.
-    assert len(successor.said) == 1
-    trained = [
-        (int(token), float(logprob), int(version))
-        for sample in group.trajectories
-        for token, logprob, version in zip(
-            sample.token_ids[sample.loss_mask],
-            sample.behavior_logprobs[sample.loss_mask],
-            sample.versions[sample.loss_mask],
-            strict=True,
-        )
-        if token
-    ]
-    letters = [letter for _, letter in killed.said + successor.said]
-    assert sorted(trained) == [(letter, -float(letter), letter) for letter in sorted(letters)]
-    # The context of the last answer has what the killed gateway served.
-    assert set(successor.said[0][0]) & {letter for _, letter in killed.said}
-    # Both lives are read by a third one.
-    again, _ = made(tmp_path, agent, engine=Drawing(26, limit=0), attempt=3)
-    assert [s.token_ids.tolist() for s in again.trajectories] == [
-        s.token_ids.tolist() for s in group.trajectories
-    ]
-
-
 def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> None:
     def taken(
         journal: Journal, sample: int, before: list[int], limit: int, support: Support = EVERYTHING
@@ -342,6 +307,10 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     assert taken(elsewhere, 0, [1, 2], 9) is None
     first.add(asked, 0, before, EVERYTHING, completion(7, 8, is_truncated=True))
     assert taken(first, 0, [1, 2], 9) is None, "its own records are with their agents"
+    # The kill came while a record was written.
+    (file,) = folder.glob("records-of-life-1/*")
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:20])
     second = Journal(folder, "1")
     assert taken(second, 1, [1, 2], 9) is None
     assert taken(second, 0, [1, 3], 9) is None
