@@ -176,7 +176,7 @@ def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
     from async_rl.sessions.tools import FORMS, HERMES
 
     assert INSTALLED is not None
-    assert {form.name for form in (HERMES, *_FORMS)} <= {*vllm.known_names(INSTALLED, vllm.PARSER)}
+    assert {form.name for form in (HERMES, *FORMS)} <= {*vllm.known_names(INSTALLED, vllm.PARSER)}
 
 
 def test_an_argument_given_twice_is_refused() -> None:
