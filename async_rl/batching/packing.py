@@ -1,10 +1,10 @@
 """Divides the sequences of a batch among minibatches, ranks and forward passes, and packs the
-sequences of a pass into one row of tokens, with a prompt shared by several responses stored once.
+sequences of a pass into one row of tokens, with tokens that several sequences share stored once.
 
-A row is a list of segments: a prompt, a response that continues a prompt, or a whole sequence whose
-prompt is not shared.  A response attends to its prompt and to itself, other segments to themselves.
-So the row computes the same as separate sequences, without padding in the linear layers and without
-repeated prompts.
+A row is a list of segments, which form trees: the first token of a segment follows a token of an
+earlier segment, or nothing.  A token attends to itself and to what it follows: a response to its
+prompt, a call of an agent to the part of its session that it continues.  So the row computes the
+same as separate sequences, without padding in the linear layers and without repeated tokens.
 Invariants
 - Minibatches depend on the batch and the seed only, not on the number of ranks or a memory budget,
   so neither changes the objective.
@@ -16,9 +16,9 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -154,8 +154,8 @@ class Pass:
     last_index: int64 [S], the row index of each sequence's last token; empty if
     pack(with_ends=False)
     sequences: int64 [S], indices in the batch's B
-    segments: int64 [N, 4] on the host, in row order: start, length, and start and length of the
-    prompt that the segment shares; the prompt's length is 0 if it shares none
+    segments: int64 [N, 3] on the host, in row order: start, length, and the token that the first
+    one follows, -1: none
     edits: the changes of the logits at the R' tokens, None without any
     """
 
@@ -171,19 +171,25 @@ class Pass:
 
 
 class RowInProgress:
-    """A row under construction. Segments are (start, length, prefix start, prefix length)."""
+    """A row under construction."""
 
     def __init__(self) -> None:
         self.size = 0
         self.ids: list[IntArray] = []
-        self.segments: list[tuple[int, int, int, int]] = []
+        self.segments: list[tuple[int, int, int]] = []
         self.predict: list[Indices] = []
         self.targets: list[IntArray] = []
         self.tokens: list[Indices] = []
         self.last: list[int] = []
 
-    def add_tokens(self, ids: IntArray) -> None:
-        """Append the tokens of a segment."""
+    def add(self, ids: IntArray, parent: int) -> None:
+        """Append tokens, the first of which follows the token `parent`."""
+        if 0 <= parent == self.size - 1:
+            # A longer segment: a kernel needs no mask for a token that follows its neighbor.
+            start, length, first = self.segments[-1]
+            self.segments[-1] = (start, length + len(ids), first)
+        elif len(ids):
+            self.segments.append((self.size, len(ids), parent))
         self.ids.append(ids)
         self.size += len(ids)
 
@@ -217,10 +223,8 @@ def pack(
     """
     row = RowInProgress()
     if not sequences:
-        row.add_tokens(np.zeros(1, dtype=np.int32))
-        row.segments.append((0, 1, 0, 0))
+        row.add(np.zeros(1, dtype=np.int32), -1)
     prompt_starts: dict[int, int] = {}
-    num_users = Counter(batch.prompt_key[s] for s in sequences)
     for s in sequences:
         key = batch.prompt_key[s]
         ids = batch.trajectories[s].token_ids
@@ -228,8 +232,7 @@ def pack(
         size = batch.response_lengths[s]
         if key not in prompt_starts:
             prompt_starts[key] = row.size
-            row.segments.append((row.size, length, 0, 0))
-            row.add_tokens(ids[:length])
+            row.add(ids[:length], -1)
         start = prompt_starts[key]
         begin = row.size
         if with_ends:
@@ -237,24 +240,18 @@ def pack(
             row.last.append(begin + size - 1 if size else start + length - 1)
         if not size:
             continue
-        num_stored = size if with_ends else size - 1
-        # A sample of an agent: only the tokens before the first start continue the prompt.
-        inner = [begin + position - length for position in batch.trajectories[s].starts]
-        edges = [*inner, begin + num_stored]
-        num_first = edges[0] - begin
-        if num_users[key] == 1:
-            # The prompt is the newest segment: one plain causal segment needs no mask.
-            row.segments[-1] = (start, length + num_first, 0, 0)
-        elif num_first:
-            row.segments.append((begin, num_first, start, length))
-        for first, then in itertools.pairwise(edges):
-            # A last segment of one token predicts nothing, so it is stored only with_ends.
-            if then > first:
-                row.segments.append((first, then - first, 0, 0))
-        row.add_tokens(ids[length : length + num_stored])
         predict = np.arange(begin - 1, begin + size - 1)
-        # The first response token is predicted by the prompt's last, which may be far away.
-        predict[0] = start + length - 1
+        edges = [*batch.trajectories[s].branches]
+        # The response continues the prompt, unless a branch says otherwise.
+        if not edges or edges[0][0] > length:
+            edges.insert(0, (length, length - 1))
+        edges.append((length + size - (not with_ends), -1))
+        for (first, parent), (then, _) in itertools.pairwise(edges):
+            if parent >= 0:
+                # The prompt may be far away in the row.
+                parent += start if parent < length else begin - length
+                predict[first - length] = parent
+            row.add(ids[first:then], parent)
         row.predict.append(predict)
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
@@ -264,9 +261,22 @@ def pack(
     return replace(packed, edits=batch.edits.at(packed.token_index))
 
 
+def followed(segments: Indices) -> list[Indices]:
+    """Return, for each segment, the tokens that it follows, from the start of its sequence.
+    segments: int64 [N, 3] in row order.
+    """
+    starts = segments[:, 0].tolist()
+    before: list[Indices] = []
+    for parent in segments[:, 2].tolist():
+        if parent < 0:
+            before.append(np.empty(0, np.int64))
+        else:
+            index = bisect.bisect(starts, parent) - 1
+            before.append(np.concatenate([before[index], np.arange(starts[index], parent + 1)]))
+    return before
+
+
 def _positions(segments: Indices) -> Indices:
-    """The position of each token in its own sequence. segments: int64 [N, 4] in row order."""
-    lengths = segments[:, 1]
-    starts = np.cumsum(lengths) - lengths
-    within = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-    return within + np.repeat(segments[:, 3], lengths)
+    """The position of each token in its own sequence. segments: int64 [N, 3] in row order."""
+    depths = [len(tokens) for tokens in followed(segments)]
+    return np.arange(segments[:, 1].sum()) + np.repeat(depths - segments[:, 0], segments[:, 1])

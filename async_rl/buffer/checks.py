@@ -39,23 +39,26 @@ def check_group(
         )
     if not 0 <= group.generation_s < math.inf:
         raise ProtocolError(f"its generation took {group.generation_s} s")
-    num_tokens = 0
+    num_tokens = num_written = 0
     for number, sample in enumerate(group.members):
         num_tokens += sample.response_length
+        num_written += sample.num_written
         try:
             _check_runs(sample, newest_version)
             _check_score(sample.score, sample.response_length)
-            if sample.starts:
-                _check_segments(sample, len(prompt))
+            if sample.branches:
+                _check_branches(sample, len(prompt))
             if len(sample.clock) not in _CLOCK:
                 raise ProtocolError(f"its clock has {len(sample.clock)} moments")
         except ProtocolError as error:
             raise ProtocolError(f"sample {number}: {error}") from error
-    for name, data in (("tokens", group.token_ids), ("log-probs", group.behavior_logprobs)):
-        if len(data) != _TOKEN_BYTES * num_tokens:
-            raise ProtocolError(f"the {name} of {num_tokens} tokens have {len(data)} bytes")
-    if num_tokens:
-        _check_tokens(group, vocabulary_size)
+    for name, data, count in (
+        ("tokens", group.token_ids, num_tokens),
+        ("log-probs", group.behavior_logprobs, num_written),
+    ):
+        if len(data) != _TOKEN_BYTES * count:
+            raise ProtocolError(f"the {name} of {count} tokens have {len(data)} bytes")
+    _check_tokens(group, vocabulary_size)
 
 
 def is_score(value: float) -> bool:
@@ -66,15 +69,16 @@ def is_score(value: float) -> bool:
 def _check_tokens(group: PackedGroup, vocabulary_size: int) -> None:
     # One array for all samples: the time of the checks limits the groups per second.
     # Unsigned, so that one comparison finds negative ids too.
-    largest = np.frombuffer(group.token_ids, "<u4").max()
+    largest = np.frombuffer(group.token_ids, "<u4").max(initial=0)
     if largest >= vocabulary_size:
         raise ProtocolError(
             f"token id {largest.astype(np.int32)} is not one of 0 to {vocabulary_size - 1}"
         )
     logprobs = np.frombuffer(group.behavior_logprobs, "<f4")
     # Both are NaN if one of the values is, and a comparison with NaN is false.
-    if not (logprobs.max() <= _LOGPROB_ROUNDING and logprobs.min() > -math.inf):
-        raise ProtocolError(f"a log-prob is not finite or above 0; the largest is {logprobs.max()}")
+    if not (logprobs.max(initial=0) <= _LOGPROB_ROUNDING and logprobs.min(initial=0) > -math.inf):
+        largest = logprobs.max(initial=0)
+        raise ProtocolError(f"a log-prob is not finite or above 0; the largest is {largest}")
 
 
 def _check_runs(sample: PackedSample, newest_version: int) -> None:
@@ -95,17 +99,18 @@ def _check_runs(sample: PackedSample, newest_version: int) -> None:
         )
 
 
-def _check_segments(sample: PackedSample, num_prompt: int) -> None:
-    # A first segment may start right after the prompt, and each has a token.
+def _check_branches(sample: PackedSample, num_prompt: int) -> None:
     end = num_prompt + sample.response_length
-    bounds = (num_prompt - 1, *sample.starts, end)
-    if any(first >= then for first, then in itertools.pairwise(bounds)):
-        raise ProtocolError(f"segments start at {sample.starts} of {num_prompt} to {end}")
+    starts = [start for start, _ in sample.branches]
+    bounds = (num_prompt - 1, *starts, end)
+    # A start just after the prompt: the tokens need not continue it. Each branch has a token.
+    is_ordered = all(first < then for first, then in itertools.pairwise(bounds))
+    if not is_ordered or any(not -1 <= parent < start for start, parent in sample.branches):
+        raise ProtocolError(f"branches start at {sample.branches} of {num_prompt} to {end}")
     lengths, _, is_trained = zip(*sample.runs, strict=True)
-    if np.repeat(is_trained, lengths)[np.array(sample.starts) - num_prompt].any():
-        raise ProtocolError(
-            "the first token of a segment is marked as trained, but nothing predicts it"
-        )
+    roots = [start - num_prompt for start, parent in sample.branches if parent < 0]
+    if np.repeat(is_trained, lengths)[roots].any():
+        raise ProtocolError("a token that follows nothing is marked as trained")
 
 
 def _check_score(score: Score, num_tokens: int) -> None:

@@ -19,6 +19,7 @@ from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import Span
 from async_rl.core.types import (
     NO_VERSION,
+    Branch,
     Group,
     GroupFields,
     Score,
@@ -98,9 +99,14 @@ class PackedSample(Value):
     runs: list[tuple[int, int, bool]]
     is_truncated: bool
     score: Score
-    starts: tuple[int, ...] = ()
+    branches: tuple[Branch, ...] = ()
     clock: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
+
+    @property
+    def num_written(self) -> int:
+        """The tokens that the policy wrote."""
+        return sum([length for length, version, _ in self.runs if version != NO_VERSION])
 
 
 class PackedTrajectory(Value):
@@ -122,18 +128,20 @@ class PackedTrajectory(Value):
         """Return the sample with an array per fact about its tokens."""
         prompt = np.frombuffer(self.prompt, _INT)
         tokens = np.frombuffer(self.token_ids, _INT)
-        logprobs = np.frombuffer(self.behavior_logprobs, _FLOAT)
         runs = [(len(prompt), NO_VERSION, False), *self.sample.runs]
-        lengths, versions, is_trained = zip(*runs, strict=True)
+        lengths, version_of, is_trained = zip(*runs, strict=True)
+        versions = np.repeat(np.array(version_of, np.int32), lengths)
+        logprobs = np.zeros(len(versions), np.float32)
+        logprobs[versions != NO_VERSION] = np.frombuffer(self.behavior_logprobs, _FLOAT)
         return Trajectory(
             token_ids=np.concatenate([prompt, tokens]),
             prompt_length=len(prompt),
             loss_mask=np.repeat(np.array(is_trained), lengths),
-            behavior_logprobs=np.concatenate([np.zeros(len(prompt), np.float32), logprobs]),
-            versions=np.repeat(np.array(versions, np.int32), lengths),
+            behavior_logprobs=logprobs,
+            versions=versions,
             is_truncated=self.sample.is_truncated,
             score=self.sample.score,
-            starts=self.sample.starts,
+            branches=self.sample.branches,
             clock=self.sample.clock,
             spans=self.sample.spans,
         )
@@ -143,8 +151,9 @@ class PackedGroup(GroupFields, kw_only=True):
     """A group whose samples have one prompt, as few objects: the buffer checks and stores thousands
     per second without a Python object per sequence of tokens.
 
-    prompt: its tokens, int32 [P]; token_ids int32 [R] and behavior_logprobs float32 [R]: the
-    responses of all samples, then of the baseline, as little-endian bytes.
+    prompt: its tokens, int32 [P]; token_ids int32 [R] and behavior_logprobs float32 [W]: the
+    responses of all samples, then of the baseline, as little-endian bytes. W counts the tokens that
+    the policy wrote; an agent reads many times as many.
     """
 
     prompt: bytes
@@ -178,14 +187,13 @@ class PackedGroup(GroupFields, kw_only=True):
     def member(self, number: int) -> PackedTrajectory:
         """Return a member of the group with its own tokens."""
         sample = self.members[number]
-        start = sum(other.response_length for other in self.members[:number])
-        # Token ids and log-probs have 4 bytes each.
-        part = slice(4 * start, 4 * (start + sample.response_length))
+        first = sum(other.response_length for other in self.members[:number])
+        written = sum(other.num_written for other in self.members[:number])
         return PackedTrajectory(
             prompt=self.prompt,
             sample=sample,
-            token_ids=self.token_ids[part],
-            behavior_logprobs=self.behavior_logprobs[part],
+            token_ids=_part(self.token_ids, first, sample.response_length),
+            behavior_logprobs=_part(self.behavior_logprobs, written, sample.num_written),
         )
 
     def unpacked(self) -> Group:
@@ -198,6 +206,11 @@ class PackedGroup(GroupFields, kw_only=True):
         )
 
 
+def _part(data: memoryview, first: int, count: int) -> memoryview:
+    # Token ids and log-probs have 4 bytes each.
+    return data[4 * first : 4 * (first + count)]
+
+
 def pack_group(group: Group) -> bytes:
     """Return the group, encoded as a PackedGroup. Raises ValueError unless it has one prompt."""
     baseline = [] if group.baseline is None else [group.baseline]
@@ -206,10 +219,8 @@ def pack_group(group: Group) -> bytes:
     if len(prompts) != 1:
         raise ValueError(f"group {group.group_id} has {len(prompts)} prompts instead of one")
 
-    def responses(arrays: Iterable[npt.NDArray[Any]], dtype: np.dtype[Any]) -> memoryview:
-        pairs = zip(arrays, members, strict=True)
-        parts = [array[member.prompt_length :] for array, member in pairs]
-        return memoryview(np.concatenate(parts).astype(dtype).view(np.uint8))
+    def joined(parts: Iterable[npt.NDArray[Any]], dtype: np.dtype[Any]) -> memoryview:
+        return memoryview(np.concatenate([*parts]).astype(dtype).view(np.uint8))
 
     samples = [_packed(member) for member in members]
     return encode(
@@ -217,8 +228,10 @@ def pack_group(group: Group) -> bytes:
             **_facts(group),
             prompt=prompts.pop(),
             samples=samples[: len(group.trajectories)],
-            token_ids=responses((member.token_ids for member in members), _INT),
-            behavior_logprobs=responses((m.behavior_logprobs for m in members), _FLOAT),
+            token_ids=joined((m.token_ids[m.prompt_length :] for m in members), _INT),
+            behavior_logprobs=joined(
+                (m.behavior_logprobs[m.versions != NO_VERSION] for m in members), _FLOAT
+            ),
             baseline=samples[-1] if baseline else None,
         )
     )
@@ -242,7 +255,7 @@ def _packed(sample: Trajectory) -> PackedSample:
         ],
         is_truncated=sample.is_truncated,
         score=sample.score,
-        starts=sample.starts,
+        branches=sample.branches,
         clock=sample.clock,
         spans=sample.spans,
     )

@@ -28,6 +28,11 @@ FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+Branch = tuple[int, int]
+"""Start and parent in a row of tokens: the token at `start` follows the token at `parent`, which is
+before it, and what that one follows; -1: nothing. Every other token follows its neighbor.
+"""
+
 NO_VERSION = -1
 """The value in `versions` where the policy did not write the token."""
 
@@ -275,8 +280,7 @@ class Trajectory(Value):
     token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
     versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
-    starts: the positions after the prompt where further segments of an agent's session start,
-    ascending; the tokens of a segment attend to nothing before it.
+    branches: of an agent's session, ascending; all start after the prompt.
     spans: of tokens that were not drawn from the whole vocabulary.
     clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
     the score; empty if recording=off.
@@ -289,7 +293,7 @@ class Trajectory(Value):
     versions: IntArray
     is_truncated: bool
     score: Score
-    starts: tuple[int, ...] = ()
+    branches: tuple[Branch, ...] = ()
     clock: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
 

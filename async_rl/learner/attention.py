@@ -1,8 +1,8 @@
 """Attention over packed rows for every Hugging Face model, by transformers' attention interface, on
 one rank or on several ranks that share a row.
 
-`use_segments(model)` makes a model attend by a `Plan`, so that a prompt shared by several responses
-is computed once. No device builds a mask of queries by keys. On a GPU this file runs one kernel
+`use_segments(model)` makes a model attend by a `Plan`, so that tokens shared by several sequences
+are computed once. No device builds a mask of queries by keys. On a GPU this file runs one kernel
 call for all segments; on a CPU cpu_attention.py plans the calls.
 With a `Context` several ranks compute one row, so that a sequence may be longer than the memory of
 one rank allows. Each rank has a piece of the row's tokens in every layer but attention. There it
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from async_rl.batching.packing import Indices, Pass
+from async_rl.batching.packing import Indices, Pass, followed
 from async_rl.core.frozen import frozen
 from async_rl.learner.cpu_attention import PartsPlan
 
@@ -50,7 +51,7 @@ class Plan(Protocol):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
-        """Compute softmax attention of each segment to its shared prompt and its own past.
+        """Compute softmax attention of each token to itself and to what it follows.
 
         query: float [T, H, D]; key, value: float [T, H_kv, D] -> float [T, H, D].  scaling: factor
         of the products, None = 1 / sqrt(D); window: the newest tokens that each token attends to,
@@ -62,14 +63,15 @@ class Plan(Protocol):
 class VarlenPlan:
     """The attention of one packed row on a GPU.
 
-    Each response has the keys of its prompt and its own keys in one piece; the kernels align the
-    causal triangle to the last query and the last key. The kernel is named, because torch
-    may choose a kernel of cuDNN, which compiles a plan for each new shape.
+    Each segment has the keys of what it follows and its own keys in one piece; the kernels align
+    the causal triangle to the last query and the last key. The kernel is named, because torch may
+    choose a kernel of cuDNN, which compiles a plan for each new shape.
     """
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
         length = segments[:, 1]
-        prefix = segments[:, 3]
+        before = followed(segments)
+        prefix = np.array([len(tokens) for tokens in before])
         # On the host: reading them from the device in each layer would wait for the GPU.
         self._max_queries = int(length.max())
         self._max_keys = int((length + prefix).max())
@@ -78,7 +80,7 @@ class VarlenPlan:
             torch.tensor([0, *itertools.accumulate(sizes.tolist())], dtype=torch.int32).to(device)
             for sizes in (length, length + prefix)
         )
-        self._key_index = _key_index(segments).to(device) if prefix.any() else None
+        self._key_index = _key_index(segments, before).to(device) if prefix.any() else None
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
@@ -126,12 +128,12 @@ class VarlenPlan:
         return out
 
 
-def _key_index(segments: Indices) -> Tensor:
-    """The token of each key: the shared prompt's, then the segment's own."""
+def _key_index(segments: Indices, before: Sequence[Indices]) -> Tensor:
+    """The token of each key: those that the segment follows, then its own."""
     pieces = [
-        np.arange(first, first + size)
-        for start, length, prefix_start, prefix in segments.tolist()
-        for first, size in ((prefix_start, prefix), (start, length))
+        part
+        for (start, length, _), tokens in zip(segments.tolist(), before, strict=True)
+        for part in (tokens, np.arange(start, start + length))
     ]
     return torch.from_numpy(np.concatenate(pieces))
 

@@ -1,7 +1,7 @@
 """Attention of a packed row on a CPU: a few calls of torch's flash kernel, each for rows of similar
 size.
 
-A segment without a shared prompt is one row under the causal triangle of the kernel. Any other
+A segment that follows nothing is one row under the causal triangle of the kernel. Any other
 segment, and a segment longer than a sliding window, is divided into rows of a few queries with all
 keys that they see, under a mask of limited size.
 Invariant: memory is linear in the tokens of the row for any lengths, prompts and windows, because
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from async_rl.batching.packing import Indices
+from async_rl.batching.packing import Indices, followed
 
 # A row shorter than this share of its part's longest starts a new part. Below it, padding costs
 # more than another kernel call.
@@ -141,7 +141,10 @@ class PartsPlan:
     """
 
     def __init__(self, segments: Indices) -> None:
-        self._longest = int((segments[:, 1] + segments[:, 3]).max())
+        before = followed(segments)
+        self._longest = max(
+            len(tokens) + length for tokens, length in zip(before, segments[:, 1], strict=True)
+        )
         self._planned = functools.cache(functools.partial(_Parts, segments))
 
     def attend(
@@ -155,12 +158,13 @@ class PartsPlan:
 
 def _rows(segments: Indices, window: int | None) -> Iterator[Row]:
     """Divide the segments into rows. Each token is a query once."""
-    for start, length, prompt, size in segments.tolist():
+    for (start, length, _), before in zip(segments.tolist(), followed(segments), strict=True):
         own = np.arange(start, start + length)
+        size = len(before)
         if not size and (window is None or length <= window):
             yield Row(own, own, 0, is_masked=False)
             continue
-        sequence = np.concatenate([np.arange(prompt, prompt + size), own])
+        sequence = np.concatenate([before, own])
         for first in range(size, len(sequence), _ROW_QUERIES):
             end = min(first + _ROW_QUERIES, len(sequence))
             oldest = 0 if window is None else max(0, first - window + 1)

@@ -167,13 +167,13 @@ class Agents:
                 "the agent gave no reward, and its row has no tests that the verifiers could run;"
                 " return a reward, post one, or add tests to the row"
             )
-        tokens, starts = session.record.row()
+        tokens, branches = session.record.row()
         return Written(
             # The session knows: a call that found no room truncates the sample too.
             tokens=msgspec.structs.replace(tokens, is_truncated=session.is_truncated),
             answer=session.last_text,
             transcript=self._chat.decode(tokens.token_ids),
-            starts=starts,
+            branches=branches,
             score=score,
         )
 

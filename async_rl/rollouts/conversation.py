@@ -26,7 +26,7 @@ from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket
+from async_rl.core.types import Branch, CodeTest, IntArray, Prompt, Sampling, Score, Ticket
 from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
@@ -43,14 +43,14 @@ class RolloutEnded(AsyncRLError):
 class Written:
     """A sample without its score. tokens: all after the prompt.
 
-    answer: the text to score. transcript: all text after the prompt. starts: positions in `tokens`
-    where a further segment starts. score: the one that an environment gave.
+    answer: the text to score. transcript: all text after the prompt. branches: of the prompt and
+    `tokens` together. score: the one that an environment gave.
     """
 
     tokens: Completion
     answer: str
     transcript: str
-    starts: tuple[int, ...] = ()
+    branches: tuple[Branch, ...] = ()
     score: Score | None = None
 
 

@@ -292,7 +292,7 @@ def trajectory(
         versions=whole.versions.astype(np.int32),
         is_truncated=done.tokens.is_truncated,
         score=score,
-        starts=tuple(num_prompt + start for start in done.starts),
+        branches=done.branches,
         clock=clock,
         spans=whole.spans,
     )

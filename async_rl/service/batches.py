@@ -185,14 +185,11 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
     positions: list[AnyArray] = []
     for family in families:
         start, shared = row.size, family.shared
-        row.segments.append((start, shared, 0, 0))
-        row.add_tokens(family.members[0].tokens[:shared])
+        row.add(family.members[0].tokens[:shared], -1)
         for member in family.members:
             rest = member.tokens[shared:]
             positions.append(np.r_[start : start + shared, row.size : row.size + len(rest)])
-            if len(rest):
-                row.segments.append((row.size, len(rest), start, shared))
-                row.add_tokens(rest)
+            row.add(rest, start + shared - 1)
     examples = [member for family in families for member in family.members]
     targets = np.concatenate([example.targets for example in examples])
     pairs = np.column_stack([np.concatenate(positions), targets])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import Support
+from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, History
 from async_rl.sessions.tools import calls_of
 
+Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
+"""Runs the program of a request in the jail; returns what JSON can express, and whether the program
+failed to run. Raises Refused.
+"""
+Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
+"""(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
 # Each piece of an answer is searched for the start of each stop text.
 _MOST_STOP_CHARS = 4096
 
@@ -60,8 +67,8 @@ class Noted(Value, frozen=True):
 
 @frozen
 class Answer:
-    """An answer to the agent. text: without the stop text. why: stop, length or tool_calls.
-    message: with the text that the request began.
+    """An answer to the agent. text: without the stop text. is_cut: by a limit. message: with the
+    text that the request began.
     """
 
     call: Call
@@ -69,7 +76,14 @@ class Answer:
     text: str
     message: Json
     written: Completion
-    why: str
+    is_cut: bool
+
+    @property
+    def why(self) -> str:
+        """The reason of its end: stop, length or tool_calls."""
+        if "tool_calls" in self.message:
+            return "tool_calls"
+        return "length" if self.is_cut else "stop"
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,29 +1,26 @@
-"""The record of one session: the token ids of everything that its calls read and wrote.
+"""The record of one session: the token ids of everything that its calls read and wrote, as a tree.
 
-Every call of the policy is a turn. A turn continues another one if its request repeats the history
-of that turn, so the turns of a session form a tree. The path from a root to a turn is exactly what
-the engine saw.
+Every call adds the tokens that it reads and that no earlier call has read or written after the same
+tokens, and then its answer. So tokens at the beginning of several calls are recorded once. Only a
+common beginning can be shared: a token depends on all tokens before it.
 
 Invariants
-- The ids of a path are never tokenized again: a turn adds the tokens that it read and wrote.
+- The ids of a call are never tokenized again: it adds the tokens that it read and wrote.
 - `row` contains each served turn once as trained tokens, and only tokens that the policy wrote.
-- A path that is not part of another path is one segment. A segment repeats the tokens before it
-  that another segment trains, and these have no loss there.
+  Two turns that wrote equal tokens in the same place are both in it.
 Pure: no clock, socket or text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from async_rl.core.frozen import frozen
-from async_rl.core.support import Span
-from async_rl.core.types import IntArray
-from async_rl.protocol.generator import Completion, cut, joined, moved, only_read
+from async_rl.core.types import Branch, IntArray
+from async_rl.protocol.generator import Completion, joined, only_read
 
 History = tuple[str, ...]
 """One key per message of a request; the first is the key of the tools."""
@@ -33,48 +30,84 @@ History = tuple[str, ...]
 class Context:
     """The input of a call.
 
-    parent: the turn that it continues, None at a new start; num_kept: the tokens that the
-    parent wrote and that precede this call; token_ids: all tokens before the answer, int32 [M].
+    parent: the turn that it continues, None at a new start; token_ids: all tokens before the
+    answer, int32 [M].
     """
 
     parent: int | None
-    num_kept: int
     token_ids: IntArray
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Tokens in succession, after `begin` tokens: those of `before`, None without any, and those
+    that it follows.
+    """
+
+    before: _Run | None
+    begin: int
+    tokens: Completion
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.tokens.token_ids)
+
+
+_Place = tuple[_Run | None, int]
+"""A run, and the number of tokens up to a position in it: where other tokens may follow."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A call whose answer is being written. size: the tokens that are reserved for it."""
+    """A call whose answer is being written at this place. size: the tokens reserved for it."""
 
     context: Context
     history: History
+    place: _Place
     size: int = 0
 
 
-@frozen
+@dataclass(slots=True)
 class Turn:
     """One answer of the policy that was served.
 
-    history: the key of the request.
+    parent: as in Context; history: the key of the request.
     """
 
-    context: Context
+    parent: int | None
     history: History
-    answer: Completion
+    run: _Run
+
+    @property
+    def answer(self) -> Completion:
+        """The tokens of the answer."""
+        return self.run.tokens
 
     @property
     def path(self) -> IntArray:
         """The tokens from the start of the session to the end of the turn: int32 [N]."""
-        return np.concatenate([self.context.token_ids, self.answer.token_ids])
+        parts = []
+        run: _Run | None = self.run
+        end = self.run.end
+        while run is not None:
+            parts.append(run.tokens.token_ids[: end - run.begin])
+            end = run.begin
+            run = run.before
+        return np.concatenate(parts[::-1])
+
+    @property
+    def read(self) -> IntArray:
+        """The tokens before the answer: int32 [M]."""
+        return self.path[: self.run.begin]
 
 
 class Record:
-    """The turns of one session. prompt: the tokens of the ticket's prompt; a first
-    segment may start with them.
-    """
+    """The turns of one session. prompt: the tokens of the ticket's prompt."""
 
     def __init__(self, prompt: IntArray) -> None:
-        self._prompt = prompt
+        self._prompt = _Run(None, 0, only_read(prompt))
+        self._runs = [self._prompt]
+        """A run follows the run that it continues."""
         self.turns: dict[int, Turn] = {}
         """The served turns by the numbers of their calls."""
         self.texts: dict[str, tuple[int, str]] = {}
@@ -96,19 +129,19 @@ class Record:
 
     def match_ids(self, token_ids: IntArray) -> Context:
         """Return the context of a request that consists of these tokens."""
-        best: int | None = None
-        longest = 0
-        for number, turn in list(self.turns.items()):
-            path = turn.path
-            is_prefix = np.array_equal(token_ids[: len(path)], path)
-            if is_prefix and longest < len(path) < len(token_ids):
-                best, longest = number, len(path)
-        return self.context(best, token_ids[longest:])
+        ends = self._matching(token_ids)
+        # A copy: the tokens of a large body are matched on a thread.
+        repeated = {
+            turn.run.end: number
+            for number, turn in list(self.turns.items())
+            if ends.get(turn.run) == turn.run.end < len(token_ids)
+        }
+        return Context(parent=repeated[max(repeated)] if repeated else None, token_ids=token_ids)
 
     def is_continued(self, number: int) -> bool:
         """Return whether a turn or a call in progress continues this turn."""
-        calls: list[Turn | _Open] = [*self.turns.values(), *self._open.values()]
-        return any(call.context.parent == number for call in calls)
+        contexts = [call.context.parent for call in self._open.values()]
+        return number in contexts or any(turn.parent == number for turn in self.turns.values())
 
     def context(
         self, parent: int | None, read: Sequence[int] | IntArray, *, num_kept: int | None = None
@@ -119,19 +152,20 @@ class Record:
         """
         read = np.asarray(read, np.int32)
         if parent is None:
-            return Context(parent=None, num_kept=0, token_ids=read)
+            return Context(parent=None, token_ids=read)
         turn = self.turns[parent]
-        if num_kept is None:
-            num_kept = len(turn.answer.token_ids)
-        before = turn.path[: len(turn.context.token_ids) + num_kept]
-        token_ids = np.concatenate([before, read])
-        return Context(parent=parent, num_kept=num_kept, token_ids=token_ids)
+        end = turn.run.end if num_kept is None else turn.run.begin + num_kept
+        return Context(parent=parent, token_ids=np.concatenate([turn.path[:end], read]))
 
     # ---- a call
 
     def begin(self, number: int, context: Context, history: History) -> None:
         """Start a call, whose answer has no tokens yet."""
-        self._open[number] = _Open(context, history)
+        run, end = self._place(context)
+        if end < len(context.token_ids):
+            run = _Run(run, end, only_read(context.token_ids[end:]))
+            self._runs.append(run)
+        self._open[number] = _Open(context, history, (run, len(context.token_ids)))
 
     def reserve(self, number: int, size: int) -> None:
         """Let the answer of a call have this many tokens: calls at the same time must not fill the
@@ -145,7 +179,9 @@ class Record:
         reply: the key of the answer as the next request will repeat it.
         """
         call = self._open.pop(number)
-        self.turns[number] = Turn(context=call.context, history=call.history, answer=answer)
+        run = _Run(*call.place, answer)
+        self._runs.append(run)
+        self.turns[number] = Turn(call.context.parent, call.history, run)
         if call.history:
             self._by_history[(*call.history, reply)] = number
 
@@ -155,74 +191,91 @@ class Record:
         self.turns.pop(number, None)
         self._by_history = {key: n for key, n in self._by_history.items() if n != number}
         self.texts = {text: turn for text, turn in self.texts.items() if turn[0] != number}
+        sizes = self._sizes(self._places())
+        self._runs = [run for run in self._runs if sizes[run] or run is self._prompt]
 
     def num_tokens(self, context: Context | None = None) -> int:
         """Return the length of the row, with what is reserved for calls in progress.
 
         context: of a call that starts now and has written nothing yet.
         """
-        calls = [(call.context, call.size) for call in self._open.values()]
+        places = self._places()
+        total = sum(call.size for call in self._open.values())
         if context is not None:
-            calls.append((context, 0))
-        ends = self._segment_ends([context for context, _ in calls])
-        total = sum(len(self.turns[end].path) for end in ends)
-        total += sum(len(context.token_ids) + size for context, size in calls)
-        starts = [*(self.turns[end].context for end in ends), *(context for context, _ in calls)]
-        # One segment continues the prompt, which is not a part of the row.
-        return total - len(self._prompt) if any(map(self._has_prompt, starts)) else total
+            place = self._place(context)
+            places.append(place)
+            total += len(context.token_ids) - place[1]
+        sizes = self._sizes(places)
+        return total + sum(sizes.values()) - sizes[self._prompt]
+
+    def _matching(self, token_ids: IntArray) -> dict[_Run, int]:
+        """Return where each run stops to be the beginning of these tokens; without the runs that
+        follow other tokens.
+        """
+        ends: dict[_Run, int] = {}
+        for run in list(self._runs):
+            if run.before is None or ends.get(run.before, -1) >= run.begin:
+                wanted = token_ids[run.begin : run.end]
+                differs = run.tokens.token_ids[: len(wanted)] != wanted
+                ends[run] = run.begin + (int(differs.argmax()) if differs.any() else len(wanted))
+        return ends
+
+    def _place(self, context: Context) -> _Place:
+        """Return where the tokens of a context leave the record."""
+        ends = self._matching(context.token_ids)
+        run = max(ends, key=lambda run: ends[run])
+        return (run, ends[run]) if ends[run] else (None, 0)
+
+    def _places(self) -> list[_Place]:
+        """Return the ends of all turns and of what calls in progress read."""
+        ends: list[_Place] = [(turn.run, turn.run.end) for turn in self.turns.values()]
+        return ends + [call.place for call in self._open.values()]
+
+    def _sizes(self, places: Iterable[_Place]) -> dict[_Run, int]:
+        """Return how many tokens of each run are on the way to one of these places."""
+        ends = {run: run.begin for run in self._runs}
+        for run, end in places:
+            if run is not None:
+                ends[run] = max(ends[run], end)
+        for run in reversed(self._runs):
+            if run.before is not None and ends[run] > run.begin:
+                ends[run.before] = max(ends[run.before], run.begin)
+        return {run: end - run.begin for run, end in ends.items()}
 
     # ---- the sample
 
-    def row(self) -> tuple[Completion, tuple[int, ...]]:
-        """Return the served turns as one row after the prompt, and the positions in it where a
-        segment starts that does not continue the prompt. Raises ValueError without any turn.
+    def row(self) -> tuple[Completion, tuple[Branch, ...]]:
+        """Return the served turns as one row after the prompt, and the branches of the row. Raises
+        ValueError without any turn.
         """
-        ends = self._segment_ends()
-        if not ends:
+        if not self.turns:
             raise ValueError("the session has no answer of the policy")
-        trained: set[int] = set()
-        segments = [self._segment(end, trained) for end in ends]
-        row = joined(segments)
-        starts = np.cumsum([0, *(len(segment.token_ids) for segment in segments[:-1])])
-        # Only the first segment may continue the prompt, which is not a part of the row.
-        if self._has_prompt(self.turns[ends[0]].context):
-            num_prompt = len(self._prompt)
-            row = cut(row, slice(num_prompt, None))
-            starts = starts[1:] - num_prompt
-        return row, tuple(starts.tolist())
-
-    def _segment(self, end: int, trained: set[int]) -> Completion:
-        """The path to a turn. Turns on it that are not in `trained` are trained."""
-        segment = only_read(self.turns[end].path)
-        number: int | None = end
-        num_kept = len(self.turns[end].answer.token_ids)
-        spans: tuple[Span, ...] = ()
-        while number is not None:
-            turn = self.turns[number]
-            # A turn that is cut here is trained whole, in a separate segment.
-            if number not in trained and num_kept == len(turn.answer.token_ids):
-                trained.add(number)
-                num_before = len(turn.context.token_ids)
-                written = slice(num_before, num_before + num_kept)
-                segment.logprobs[written] = turn.answer.logprobs
-                segment.versions[written] = turn.answer.versions
-                spans = (*(moved(span, num_before) for span in turn.answer.spans), *spans)
-            number, num_kept = turn.context.parent, turn.context.num_kept
-        return msgspec.structs.replace(segment, spans=spans)
-
-    def _segment_ends(self, more: Sequence[Context] = ()) -> list[int]:
-        """The last turns of segments: no other turn or call in `more` continues them whole."""
-        contexts = [*(turn.context for turn in self.turns.values()), *more]
-        continued = {
-            context.parent
-            for context in contexts
-            if context.parent is not None
-            and context.num_kept == len(self.turns[context.parent].answer.token_ids)
-        }
-        ends = self.turns.keys() - continued
-        # The first segment continues the prompt of the row, if any of them starts with it; the
-        # other segments are in the order of their calls.
-        return sorted(ends, key=lambda end: (not self._has_prompt(self.turns[end].context), end))
-
-    def _has_prompt(self, context: Context) -> bool:
-        return np.array_equal(context.token_ids[: len(self._prompt)], self._prompt)
+        sizes = self._sizes((turn.run, turn.run.end) for turn in self.turns.values())
+        sizes[self._prompt] = self._prompt.end
+        chains: list[list[_Run]] = []
+        chain_at: dict[_Place, list[_Run]] = {}
+        for run, size in sizes.items():
+            if size:
+                # The first run that continues a whole one is next to it in the row.
+                chain = chain_at.pop((run.before, run.begin), None)
+                if chain is None:
+                    chain = []
+                    chains.append(chain)
+                chain.append(run)
+                chain_at[run, run.begin + size] = chain
+        written = {turn.run for turn in self.turns.values()}
+        parts: list[Completion] = []
+        branches: list[Branch] = []
+        starts: dict[_Run, int] = {}
+        at = 0
+        for chain in chains:
+            before = chain[0].before
+            parent = -1 if before is None else starts[before] + chain[0].begin - before.begin - 1
+            branches.append((at, parent))
+            for run in chain:
+                starts[run] = at
+                at += sizes[run]
+                read = only_read(run.tokens.token_ids[: sizes[run]])
+                parts.append(run.tokens if run in written else read)
+        # The prompt is the first part, and not a part of the row.
+        return joined(parts[1:]), tuple(branches[1:])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from async_rl.core.support import EVERYTHING, Support
-from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion, cut, joined
-from async_rl.sessions.calls import Answer, Call, Noted, Writing
+from async_rl.sessions.calls import Answer, Call, Noted, Run, Write, Writing
 from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
@@ -35,12 +34,6 @@ PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens: 32 keep that cost
 at a tenth and still show text several times per second.
 """
-Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
-"""Runs the program of a request in the jail; returns what JSON can express, and whether the program
-failed to run. Raises Refused.
-"""
-Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
-"""(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +67,7 @@ class Session:
     closed: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _writing: dict[int, Writing] = field(default_factory=dict)
+    _waiting: set[int] = field(default_factory=set)
     _answers: dict[int, Answer] = field(default_factory=dict)
     _texts: dict[int, str] = field(default_factory=dict)
     _requests: dict[bytes, list[int]] = field(default_factory=dict)
@@ -218,18 +212,13 @@ class Session:
         # By the limit of the session, not by the limit of the call.
         self.is_truncated = is_cut and len(written.token_ids) != call.max_tokens
         on_text(rest)
-        why = "stop"
-        if "tool_calls" in message:
-            why = "tool_calls"
-        elif is_cut:
-            why = "length"
         self._answers[number] = Answer(
             call=call,
             number=number,
             text=(call.start + text).removeprefix(call.prefill),
             message=message,
             written=written,
-            why=why,
+            is_cut=is_cut,
         )
         return self._answers[number]
 
@@ -253,9 +242,10 @@ class Session:
         num_written = 0
         own = self.support
         support = replace(call.support or own, top_k=own.top_k, top_p=own.top_p)
-        size = self._size(call, number, 0, support)
+        size = await self._size(call, number, 0, support)
+        if not size:
+            raise self._no_room(self.record.num_tokens())
         while size:
-            # The engine's prefix cache makes the next piece cost little more than its tokens.
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
             rest = replace(support, min_tokens=max(0, support.min_tokens - num_written))
             part = await self.write(f"{number}.{len(parts)}", before, size, rest)
@@ -266,17 +256,29 @@ class Session:
             text, num_kept = self.chat.text_of(written.token_ids, call.stops)
             # An engine starts a grammar with its request, so nothing continues one.
             is_complete = not part.is_truncated or num_kept is not None or support.grammar
-            size = 0 if is_complete else self._size(call, number, num_written, support)
+            size = 0 if is_complete else await self._size(call, number, num_written, support)
             yield cut(written, slice(num_kept)), text, not size
 
-    def _size(self, call: Call, number: int, num_written: int, support: Support) -> int:
-        """Reserve the tokens of the next piece of an answer, and return how many they are."""
+    async def _size(self, call: Call, number: int, num_written: int, support: Support) -> int:
+        """Reserve the tokens of the next piece of an answer, and return how many they are. Waits
+        for calls that may return some.
+        """
         self.record.reserve(number, num_written)
+        most = self.limit if call.max_tokens is None else call.max_tokens - num_written
+        enough = most if support.grammar else min(most, PIECE_TOKENS)
+        self._waiting.add(number)
+        # If every call waits, none of them will return anything.
+        while (
+            self.limit - self.record.num_tokens() < enough and self._writing.keys() - self._waiting
+        ):
+            self._settled.clear()
+            await self._settled.wait()
+            self._require_wanted(number)
+        self._waiting.discard(number)
         room = self.limit - self.record.num_tokens()
         # Half of the room: calls at the same time find some too, and most answers fit into it.
         piece = PIECE_TOKENS if call.in_pieces or call.stops else max(PIECE_TOKENS, room // 2)
-        left = room if call.max_tokens is None else min(room, call.max_tokens - num_written)
-        size = max(0, left if support.grammar else min(left, piece))
+        size = max(0, min(room, most if support.grammar else min(most, piece)))
         self.record.reserve(number, num_written + size)
         return size
 
@@ -317,14 +319,16 @@ class Session:
         # Every segment counts: all of them are trained, as one row.
         while (num_tokens := self.record.num_tokens(context)) >= self.limit:
             if not self._writing:
-                self.is_truncated = True
-                raise Refused(
-                    f"this call would start with {num_tokens} tokens in the session, whose limit is"
-                    f" {self.limit} (data.max_response_tokens, every segment counted); shorten the"
-                    " history or raise it",
-                    code="context_length_exceeded",
-                )
-            # Other calls return what they do not use.
+                raise self._no_room(num_tokens)
             self._settled.clear()
             await self._settled.wait()
             self.require_turns(1)
+
+    def _no_room(self, num_tokens: int) -> Refused:
+        self.is_truncated = True
+        return Refused(
+            f"this call would start with {num_tokens} tokens in the session, whose limit is"
+            f" {self.limit} (data.max_response_tokens, every segment counted); shorten the history"
+            " or raise it",
+            code="context_length_exceeded",
+        )

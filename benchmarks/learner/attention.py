@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from async_rl.batching.packing import Indices
+from async_rl.batching.packing import Indices, followed
 from async_rl.learner import models
 from async_rl.learner.attention import plan
 from async_rl.learner.cpu_attention import _padded
@@ -46,6 +46,9 @@ class DensePlan:
     """Blocks of segments, sorted by length, under a mask where a prompt is shared."""
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
+        # Start, length, start and length of the prompt.
+        prompts = [(tokens[0] if len(tokens) else 0, len(tokens)) for tokens in followed(segments)]
+        segments = np.column_stack([segments[:, :2], prompts])
         order = np.lexsort((-segments[:, 1], segments[:, 3] > 0))
         self._blocks: list[tuple[Tensor, Tensor, Tensor | None, int]] = []
         output = np.empty(int(segments[:, 1].sum()), dtype=np.int64)
@@ -118,8 +121,8 @@ def compare_steps(name: str, step: Callable[[], None], rounds: int) -> None:
 def peak_mb(form: str, tokens: int) -> float:
     """Return the peak memory of attention above its inputs and gradients, in MB."""
     part = tokens // 4
-    shared = [(part, part, 0, part), (2 * part, part, 0, part)]
-    segments = np.array([(0, part, 0, 0), *shared, (3 * part, part, 0, 0)])
+    shared = [(part, part, part - 1), (2 * part, part, part - 1)]
+    segments = np.array([(0, part, -1), *shared, (3 * part, part, -1)])
     given = [torch.randn(tokens, HEADS, WIDTH, requires_grad=True) for _ in range(3)]
     for x in given:
         x.grad = torch.zeros_like(x)

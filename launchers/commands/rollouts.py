@@ -104,8 +104,9 @@ def response_text(sample: Trajectory, decode: Decode) -> str:
     """
 
     def part(position: int) -> tuple[int, bool]:
-        return bisect.bisect(sample.starts, position), bool(sample.loss_mask[position])
+        return bisect.bisect(starts, position), bool(sample.loss_mask[position])
 
+    starts = [start for start, _ in sample.branches]
     text = ""
     before = 0
     positions = range(sample.prompt_length, len(sample.token_ids))

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core.types import Group, Purpose, Score, Trajectory
+from async_rl.core.types import Branch, Group, Purpose, Score, Trajectory
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Applied, ModelOptimizer
 from async_rl.learner.sharding import full_tensor
@@ -116,6 +116,48 @@ def _trajectory(
             reward=float(rng.integers(0, 2)), parts={"style": 0.25}, verdicts=(), latency_s=0.0
         ),
     )
+
+
+def with_branches(sample: Trajectory, branches: list[Branch]) -> Trajectory:
+    """The sample as a tree. A token that follows nothing is not trained."""
+    mask = sample.loss_mask.copy()
+    mask[[start for start, parent in branches if parent < 0]] = False
+    versions = np.where(mask, sample.versions, -1).astype(np.int32)
+    logprobs = np.where(mask, sample.behavior_logprobs, 0).astype(np.float32)
+    return msgspec.structs.replace(
+        sample,
+        branches=tuple(branches),
+        loss_mask=mask,
+        versions=versions,
+        behavior_logprobs=logprobs,
+    )
+
+
+def as_trees(
+    groups: Sequence[Group], rng: np.random.Generator, *, least_parent: int = -1
+) -> list[Group]:
+    """The samples as random trees."""
+
+    def random_tree(sample: Trajectory) -> Trajectory:
+        size = sample.response_length
+        count = int(rng.integers(0, min(4, size) + 1))
+        starts = sorted(rng.choice(size, count, replace=False) + sample.prompt_length)
+        return with_branches(sample, [(int(s), int(rng.integers(least_parent, s))) for s in starts])
+
+    return [
+        msgspec.structs.replace(g, trajectories=[random_tree(t) for t in g.trajectories])
+        for g in groups
+    ]
+
+
+def paths_of(sample: Trajectory) -> list[list[int]]:
+    """The positions in the sample of each token and of the tokens that it follows."""
+    parents = dict(sample.branches)
+    paths: list[list[int]] = []
+    for at in range(len(sample.token_ids)):
+        before = parents.get(at, at - 1)
+        paths.append([*(paths[before] if before >= 0 else ()), at])
+    return paths
 
 
 def equal_rewards(groups: Sequence[Group], *, every: int) -> list[Group]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from learner_support import as_trees, paths_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -94,9 +96,10 @@ def record_updates(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Up
 def conversations(groups: Sequence[Group], scorer: Trainer) -> list[Group]:
     """The groups with behavior log-probs near the scorer's, and with tokens that an environment
     wrote: in the middle of some responses, at the end of others. They have no log-prob and no
-    version, as the rollout writes them.
+    version, as the rollout writes them. The samples are trees, as those of agents.
     """
     rng = np.random.default_rng(5)
+    groups = as_trees(groups, rng, least_parent=0)
 
     def turned(t: Trajectory) -> Trajectory:
         mask = t.loss_mask.copy()
@@ -239,9 +242,8 @@ class StepOracle:
 
     def _values(self, t: Trajectory) -> Tensor:
         """The values before every response token and after the last one."""
-        ids = torch.from_numpy(t.token_ids).long()[None]
-        states = self._backbone(ids, use_cache=False).last_hidden_state
-        return self._head(states[0, t.prompt_length - 1 :])[:, 0]
+        states = _by_token(t, lambda ids: self._backbone(ids, use_cache=False).last_hidden_state)
+        return self._head(states[[*_followed(t), len(t.token_ids) - 1]])[:, 0]
 
     def _losses(self, sample: Sample, advantages: Tensor) -> Tensor:
         objective = self._objective
@@ -421,5 +423,22 @@ def _logprobs(model: nn.Module, t: Trajectory) -> tuple[Tensor, Tensor]:
 
 def _distribution(model: nn.Module, t: Trajectory) -> Tensor:
     """Log-probs of every next token of the response: [L, V]."""
-    ids = torch.from_numpy(t.token_ids).long()[None]
-    return torch.log_softmax(model(ids, use_cache=False).logits[0, t.prompt_length - 1 : -1], -1)
+    logits = _by_token(t, lambda ids: model(ids, use_cache=False).logits)
+    return torch.log_softmax(logits[_followed(t)], -1)
+
+
+def _followed(t: Trajectory) -> list[int]:
+    """The token that each response token follows."""
+    parents = dict(t.branches)
+    return [parents.get(at, at - 1) for at in range(t.prompt_length, len(t.token_ids))]
+
+
+def _by_token(t: Trajectory, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a model says at each token, computed for each branch with all that it follows."""
+    ids = torch.from_numpy(t.token_ids).long()
+    paths = paths_of(t)
+    starts = [0, *(start for start, _ in t.branches)]
+    parts = []
+    for start, end in itertools.pairwise([*starts, len(ids)]):
+        parts.append(run(ids[paths[end - 1]][None])[0, start - end :])
+    return torch.cat(parts)

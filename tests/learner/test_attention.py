@@ -22,42 +22,36 @@ HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 
 
 def table(rng: np.random.Generator, num_prompts: int, longest: int) -> Indices:
-    """Segments of a row: prompts with up to three responses in any order, and whole sequences."""
-    rows: list[tuple[int, int, int, int]] = []
-    prompts: list[tuple[int, int]] = []
+    """Segments of a row: prompts, whole sequences, and what continues any token before."""
+    rows: list[tuple[int, int, int]] = []
     start = 0
-
-    def add(length: int, prompt: tuple[int, int] = (0, 0)) -> None:
-        nonlocal start
-        rows.append((start, length, *prompt))
-        start += length
-
-    for _ in range(num_prompts):
-        prompts.append((start, int(rng.integers(1, longest))))
-        add(prompts[-1][1])
-    for _ in range(3 * num_prompts):
-        if rng.random() < 0.7:
-            add(int(rng.integers(1, longest)), prompts[rng.integers(num_prompts)])
-        else:
-            add(int(rng.integers(1, longest)))
+    for index in range(4 * num_prompts):
+        is_root = index < num_prompts or rng.random() < 0.3
+        parent = -1 if is_root else int(rng.integers(start))
+        rows.append((start, int(rng.integers(1, longest)), parent))
+        start += rows[-1][1]
     return np.array(rows, dtype=np.int64)
 
 
+def seen_by(segments: Indices) -> list[list[int]]:
+    """The tokens that each token sees: itself, and what the token that it follows sees."""
+    seen: list[list[int]] = []
+    for start, length, parent in segments.tolist():
+        for at in range(start, start + length):
+            before = at - 1 if at > start else parent
+            seen.append([*(seen[before] if before >= 0 else ()), at])
+    return seen
+
+
 def dense(segments: Indices, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Attention with the mask that the definition gives, one segment at a time."""
+    """Attention with the definition, one token at a time."""
     out = torch.empty_like(q)
     groups = q.shape[1] // k.shape[1]
-    for start, length, prefix_start, prefix in segments.tolist():
-        own = torch.arange(start, start + length)
-        seen = torch.cat([torch.arange(prefix_start, prefix_start + prefix), own])
+    for at, seen in enumerate(seen_by(segments)):
+        seen = seen if window is None else seen[-window:]
         keys, values = (x[seen].repeat_interleave(groups, 1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[own], keys) * q.shape[-1] ** -0.5
-        distance = torch.arange(prefix, prefix + length)[:, None] - torch.arange(len(seen))
-        is_hidden = distance < 0
-        if window is not None:
-            is_hidden |= distance >= window
-        weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
-        out[own] = torch.einsum("hqk,khd->qhd", weights, values)
+        scores = torch.einsum("hd,khd->hk", q[at], keys) * q.shape[-1] ** -0.5
+        out[at] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
     return out
 
 
@@ -136,10 +130,10 @@ def largest_and_kept(tokens: int, window: int | None) -> tuple[int, int]:
     part = tokens // 4
     segments = np.array(
         [
-            (0, part, 0, 0),
-            (part, part, 0, part),
-            (2 * part, part, 0, part),
-            (3 * part, part, 0, 0),
+            (0, part, -1),
+            (part, part, part - 1),
+            (2 * part, part, part - 1),
+            (3 * part, part, -1),
         ]
     )
     given_ = inputs(segments, torch.float32)
@@ -191,7 +185,7 @@ def varlen(
         assert size <= max_k
         # As one segment whose keys before its own are a prompt.
         place = torch.cat([torch.zeros(size - length, HEADS, WIDTH).to(own), own])
-        whole = np.array([(0, size, 0, 0)])
+        whole = np.array([(0, size, -1)])
         at = slice(int(keys[i]), int(keys[i + 1]))
         window = None if window_size[0] == -1 else window_size[0] + 1
         out.append(dense(whole, place, k[at], v[at], window)[size - length :])

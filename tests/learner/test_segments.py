@@ -1,6 +1,9 @@
-"""A sample of several segments in a packed row: each is computed as if it were a row of its own."""
+"""A sample that is a tree, in a packed row: each token is computed as in a row of its own."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -8,50 +11,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_support import make_groups
+from learner_support import as_trees, make_groups, paths_of, relative_difference, with_branches
+from test_attention import seen_by
+from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import collate
-from async_rl.batching.packing import Pass, pack
+from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
 from async_rl.core.codec import decode
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, pack_group
-from async_rl.core.types import Group, Trajectory
+from async_rl.core.types import Branch, Group, Trajectory
+from async_rl.learner import cpu_attention
+from async_rl.learner.loading import load_policy
+from async_rl.learner.models import Policy
 
 CPU = torch.device("cpu")
-
-
-def with_starts(sample: Trajectory, starts: list[int]) -> Trajectory:
-    """The sample with segments that begin at these positions of its response."""
-    places = [sample.prompt_length + start for start in starts]
-    mask = sample.loss_mask.copy()
-    mask[places] = False
-    versions = np.where(mask, sample.versions, -1).astype(np.int32)
-    return msgspec.structs.replace(sample, starts=tuple(places), loss_mask=mask, versions=versions)
-
-
-def cut_up(groups: list[Group], rng: np.random.Generator) -> list[Group]:
-    def random_starts(sample: Trajectory) -> Trajectory:
-        size = sample.response_length
-        count = int(rng.integers(0, min(3, size) + 1))
-        return with_starts(sample, sorted(rng.choice(size, count, replace=False).tolist()))
-
-    return [
-        msgspec.structs.replace(g, trajectories=[random_starts(t) for t in g.trajectories])
-        for g in groups
-    ]
-
-
-def seen_by_each(row: Pass) -> dict[int, list[int]]:
-    """The places of the row that each place attends to."""
-    seen: dict[int, list[int]] = {}
-    for start, length, prefix_start, prefix in row.segments.tolist():
-        for at in range(start, start + length):
-            assert at not in seen
-            seen[at] = [*range(prefix_start, prefix_start + prefix), *range(start, at + 1)]
-    return seen
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,31 +38,84 @@ def seen_by_each(row: Pass) -> dict[int, list[int]]:
     size=st.integers(1, 4),
     with_ends=st.booleans(),
 )
-def test_a_segment_sees_itself_only(seed: int, num_groups: int, size: int, with_ends: bool) -> None:
+def test_a_token_sees_what_it_follows(
+    seed: int, num_groups: int, size: int, with_ends: bool
+) -> None:
     groups = make_groups(seed, num_groups=num_groups, size=size)
-    groups = cut_up(groups, np.random.default_rng(seed))
+    groups = as_trees(groups, np.random.default_rng(seed))
     batch = collate(groups, device=CPU)
     row = pack(batch, range(batch.num_sequences), device=CPU, with_ends=with_ends)
-    seen = seen_by_each(row)
-    assert sorted(seen) == list(range(row.input_ids.numel()))
+    seen = seen_by(row.segments)
+    assert len(seen) == row.input_ids.numel()
     ids, positions = row.input_ids[0], row.position_ids[0]
     number = 0
     for sample in (t for g in groups for t in g.trajectories):
-        p = sample.prompt_length
-        for t in range(p, len(sample.token_ids)):
-            at = seen[int(row.predict_index[number])]
+        paths = paths_of(sample)
+        for t in range(sample.prompt_length, len(sample.token_ids)):
             if sample.loss_mask[t]:
-                begin = max((s for s in sample.starts if s <= t), default=0)
-                assert ids[at].tolist() == sample.token_ids[begin:t].tolist()
-                assert positions[at].tolist() == list(range(t - begin))
+                at = seen[int(row.predict_index[number])]
+                assert ids[at].tolist() == sample.token_ids[paths[t][:-1]].tolist()
+                assert positions[at].tolist() == list(range(len(paths[t]) - 1))
             assert row.target_ids[number] == sample.token_ids[t]
             number += 1
 
 
-def test_a_sample_weighs_the_same_however_many_segments_it_has() -> None:
+def apart(sample: Trajectory) -> list[Trajectory]:
+    """A row of its own for each trained token of a tree, which trains this token only."""
+    rows = []
+    for path in paths_of(sample):
+        kept = np.array(path)
+        is_last = kept == kept[-1]
+        if sample.loss_mask[kept[-1]]:
+            rows.append(
+                msgspec.structs.replace(
+                    sample,
+                    token_ids=sample.token_ids[kept],
+                    prompt_length=1,
+                    loss_mask=is_last,
+                    behavior_logprobs=sample.behavior_logprobs[kept],
+                    versions=np.where(is_last, sample.versions[kept], -1),
+                    branches=(),
+                )
+            )
+    return rows
+
+
+def gradients(policy: Policy, samples: list[Trajectory], pulls: Iterator[float]) -> list[Tensor]:
+    """Of the log-probs of all trained tokens, each times its pull."""
+    batch = collate([_group(samples)], device=CPU)
+    row = pack(batch, range(len(samples)), device=CPU, with_ends=False)
+    logprobs = policy(row, temperature=1.0, chunk_tokens=1024).logprobs
+    policy.zero_grad()
+    for at in torch.nonzero(batch.loss_mask[row.token_index]):
+        logprobs[at].mul(next(pulls)).sum().backward(retain_graph=True)
+    return [p.grad for p in policy.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("queries", [3, 128])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tree_has_the_gradients_of_separate_rows(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int, seed: int
+) -> None:
+    monkeypatch.setattr(cpu_attention, "_ROW_QUERIES", queries)
+    policy = load_policy(model_path, trust_remote_code=False).double()
+    rng = np.random.default_rng(seed)
+    trees = as_trees(make_groups(seed, num_groups=1, size=6), rng)[0].trajectories
+    rows = [row for tree in trees for row in apart(tree)]
+    pulls = rng.normal(size=len(rows)).tolist()
+    whole = gradients(policy, trees, iter(pulls))
+    sums = [torch.zeros_like(grad) for grad in whole]
+    for row, pull in zip(rows, pulls, strict=True):
+        for total, grad in zip(sums, gradients(policy, [row], iter([pull])), strict=True):
+            total += grad
+    assert relative_difference(whole, sums) < 1e-6
+
+
+def test_a_sample_weighs_the_same_however_many_branches_it_has() -> None:
     sample = make_groups(1, num_groups=1, size=1)[0].trajectories[0]
+    p = sample.prompt_length
     plain = collate([_group([sample, sample])], device=CPU)
-    parted = collate([_group([with_starts(sample, [0, 2]), sample])], device=CPU)
+    parted = collate([_group([with_branches(sample, [(p, -1), (p + 2, p)]), sample])], device=CPU)
     for batch in (plain, parted):
         parts = Parts(index=batch.sequence_index, count=2, mask=batch.loss_mask)
         weights = token_weights(parts, aggregation="sequence_mean", constant_tokens=None)
@@ -95,19 +125,21 @@ def test_a_sample_weighs_the_same_however_many_segments_it_has() -> None:
     assert parted.group_index.tolist() == plain.group_index.tolist()
 
 
-@pytest.mark.parametrize("starts", [(99,), (2, 2), (3, 2), (0,)])
-def test_starts_outside_the_response_are_refused(starts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "branches", [[(99, 0)], [(2, 0), (2, 0)], [(3, 0), (2, 0)], [(-1, 0)], [(2, 2)], [(2, -9)]]
+)
+def test_branches_outside_the_row_are_refused(branches: list[Branch]) -> None:
     sample = make_groups(1, num_groups=1, size=1)[0].trajectories[0]
-    assert sample.prompt_length > 1
     check(sample)
-    with pytest.raises(ProtocolError, match="segments start"):
-        check(msgspec.structs.replace(sample, starts=starts))
+    placed = [(sample.prompt_length + s, sample.prompt_length + parent) for s, parent in branches]
+    with pytest.raises(ProtocolError, match="branches start"):
+        check(msgspec.structs.replace(sample, branches=tuple(placed)))
 
 
-def test_the_first_token_of_a_segment_is_not_trained() -> None:
+def test_a_token_that_follows_nothing_is_not_trained() -> None:
     sample = make_groups(1, num_groups=1, size=1)[0].trajectories[0]
-    with pytest.raises(ProtocolError, match="nothing predicts it"):
-        check(msgspec.structs.replace(sample, starts=(sample.prompt_length,)))
+    with pytest.raises(ProtocolError, match="follows nothing"):
+        check(msgspec.structs.replace(sample, branches=((sample.prompt_length, -1),)))
 
 
 def check(sample: Trajectory) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_support import (
+    as_trees,
     equal_rewards,
     make_groups,
     make_trainer,
@@ -127,6 +128,7 @@ def train(
         if version == STEPS - 1:
             written = trainer.save(out / "checkpoint", version)
         groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
+        groups = as_trees(groups, np.random.default_rng(version))
         results.append(trainer.step(groups, version).scalars)
     written.result()
     with ReceivedBytes() as received:

@@ -222,7 +222,7 @@ def test_a_session_is_one_sample_scored_by_its_last_answer(tmp_path: Path) -> No
         assert sample.token_ids.tolist() == [1, 2, 21, 0, 13, 15, 18, 5, 22, 0]
         assert sample.loss_mask.tolist() == [False] * 2 + [True] * 2 + [False] * 4 + [True] * 2
         assert sample.versions[sample.loss_mask].tolist() == [3, 3, 4, 4]
-        assert sample.starts == ()
+        assert sample.branches == ()
     assert judge.texts == ["v", "v"]
 
 
@@ -245,7 +245,7 @@ def test_a_command_gets_neither_the_key_that_rewards_nor_the_answer() -> None:
 def test_a_rewritten_history_is_a_segment_and_its_reward_has_parts(tmp_path: Path) -> None:
     group, judge = made(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:rewrites]")
     sample = group.trajectories[0]
-    assert sample.starts == (4,)
+    assert sample.branches == ((4, -1),)
     assert sample.token_ids[4:].tolist() == [19, 8, 15, 18, 20, 22, 0]
     assert (sample.score.reward, sample.score.parts) == (1.5, {"style": 0.5, "tests": 1.0})
     assert judge.texts == []

@@ -69,12 +69,22 @@ class Row:
     """The row of a session, as its record returns it."""
 
     def __init__(self, session: Session) -> None:
-        self.tokens, self.starts = session.record.row()
-        self.prompt = session.record._prompt
+        self.prompt = session.record._prompt.tokens.token_ids
+        self.tokens, self.branches = session.record.row()
 
     @property
     def num_segments(self) -> int:
-        return len(self.starts) + (self.starts[:1] != (0,))
+        is_continued = [start for start, _ in self.branches[:1]] != [len(self.prompt)]
+        return len(self.branches) + is_continued
+
+    def paths(self) -> list[list[int]]:
+        """The positions in prompt and row of each token and of the tokens that it follows."""
+        parents = dict(self.branches)
+        paths: list[list[int]] = []
+        for at in range(len(self.prompt) + len(self.tokens.token_ids)):
+            before = parents.get(at, at - 1)
+            paths.append([*(paths[before] if before >= 0 else ()), at])
+        return paths
 
 
 class Policy:

@@ -160,7 +160,7 @@ def test_several_prompts_have_n_answers_each_in_order() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         reply = await found.openai.completions.create(model="policy", prompt=["a ", "b c "], n=2)
         assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
-        asked = [len(session.record.turns[number].context.token_ids) for number in range(4)]
+        asked = [len(session.record.turns[number].read) for number in range(4)]
         assert asked == [2, 2, 4, 4]
 
     use(agent, ["one", "two", "three", "four"])
@@ -355,7 +355,7 @@ def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> None:
             [(chunks[0], chunks[-1]["choices"][0]), (pieces[-1]["choices"][0],) * 2]
         ):
             turn = session.record.turns[number]
-            assert first["prompt_token_ids"] == turn.context.token_ids.tolist()
+            assert first["prompt_token_ids"] == turn.read.tolist()
             assert last["token_ids"] == turn.answer.token_ids.tolist()
             assert last["weight_versions"] == [
                 {"version": "7", "start": 0, "end": 2},
@@ -384,7 +384,7 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
             assert reply["usage"]["completion_tokens"] == 2
             (choice,) = reply["choices"]
         turn = session.record.turns[0]
-        assert turn.context.token_ids.tolist() == [3, 1]
+        assert turn.read.tolist() == [3, 1]
         assert choice["token_ids"] == turn.answer.token_ids.tolist()
         assert choice["finish_reason"] == "length"
         assert [each["token_id"] for each in choice["logprobs"]["content"]] == choice["token_ids"]
@@ -448,7 +448,7 @@ def test_a_forced_call_fits_the_schema_of_its_tool(choice: Any) -> None:
         await found.openai.chat.completions.create(
             model="policy", messages=[user("go")], tools=[TOOL], tool_choice=choice
         )
-        asked = session.record.turns[0].context.token_ids
+        asked = session.record.turns[0].read
         start = session.chat.decode(asked).rpartition("<tool_call>")[2]
         accepted = accepts(policy.supports[-1].grammar)
         assert accepted(CALL.removeprefix("<tool_call>" + start))

@@ -6,13 +6,21 @@ import asyncio
 import json
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from clients_support import Clients, use, user
-from sessions_support import Policy, Row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sessions_support import Policy, Row, open_session
 from test_apis import LONG, blocking
 
 from async_rl.core.errors import EngineDead
+from async_rl.core.support import Support
+from async_rl.protocol.generator import Completion
+from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.errors import Refused
+from async_rl.sessions.record import Context
 from async_rl.sessions.session import Session
 
 AGAIN = {"x-stainless-retry-count": "1"}
@@ -198,17 +206,65 @@ def test_calls_at_the_same_time_share_the_room_of_a_session(more: dict[str, int]
     assert not session.is_truncated
 
 
-def test_a_call_waits_for_room_that_other_calls_return() -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        session.write = Slow(policy, 3)
-        create = found.openai.chat.completions.create
-        calls = [create(model="policy", messages=[user(name)]) for name in "abcd"]
-        asked = [asyncio.ensure_future(call) for call in calls]
-        replies = await asyncio.gather(*asked)
-        assert sorted(str(reply.choices[0].message.content) for reply in replies) == list("klmn")
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "reads": st.integers(1, 40),
+            "writes": st.integers(1, 120),
+            "most": st.sampled_from([None, 10, 50]),
+            "in_pieces": st.booleans(),
+            "has_grammar": st.booleans(),
+            "delay": st.integers(0, 4),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
 
-    # Room for three pieces of 32 tokens after the prompts.
-    assert len(use(agent, list("klmn"), limit=120).record.turns) == 4
+
+@settings(max_examples=150, deadline=None)
+@given(calls=CALLS, limit=st.integers(60, 500))
+def test_a_call_reserves_what_it_uses(calls: list[Any], limit: int) -> None:
+    session, _ = open_session(limit=limit)
+    num_written = [0] * len(calls)
+
+    async def write(name: str, before: Any, most: int, support: Support) -> Completion:
+        number = int(name.partition(".")[0])
+        for _ in range(calls[number]["delay"]):
+            await asyncio.sleep(0)
+        assert session.record.num_tokens() <= limit
+        size = min(most, calls[number]["writes"] - num_written[number])
+        num_written[number] += size
+        return Completion(
+            token_ids=np.ones(size, np.int32),
+            logprobs=np.zeros(size, np.float32),
+            versions=np.zeros(size, np.int32),
+            is_truncated=num_written[number] < calls[number]["writes"],
+        )
+
+    async def ask() -> list[Any]:
+        asked = [
+            Call(
+                context=Context(parent=None, token_ids=np.full(call["reads"], 100 + n, np.int32)),
+                max_tokens=call["most"],
+                in_pieces=call["in_pieces"],
+                support=Support(grammar="x" * call["has_grammar"]),
+            )
+            for n, call in enumerate(calls)
+        ]
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*map(session.answer, asked), return_exceptions=True)
+
+    session.write = write
+    answers = asyncio.run(ask())
+    wanted = [min(call["writes"], call["most"] or limit) for call in calls]
+    is_whole = [size == most for size, most in zip(num_written, wanted, strict=True)]
+    assert all(isinstance(answer, Answer | Refused) for answer in answers)
+    if sum(wanted) + sum(call["reads"] for call in calls) <= limit:
+        assert all(is_whole)
+    elif not any(isinstance(answer, Refused) for answer in answers):
+        # An answer is cut where nothing is left.
+        assert session.record.num_tokens() == limit
 
 
 def test_an_answer_longer_than_its_first_piece_is_whole() -> None:

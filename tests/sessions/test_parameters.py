@@ -171,7 +171,7 @@ def test_a_chat_template_reads_what_it_knows(
         assert reply.status_code == 200, reply.text
 
     session = use(agent, ["one"], template)
-    assert session.chat.decode(session.record.turns[0].context.token_ids).endswith(shown)
+    assert session.chat.decode(session.record.turns[0].read).endswith(shown)
 
 
 def test_log_probs_may_name_tokens_by_their_ids() -> None:

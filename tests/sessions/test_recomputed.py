@@ -1,9 +1,9 @@
 """What a session trains, computed again by the learner's forward pass with the weights of each
-token's version.
+token's version, and token by token on the keys and values that older weights left.
 
 The sessions, the journal and the engine are the product's; the model is a tiny random one, and its
-weights change before any request of the engine. The agents repeat, branch, compact, retry, stream,
-leave and stop, and the gateway is killed between two of their calls.
+weights change before and within any request of the engine. The agents repeat, branch, compact,
+retry, stream, leave and stop, and the gateway is killed between two of their calls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import numpy as np
 import pytest
 import torch
 from composing import compose
+from generation_support import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learner_support import paths_of
 from sessions_support import TEMPLATES, Words
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -92,14 +94,14 @@ class Fixed(Words):
 
 
 class Changing:
-    """The engine, which gets the next version before the requests that `plan` says."""
+    """The engine, which gets the next version before the requests that `plan` says, or during."""
 
     def __init__(self, engine: HfEngine, publisher: SharedTensors, versions: list[Any]) -> None:
         self._engine, self._publisher, self._versions = engine, publisher, versions
-        self._plan: Iterator[bool] = iter(())
+        self._plan: Iterator[str] = iter(())
         self._lock = asyncio.Lock()
 
-    async def begin(self, plan: Sequence[bool]) -> None:
+    async def begin(self, plan: Sequence[str]) -> None:
         self._plan = iter(plan)
         await self._load(0)
 
@@ -111,14 +113,18 @@ class Changing:
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         async with self._lock:
-            # One request at a time: no push falls into a request, after which its tokens would
-            # have read keys and values of older weights (tests/generation/test_engines.py).
-            if next(self._plan, False) and self._engine.version + 1 < NUM_VERSIONS:
-                await self._load(self._engine.version + 1)
+            version = self._engine.version + 1
+            when = next(self._plan, "") if version < NUM_VERSIONS else ""
+            if when == "before":
+                await self._load(version)
+            # The weights change between two tokens, or after a request that is short.
+            pushing = asyncio.ensure_future(self._load(version)) if when == "during" else None
             async for done in self._engine.generate(
                 request_id, prompt_token_ids, num_samples, sampling
             ):
                 yield done
+            if pushing is not None:
+                await pushing
 
 
 Drawn = list[tuple[tuple[int, ...], Completion]]
@@ -278,6 +284,7 @@ class World:
             eos_token_id=0,
         )
         models = [Qwen3ForCausalLM(config).float().eval() for _ in range(NUM_VERSIONS)]
+        self.models = dict(enumerate(models))
         for version, model in enumerate(models):
             model.save_pretrained(path / str(version))
             (path / str(version) / "generation_config.json").write_text(
@@ -325,7 +332,7 @@ async def sampled(
     world: World,
     template: str,
     script: Sequence[Any],
-    plan: Sequence[bool],
+    plan: Sequence[str],
     kill_at: int | None,
     repeats: bool,
     folder: Path,
@@ -383,16 +390,15 @@ async def sampled(
 
 def trained(sample: Trajectory) -> Iterator[tuple[Any, ...]]:
     """(tokens before, token, log-prob, version) of every trained token."""
-    starts = [0, *sample.starts]
+    paths = paths_of(sample)
     for at in np.flatnonzero(sample.loss_mask):
-        begin = max(start for start in starts if start <= at)
-        before = tuple(sample.token_ids[begin:at].tolist())
+        before = tuple(sample.token_ids[paths[at][:-1]].tolist())
         logprob, version = float(sample.behavior_logprobs[at]), int(sample.versions[at])
         yield (before, int(sample.token_ids[at]), logprob, version)
 
 
 def written(drawn: Drawn) -> Iterator[tuple[Any, ...]]:
-    """The same of everything that the engine wrote."""
+    """The same of each token that the engine wrote."""
     for before, done in drawn:
         ids = tuple(done.token_ids.tolist())
         for at, token in enumerate(ids):
@@ -416,7 +422,7 @@ SCRIPTS = st.lists(
 @given(
     template=st.sampled_from(TEMPLATES),
     script=SCRIPTS,
-    plan=st.lists(st.booleans(), max_size=12),
+    plan=st.lists(st.sampled_from(["", "before", "during"]), max_size=12),
     kill_at=st.sampled_from([None, 1, 2, 3]),
     repeats=st.booleans(),
 )
@@ -429,7 +435,9 @@ def test_what_is_trained_is_what_the_weights_of_its_version_wrote(
 def assert_true_logprobs(
     world: World, template: str, script: Any, plan: Any, kill_at: int | None, repeats: bool = True
 ) -> Counter[int]:
-    """Check one pair of sessions; return how many tokens of each version they train."""
+    """Check one pair of sessions; return how many tokens of each version they train, and, under
+    -1, how many were drawn after a push within their request.
+    """
     # In every order of the steps there is an answer to train.
     script = [*script, ("continue", 0, MOST_TOKENS)]
     with tempfile.TemporaryDirectory() as name:
@@ -442,6 +450,13 @@ def assert_true_logprobs(
     assert len(samples) == 2
     counts: Counter[int] = Counter()
     left = Counter(written(drawn))
+    after_push: set[tuple[Any, ...]] = set()
+    for before, done in drawn:
+        ids, versions = done.token_ids.tolist(), done.versions.tolist()
+        expected = replay(world.models, before, ids, versions, TEMPERATURE)
+        assert np.abs(expected - done.logprobs).max() < TOLERANCE
+        rows = zip(versions, written([(before, done)]), strict=True)
+        after_push |= {row for version, row in rows if version != versions[0]}
     for sample, steps in zip(samples, environments, strict=True):
         check_group(
             decode(pack_group(group_of([sample])), PackedGroup),
@@ -460,13 +475,15 @@ def assert_true_logprobs(
     tables = world.recomputed(group_of(samples))
     start = 0
     for sample in samples:
-        size = len(sample.token_ids) - sample.prompt_length
-        for version, table in enumerate(tables):
-            mask = sample.loss_mask & (sample.versions == version)
-            expected = table[start : start + size][mask[sample.prompt_length :]]
-            assert np.abs(expected - sample.behavior_logprobs[mask]).max(initial=0.0) < TOLERANCE
-            counts[version] += int(mask.sum())
-        start += size
+        places = start - sample.prompt_length + np.flatnonzero(sample.loss_mask)
+        start += len(sample.token_ids) - sample.prompt_length
+        for at, (before, token, logprob, version) in zip(places, trained(sample), strict=True):
+            # The learner has no keys and values of older weights.
+            if (before, token, logprob, version) in after_push:
+                counts[-1] += 1
+            else:
+                assert abs(tables[version][at] - logprob) < TOLERANCE
+            counts[version] += 1
     return counts
 
 
@@ -490,7 +507,12 @@ def test_weights_change_inside_one_answer_and_between_answers(
 ) -> None:
     """The examples above may be few for a given interleaving; this one has every version."""
     script = [("stream", 0, MOST_TOKENS), ("continue", 1, 2), ("stream", 2, MOST_TOKENS)] * 2
-    plan = [False, True] * 6
+    plan = ["", "before"] * 6
     counts = assert_true_logprobs(world, TEMPLATES[0], script, plan, kill_at)
     assert set(counts) == set(range(NUM_VERSIONS))
-    assert all(counts.values())
+
+
+def test_tokens_after_a_push_have_read_the_keys_of_older_weights(world: World) -> None:
+    script = [("continue", 0, 400)] * 2
+    counts = assert_true_logprobs(world, TEMPLATES[0], script, ["during"] * 9, None)
+    assert counts[-1] > 0

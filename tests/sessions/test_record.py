@@ -25,46 +25,24 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def segments(row: Row, prompt: Any) -> list[tuple[Any, slice]]:
-    """(all tokens of a segment, where its tokens are in the row)."""
-    starts = list(row.starts)
-    if not starts or starts[0] > 0:
-        starts.insert(0, 0)
-    ends = [*starts[1:], len(row.tokens.token_ids)]
+def trained(row: Row) -> list[tuple[Any, ...]]:
+    """(ids before, id, log-prob, version) of each trained token."""
+    ids = np.concatenate([row.prompt, row.tokens.token_ids])
     found = []
-    for start, end in zip(starts, ends, strict=True):
-        ids = row.tokens.token_ids[start:end]
-        if start not in row.starts:
-            ids = np.concatenate([prompt, ids])
-        found.append((ids, slice(start, end)))
-    return found
-
-
-def trained(row: Row, prompt: Any) -> list[tuple[Any, ...]]:
-    """(ids before, ids, log-probs, versions) of each run of trained tokens."""
-    runs = []
-    for ids, place in segments(row, prompt):
-        mask, size = row.tokens.is_written[place], place.stop - place.start
-        offset = len(ids) - size
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
-        for start, end in edges.reshape(-1, 2):
-            at = slice(place.start + start, place.start + end)
-            runs.append(
-                (
-                    tuple(ids[: offset + start].tolist()),
-                    tuple(row.tokens.token_ids[at].tolist()),
-                    tuple(row.tokens.logprobs[at].tolist()),
-                    tuple(row.tokens.versions[at].tolist()),
-                )
-            )
-    return runs
+    for path in row.paths():
+        at = path[-1] - len(row.prompt)
+        if at >= 0 and row.tokens.is_written[at]:
+            numbers = row.tokens.logprobs[at], row.tokens.versions[at]
+            found.append((tuple(ids[path[:-1]].tolist()), int(ids[path[-1]]), *map(float, numbers)))
+    return sorted(found)
 
 
 def served(policy: Policy) -> list[tuple[Any, ...]]:
-    return [
-        (before, *(tuple(a.tolist()) for a in (done.token_ids, done.logprobs, done.versions)))
+    return sorted(
+        ((*before, *done.token_ids[:at].tolist()), int(done.token_ids[at]), *map(float, numbers))
         for before, done in policy.served
-    ]
+        for at, numbers in enumerate(zip(done.logprobs, done.versions, strict=True))
+    )
 
 
 def test_a_repeated_history_continues_the_recorded_tokens() -> None:
@@ -90,7 +68,7 @@ def test_a_rewritten_history_is_a_further_segment() -> None:
     ask(session, [user("go"), changed, user("on")])
     row = Row(session)
     assert row.num_segments == 2
-    assert sorted(trained(row, row.prompt)) == sorted(served(policy))
+    assert trained(row) == served(policy)
 
 
 def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
@@ -98,7 +76,7 @@ def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
     first = ask(session, [user("add")])
     ask(session, [user("add"), first, user("on")])
     row = Row(session)
-    assert (row.num_segments, row.starts) == (1, ())
+    assert (row.num_segments, row.branches) == (1, ())
     assert session.chat.decode(row.tokens.token_ids, with_special=True) == f"one{END}on\ntwo{END}"
 
 
@@ -152,7 +130,7 @@ def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() ->
     row = Row(session)
     # The whole answer is trained in a segment of its own, and only read in the other one.
     assert row.num_segments == 2
-    assert sum(len(ids) for _, ids, *_ in trained(row, row.prompt)) == 3 + 2
+    assert len(trained(row)) == 3 + 2
 
 
 def test_text_prompts_continue_by_their_text() -> None:
@@ -163,9 +141,9 @@ def test_text_prompts_continue_by_their_text() -> None:
     row = Row(session)
     assert row.num_segments == 1
     assert chat.decode(row.tokens.token_ids) == "go one stop more three"
-    assert sorted(trained(row, row.prompt))[0][1] == (
-        policy.served[0][1].token_ids[:3].tolist() and tuple(policy.served[0][1].token_ids[:3])
-    )
+    assert [token for _, token, *_ in trained(row)][:3] == policy.served[0][1].token_ids[
+        :3
+    ].tolist()
 
 
 STEPS = st.lists(
@@ -219,10 +197,13 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
     if not policy.served:
         return
     row = Row(session)
-    assert sorted(trained(row, row.prompt)) == sorted(served(policy))
+    assert trained(row) == served(policy)
     assert len(row.tokens.token_ids) == session.record.num_tokens()
     assert not row.tokens.logprobs[~row.tokens.is_written].any()
     assert (row.tokens.versions[~row.tokens.is_written] == -1).all()
-    # A segment is not part of another one.
-    paths = [tuple(ids.tolist()) for ids, _ in segments(row, row.prompt)]
-    assert len(paths) == row.num_segments
+    # A segment is not part of another one, and no two begin with equal tokens that nobody wrote.
+    ids = np.concatenate([row.prompt, row.tokens.token_ids])
+    is_written = np.concatenate([row.prompt < 0, row.tokens.is_written])
+    paths = [tuple(ids[path].tolist()) for path in row.paths()]
+    read = [path for path, written in zip(paths, is_written, strict=True) if not written]
+    assert len(set(read)) == len(read)

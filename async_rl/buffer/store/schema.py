@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 _TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
