@@ -19,6 +19,7 @@ from async_rl.core.errors import ProtocolError
 
 T = TypeVar("T")
 _ARRAY = 1
+_MOST_BYTES = 1 << 31
 # The position is the number in every stored payload, so new kinds come at the end.
 _DTYPES = (np.dtype("<i4"), np.dtype("<f4"), np.dtype("?"), np.dtype("<i8"), np.dtype("u1"))
 _KINDS = {dtype: kind for kind, dtype in enumerate(_DTYPES)}
@@ -60,6 +61,32 @@ def _dec_hook(expected: Any, value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def compressed(data: bytes) -> bytes:
+    """Return the data compressed, after its size as 4 bytes."""
+    return len(data).to_bytes(4, "little") + _zstd().compress(data, asbytes=True)
+
+
+def decompressed(data: bytes | memoryview) -> bytes:
+    """Invert `compressed`. Raises ProtocolError."""
+    size = int.from_bytes(data[:4], "little")
+    if size > _MOST_BYTES:
+        raise ProtocolError(f"{size} bytes are compressed; {_MOST_BYTES} are the most")
+    try:
+        whole: bytes = _zstd().decompress(data[4:], size, asbytes=True)
+    except (OSError, ValueError) as error:
+        raise ProtocolError(f"malformed compression: {error}") from error
+    return whole
+
+
+@functools.cache
+def _zstd() -> Any:
+    # Here: processes without groups need not load it.
+    import pyarrow
+
+    # Level 1 has 400 MB/s. Higher levels and zlib are slower and hardly smaller.
+    return pyarrow.Codec("zstd", 1)
 
 
 def encode(value: object) -> bytes:

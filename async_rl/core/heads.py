@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from async_rl.core.codec import encode
+from async_rl.core.codec import compressed, decode, decompressed, encode
 from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import Span
 from async_rl.core.types import (
@@ -187,13 +187,14 @@ class PackedGroup(GroupFields, kw_only=True):
     def member(self, number: int) -> PackedTrajectory:
         """Return a member of the group with its own tokens."""
         sample = self.members[number]
-        first = sum(other.response_length for other in self.members[:number])
-        written = sum(other.num_written for other in self.members[:number])
+        # Token ids and log-probs have 4 bytes each.
+        first = 4 * sum(other.response_length for other in self.members[:number])
+        written = 4 * sum(other.num_written for other in self.members[:number])
         return PackedTrajectory(
             prompt=self.prompt,
             sample=sample,
-            token_ids=_part(self.token_ids, first, sample.response_length),
-            behavior_logprobs=_part(self.behavior_logprobs, written, sample.num_written),
+            token_ids=self.token_ids[first:][: 4 * sample.response_length],
+            behavior_logprobs=self.behavior_logprobs[written:][: 4 * sample.num_written],
         )
 
     def unpacked(self) -> Group:
@@ -206,35 +207,36 @@ class PackedGroup(GroupFields, kw_only=True):
         )
 
 
-def _part(data: memoryview, first: int, count: int) -> memoryview:
-    # Token ids and log-probs have 4 bytes each.
-    return data[4 * first : 4 * (first + count)]
-
-
 def pack_group(group: Group) -> bytes:
-    """Return the group, encoded as a PackedGroup. Raises ValueError unless it has one prompt."""
+    """Return the group packed and compressed. Raises ValueError unless it has one prompt."""
     baseline = [] if group.baseline is None else [group.baseline]
     members = [*group.trajectories, *baseline]
     prompts = {member.token_ids[: member.prompt_length].tobytes() for member in members}
     if len(prompts) != 1:
         raise ValueError(f"group {group.group_id} has {len(prompts)} prompts instead of one")
-
-    def joined(parts: Iterable[npt.NDArray[Any]], dtype: np.dtype[Any]) -> memoryview:
-        return memoryview(np.concatenate([*parts]).astype(dtype).view(np.uint8))
-
     samples = [_packed(member) for member in members]
-    return encode(
+    packed = encode(
         PackedGroup(
             **_facts(group),
             prompt=prompts.pop(),
             samples=samples[: len(group.trajectories)],
-            token_ids=joined((m.token_ids[m.prompt_length :] for m in members), _INT),
-            behavior_logprobs=joined(
-                (m.behavior_logprobs[m.versions != NO_VERSION] for m in members), _FLOAT
+            token_ids=_bytes([m.token_ids[m.prompt_length :] for m in members], _INT),
+            behavior_logprobs=_bytes(
+                [m.behavior_logprobs[m.versions != NO_VERSION] for m in members], _FLOAT
             ),
             baseline=samples[-1] if baseline else None,
         )
     )
+    return compressed(packed)
+
+
+def read_group(data: bytes | memoryview) -> PackedGroup:
+    """Return the group of `pack_group`. Raises ProtocolError."""
+    return decode(decompressed(data), PackedGroup)
+
+
+def _bytes(parts: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> memoryview:
+    return memoryview(np.concatenate(parts).astype(dtype).view(np.uint8))
 
 
 def _facts(group: GroupFields) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from async_rl.core.codec import decode
-from async_rl.core.heads import PackedGroup
+from async_rl.core.heads import PackedGroup, read_group
 from async_rl.core.types import Ticket
 from async_rl.protocol.base import Message, Ok
 
@@ -52,7 +51,7 @@ class PutGroup(Message):
     @property
     def group(self) -> PackedGroup:
         """Return the group. Raises ProtocolError if it cannot be decoded."""
-        return decode(self.payload, PackedGroup)
+        return read_group(self.payload)
 
 
 class FailGroup(Message):

@@ -105,6 +105,7 @@ class Record:
     """The turns of one session. prompt: the tokens of the ticket's prompt."""
 
     def __init__(self, prompt: IntArray) -> None:
+        self.prompt = prompt
         self._prompt = _Run(None, 0, only_read(prompt))
         self._runs = [self._prompt]
         """A run follows the run that it continues."""

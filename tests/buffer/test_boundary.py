@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from async_rl.buffer.service import BufferService
 from async_rl.core import codec
 from async_rl.core.errors import AsyncRLError, ProtocolError
-from async_rl.core.heads import PackedGroup, PackedSample, pack_group
+from async_rl.core.heads import PackedGroup, PackedSample, pack_group, read_group
 from async_rl.core.types import Group, Score, StepScore
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork
@@ -107,7 +107,7 @@ def damaged(group: Group, name: str, place: str) -> PackedGroup:
     """The group with a fault in its last sample or in the greedy answer after it."""
     if place == "baseline":
         group = msgspec.structs.replace(group, baseline=VALID)
-    packed = codec.decode(pack_group(group), PackedGroup)
+    packed = read_group(pack_group(group))
     *others, last = packed.members
     if name in INVALID_SAMPLES:
         last = msgspec.structs.replace(last, **INVALID_SAMPLES[name])
@@ -133,7 +133,7 @@ async def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_t
             ticket = (await tickets(service, 0, credit=1))[0]
             wrong = damaged(make_group(ticket), name, place)
             with pytest.raises(ProtocolError, match="group 0 of generator-0 is refused: "):
-                await deliver(service, PutGroup(payload=codec.encode(wrong)))
+                await deliver(service, PutGroup(payload=codec.compressed(codec.encode(wrong))))
             assert (service.state.num_refused, states(tmp_path)) == (1, {0: "issued"})
             again = (await tickets(service, 0, credit=1))[0]
             assert (again.group_id, again.attempt) == (0, 2)
@@ -173,9 +173,9 @@ async def test_a_group_that_is_not_the_result_of_its_ticket_is_refused(
     service: BufferService, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     group = pack_group(make_group((await tickets(service, 0, credit=1))[0]))
-    changed = msgspec.structs.replace(codec.decode(group, PackedGroup), **wrong)
+    changed = msgspec.structs.replace(read_group(group), **wrong)
     with pytest.raises(ProtocolError, match="is refused"):
-        await service.put_group(PutGroup(payload=codec.encode(changed)))
+        await service.put_group(PutGroup(payload=codec.compressed(codec.encode(changed))))
     assert states(tmp_path)[0] != "ready"
 
 
@@ -270,7 +270,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
             ticket = (await tickets(service, 0, credit=1))[0]
             content = msgspec.msgpack.decode(codec.encode(messages(make_group(ticket))[kind]))
             if kind == 0:
-                content["payload"] = msgspec.msgpack.decode(content["payload"])
+                content["payload"] = msgspec.msgpack.decode(codec.decompressed(content["payload"]))
             path = paths(content)[where % len(paths(content))]
             if path and not flips:
                 inner = content
@@ -278,7 +278,7 @@ def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffe
                     inner = inner[key]
                 inner[path[-1]] = value
             if isinstance(content, dict) and isinstance(content.get("payload"), dict | list):
-                content["payload"] = msgspec.msgpack.encode(content["payload"])
+                content["payload"] = codec.compressed(msgspec.msgpack.encode(content["payload"]))
             payload = bytearray(msgspec.msgpack.encode(content))
             for at, byte in flips:
                 payload[at % len(payload)] = byte

@@ -17,8 +17,7 @@ from async_rl.algorithms.losses import clipped_loss
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.support import Grammars, edits_of, kept_of, spans_of, truncate
-from async_rl.core.codec import decode
-from async_rl.core.heads import PackedGroup, pack_group
+from async_rl.core.heads import pack_group, read_group
 from async_rl.core.support import Span, Support
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 
@@ -140,7 +139,7 @@ def test_passes_have_the_changes_of_their_tokens() -> None:
         generation_s=0.0,
     )
     # As the buffer stores it.
-    stored = decode(pack_group(group), PackedGroup).unpacked()
+    stored = read_group(pack_group(group)).unpacked()
     assert [t.spans for t in stored.trajectories] == [t.spans for t in MIXED]
     batch = collate_part(whole([stored]), device=CPU, temperature=0.5, grammars=NO_TEXT)
     row = pack(batch, [2, 0], device=CPU)

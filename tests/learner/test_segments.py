@@ -20,9 +20,8 @@ from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
-from async_rl.core.codec import decode
 from async_rl.core.errors import ProtocolError
-from async_rl.core.heads import PackedGroup, pack_group
+from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Branch, Group, Trajectory
 from async_rl.learner import cpu_attention
 from async_rl.learner.loading import load_policy
@@ -144,7 +143,7 @@ def test_a_token_that_follows_nothing_is_not_trained() -> None:
 
 def check(sample: Trajectory) -> None:
     prompt = sample.token_ids[: sample.prompt_length]
-    group = decode(pack_group(_group([sample])), PackedGroup)
+    group = read_group(pack_group(_group([sample])))
     check_group(group, prompt, newest_version=0, vocabulary_size=50)
 
 

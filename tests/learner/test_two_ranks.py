@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from warm_processes import warm_context
 
 from async_rl.config.run import RunConfig
+from async_rl.core.types import Group
 from async_rl.learner import sharding
 from async_rl.learner.checkpoint_index import file_of, read_index
 
@@ -84,6 +85,12 @@ class ReceivedBytes(TorchDispatchMode):
         return result
 
 
+def batch_of(version: int) -> list[Group]:
+    """Trees, some of which are silent."""
+    groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
+    return as_trees(groups, np.random.default_rng(version))
+
+
 def train_all(rank: int, layout: tuple[int, int], model_path: Path, out: Path) -> None:
     """Every case in turn, in a process of its own."""
     torch.set_num_threads(1)
@@ -127,9 +134,7 @@ def train(
     for version in range(STEPS):
         if version == STEPS - 1:
             written = trainer.save(out / "checkpoint", version)
-        groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
-        groups = as_trees(groups, np.random.default_rng(version))
-        results.append(trainer.step(groups, version).scalars)
+        results.append(trainer.step(batch_of(version), version).scalars)
     written.result()
     with ReceivedBytes() as received:
         tensors = [t.clone() for t in trainer.full_tensors()]
@@ -215,6 +220,6 @@ def test_several_ranks_reach_the_weights_of_one(
 
     resumed = make_trainer(model_path, conf, *OVERRIDES, *objective)
     assert resumed.load(found / "checkpoint") == STEPS - 1
-    resumed.step(equal_rewards(make_groups(STEPS - 1, version=STEPS - 1), every=4), STEPS - 1)
+    resumed.step(batch_of(STEPS - 1), STEPS - 1)
     for mine, theirs in zip(resumed.full_tensors(), two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

@@ -69,7 +69,7 @@ class Row:
     """The row of a session, as its record returns it."""
 
     def __init__(self, session: Session) -> None:
-        self.prompt = session.record._prompt.tokens.token_ids
+        self.prompt = session.record.prompt
         self.tokens, self.branches = session.record.row()
 
     @property

@@ -33,8 +33,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
-from async_rl.core.codec import decode
-from async_rl.core.heads import PackedGroup, pack_group
+from async_rl.core.heads import pack_group, read_group
 from async_rl.core.support import Support
 from async_rl.core.types import (
     CodeProblem,
@@ -459,7 +458,7 @@ def assert_true_logprobs(
         after_push |= {row for version, row in rows if version != versions[0]}
     for sample, steps in zip(samples, environments, strict=True):
         check_group(
-            decode(pack_group(group_of([sample])), PackedGroup),
+            read_group(pack_group(group_of([sample]))),
             ticket.prompt.token_ids,
             newest_version=NUM_VERSIONS,
             vocabulary_size=VOCABULARY,

@@ -16,9 +16,9 @@ from composing import compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.core.codec import decode, encode
+from async_rl.core.codec import encode
 from async_rl.core.errors import DeadlineExceeded
-from async_rl.core.heads import GroupHead, PackedGroup, PackedTrajectory, head_of, pack_group
+from async_rl.core.heads import GroupHead, PackedTrajectory, head_of, pack_group, read_group
 from async_rl.core.types import Group, Trajectory
 from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import (
@@ -43,7 +43,7 @@ class Buffer:
     """Has the groups of a batch, and remembers the messages that it sent."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = {g.group_id: decode(pack_group(g), PackedGroup) for g in groups}
+        self._groups = {g.group_id: read_group(pack_group(g)) for g in groups}
         self.sent: list[list[PackedTrajectory]] = []
         self.kept: dict[tuple[int, int], list[float]] = {}
         self.gate = asyncio.Event()

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from async_rl.batching.batch import BatchPart
-from async_rl.core.codec import decode
-from async_rl.core.heads import PackedGroup, head_of, pack_group
+from async_rl.core.heads import head_of, pack_group, read_group
 from async_rl.protocol.learner import ReadSequences, Sequences
 from async_rl.training.operations import Fetch, Perform, Score, Step, Stop
 from async_rl.training.ranks import Rank, TrainingPool
@@ -63,7 +62,7 @@ class Buffer:
 
     async def call(self, request: ReadSequences) -> Sequences:
         assert request.samples == [(5, 0)]
-        packed = decode(pack_group(make_groups(num_groups=1, size=1)[0]), PackedGroup)
+        packed = read_group(pack_group(make_groups(num_groups=1, size=1)[0]))
         return Sequences(trajectories=[packed.member(0)])
 
 

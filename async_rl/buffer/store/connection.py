@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,9 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from async_rl.core import codec
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import InfrastructureError, Unavailable
-from async_rl.core.heads import PackedGroup
+from async_rl.core.heads import PackedGroup, read_group
 
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
@@ -39,7 +37,7 @@ BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a wh
 
 # The names are of this project: converters are shared by all users of sqlite3 in a process.
 sqlite3.register_converter("stored_json", msgspec.json.decode)
-sqlite3.register_converter("stored_group", functools.partial(codec.decode, expected=PackedGroup))
+sqlite3.register_converter("stored_group", read_group)
 
 
 def connect(path: Path) -> sqlite3.Connection:

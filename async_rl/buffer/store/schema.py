@@ -75,7 +75,7 @@ CREATE INDEX groups_by_batch ON groups (train_version) WHERE train_version IS NO
 CREATE INDEX groups_by_prompt ON groups (prompt_id);
 CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT NULL;
 
--- The trajectories, as MessagePack of heads.PackedGroup: the bytes that the generator sent.
+-- The trajectories, as heads.pack_group: the bytes that the generator sent.
 CREATE TABLE blobs (
     group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL, checksum INTEGER NOT NULL
 );

@@ -14,9 +14,8 @@ import pytest
 from e2e_support import async_rl
 from resumed_run import LAST, Resumed
 
-from async_rl.core import codec
 from async_rl.core.checksums import checksum
-from async_rl.core.heads import PackedGroup, pack_group
+from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Group
 from async_rl.training.checkpoints import published_checksums
 
@@ -109,7 +108,7 @@ def first_group(store: sqlite3.Connection, *, step: int) -> Group:
         " group_id LIMIT 1",
         (step - 1,),
     ).fetchone()
-    return codec.decode(payload, PackedGroup).unpacked()
+    return read_group(payload).unpacked()
 
 
 def put(store: sqlite3.Connection, group: Group) -> None:
