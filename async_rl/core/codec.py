@@ -65,7 +65,8 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 def compressed(data: bytes) -> bytes:
     """Return the data compressed, after its size as 4 bytes."""
-    return len(data).to_bytes(4, "little") + _zstd().compress(data, asbytes=True)
+    body: bytes = _zstd().compress(data, asbytes=True)
+    return len(data).to_bytes(4, "little") + body
 
 
 def decompressed(data: bytes | memoryview) -> bytes:
