@@ -17,7 +17,6 @@ Invariants
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -230,28 +229,29 @@ def pack(
         ids = batch.trajectories[s].token_ids
         length = batch.prompt_lengths[s]
         size = batch.response_lengths[s]
-        if key not in prompt_starts:
-            prompt_starts[key] = row.size
-            row.add(ids[:length], -1)
-        start = prompt_starts[key]
-        begin = row.size
+        is_new = key not in prompt_starts
+        start = prompt_starts.setdefault(key, row.size)
+        begin = row.size + is_new * length
+        # The response continues the prompt, unless a branch says otherwise.
+        parents = {0: -1, length: length - 1, **dict(batch.trajectories[s].branches)}
+        placed = {
+            # The prompt may be far away in the row.
+            first: parent + (start if parent < length else begin - length) if parent >= 0 else -1
+            for first, parent in sorted(parents.items())
+            if first >= length or is_new
+        }
+        end = length + max(0, size - (not with_ends))
+        for (first, parent), then in zip(placed.items(), [*placed, end][1:], strict=True):
+            row.add(ids[first:then], parent)
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(begin + size - 1 if size else start + length - 1)
         if not size:
             continue
         predict = np.arange(begin - 1, begin + size - 1)
-        edges = [*batch.trajectories[s].branches]
-        # The response continues the prompt, unless a branch says otherwise.
-        if not edges or edges[0][0] > length:
-            edges.insert(0, (length, length - 1))
-        edges.append((length + size - (not with_ends), -1))
-        for (first, parent), (then, _) in itertools.pairwise(edges):
-            if parent >= 0:
-                # The prompt may be far away in the row.
-                parent += start if parent < length else begin - length
+        for first, parent in placed.items():
+            if first >= length and parent >= 0:
                 predict[first - length] = parent
-            row.add(ids[first:then], parent)
         row.predict.append(predict)
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))

@@ -33,13 +33,19 @@ def check_group(
     newest_version: the newest one that any generator can have.  vocabulary_size: of the model,
     whose embedding has no row for a larger token id.
     """
-    if group.prompt != prompt.tobytes():
+    issued = prompt.tobytes()
+    if group.prompt[: len(issued)] != issued or len(group.prompt) % _TOKEN_BYTES:
         raise ProtocolError(
-            f"its prompt has {group.prompt_length} tokens, which are not the {len(prompt)} issued"
+            f"its prompt of {group.prompt_length} tokens does not begin with the {len(prompt)} that"
+            " were issued"
         )
     if not 0 <= group.generation_s < math.inf:
         raise ProtocolError(f"its generation took {group.generation_s} s")
     num_tokens = num_written = 0
+    length = group.prompt_length
+    branches = {tuple(b for b in sample.branches if b[0] < length) for sample in group.members}
+    if len(branches) > 1:
+        raise ProtocolError("its samples have different branches in their prompt")
     for number, sample in enumerate(group.members):
         num_tokens += sample.response_length
         num_written += sample.num_written
@@ -47,7 +53,7 @@ def check_group(
             _check_runs(sample, newest_version)
             _check_score(sample.score, sample.response_length)
             if sample.branches:
-                _check_branches(sample, len(prompt))
+                _check_branches(sample, len(prompt), group.prompt_length)
             if len(sample.clock) not in _CLOCK:
                 raise ProtocolError(f"its clock has {len(sample.clock)} moments")
         except ProtocolError as error:
@@ -69,7 +75,8 @@ def is_score(value: float) -> bool:
 def _check_tokens(group: PackedGroup, vocabulary_size: int) -> None:
     # One array for all samples: the time of the checks limits the groups per second.
     # Unsigned, so that one comparison finds negative ids too.
-    largest = np.frombuffer(group.token_ids, "<u4").max(initial=0)
+    arrays = [np.frombuffer(ids, "<u4") for ids in (group.prompt, group.token_ids)]
+    largest = max(ids.max(initial=0) for ids in arrays)
     if largest >= vocabulary_size:
         raise ProtocolError(
             f"token id {largest.astype(np.int32)} is not one of 0 to {vocabulary_size - 1}"
@@ -99,16 +106,18 @@ def _check_runs(sample: PackedSample, newest_version: int) -> None:
         )
 
 
-def _check_branches(sample: PackedSample, num_prompt: int) -> None:
+def _check_branches(sample: PackedSample, num_issued: int, num_prompt: int) -> None:
     end = num_prompt + sample.response_length
     starts = [start for start, _ in sample.branches]
-    bounds = (num_prompt - 1, *starts, end)
-    # A start just after the prompt: the tokens need not continue it. Each branch has a token.
+    bounds = (num_issued - 1, *starts, end)
+    # A start just after the issued prompt: the tokens need not continue it. Each has a token.
     is_ordered = all(first < then for first, then in itertools.pairwise(bounds))
     if not is_ordered or any(not -1 <= parent < start for start, parent in sample.branches):
-        raise ProtocolError(f"branches start at {sample.branches} of {num_prompt} to {end}")
+        raise ProtocolError(f"branches start at {sample.branches} of {num_issued} to {end}")
     lengths, _, is_trained = zip(*sample.runs, strict=True)
+    # Tokens of the prompt are not trained.
     roots = [start - num_prompt for start, parent in sample.branches if parent < 0]
+    roots = [root for root in roots if root >= 0]
     if np.repeat(is_trained, lengths)[roots].any():
         raise ProtocolError("a token that follows nothing is marked as trained")
 

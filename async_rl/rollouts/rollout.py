@@ -47,6 +47,7 @@ from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rollouts.common_prompt import with_common_prompt
 from async_rl.rollouts.conversation import SampleMaker, Written
 from async_rl.runtime.directory import Directory
 
@@ -149,6 +150,8 @@ class Rollouts:
         if ticket.purpose is Purpose.TRAIN:
             # Only training keeps the best: an evaluation must measure all that were drawn.
             trajectories = best_of(trajectories, count=self._config.generation.group_size)
+        greedy = [] if baseline is None else [baseline.result()]
+        members = with_common_prompt([*trajectories, *greedy])
         return Group(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -157,9 +160,9 @@ class Rollouts:
             data_source=ticket.prompt.data_source,
             generator=self._name,
             admitted_version=ticket.admitted_version,
-            trajectories=trajectories,
+            trajectories=members[: len(trajectories)],
             generation_s=generation_s,
-            baseline=None if baseline is None else baseline.result(),
+            baseline=members[-1] if greedy else None,
         )
 
     def _work(self, samples: _Samples) -> Iterator[Coroutine[Any, Any, None]]:

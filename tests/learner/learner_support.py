@@ -136,17 +136,22 @@ def with_branches(sample: Trajectory, branches: list[Branch]) -> Trajectory:
 def as_trees(
     groups: Sequence[Group], rng: np.random.Generator, *, least_parent: int = -1
 ) -> list[Group]:
-    """The samples as random trees."""
+    """The samples as random trees; the prompt of some groups is one too, as agents share it."""
+    in_prompt = [
+        [(p // 2, int(rng.integers(least_parent, p // 2)))] if p > 3 and rng.random() < 0.4 else []
+        for p in (group.trajectories[0].prompt_length for group in groups)
+    ]
 
-    def random_tree(sample: Trajectory) -> Trajectory:
+    def random_tree(sample: Trajectory, begin: list[Branch]) -> Trajectory:
         size = sample.response_length
         count = int(rng.integers(0, min(4, size) + 1))
         starts = sorted(rng.choice(size, count, replace=False) + sample.prompt_length)
-        return with_branches(sample, [(int(s), int(rng.integers(least_parent, s))) for s in starts])
+        later = [(int(s), int(rng.integers(least_parent, s))) for s in starts]
+        return with_branches(sample, [*begin, *later])
 
     return [
-        msgspec.structs.replace(g, trajectories=[random_tree(t) for t in g.trajectories])
-        for g in groups
+        msgspec.structs.replace(g, trajectories=[random_tree(t, begin) for t in g.trajectories])
+        for g, begin in zip(groups, in_prompt, strict=True)
     ]
 
 

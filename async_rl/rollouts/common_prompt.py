@@ -1,0 +1,36 @@
+"""The prompt of a group of agents: what all of them read first, mostly the agent's own prompt.
+
+The ticket's prompt alone is often no part of it. A group has its prompt once, in messages, in the
+store and in the learner's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from async_rl.core.types import NO_VERSION, Trajectory
+
+
+def with_common_prompt(samples: Sequence[Trajectory]) -> list[Trajectory]:
+    """Let the tokens that all samples of a group read first be a part of their prompt."""
+    start = samples[0].prompt_length
+    ends = []
+    for sample in samples:
+        later = [first for first, _ in sample.branches if first > start]
+        ends.append(min([*later, start + int((sample.versions[start:] != NO_VERSION).argmax())]))
+    rows = np.stack([sample.token_ids[start : min(ends)] for sample in samples])
+    size = int((rows == rows[0]).all(0).cumprod().sum())
+    if not size or len({dict(sample.branches).get(start) for sample in samples}) > 1:
+        return list(samples)
+    return [_with_prompt(sample, start + size) for sample in samples]
+
+
+def _with_prompt(sample: Trajectory, length: int) -> Trajectory:
+    moved = length - sample.prompt_length
+    # A step counts the tokens of the response.
+    steps = [replace(s, end_tokens=max(0, s.end_tokens - moved)) for s in sample.score.steps]
+    score = replace(sample.score, steps=tuple(steps))
+    return replace(sample, prompt_length=length, score=score)
