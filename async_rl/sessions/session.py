@@ -142,9 +142,7 @@ class Session:
         )
 
     def supported(self, **limits: Any) -> Support:
-        """Return the run's support with the limits of a request: fields of Support, or None. Raises
-        Refused.
-        """
+        """Return the run's support with these limits; None limits nothing. Raises Refused."""
         given = {name: value for name, value in limits.items() if value}
         return checked(replace(self.support, **given))
 
@@ -223,9 +221,7 @@ class Session:
         return self._answers[number]
 
     def _settle(self, number: int) -> None:
-        """End an answer, once: return the reserved room, and keep the text that the agent has read,
-        because its next call will contain it.
-        """
+        """End an answer, once. What the agent has read of it is kept: its next call contains it."""
         now = self._writing.pop(number, None)
         if now is None:
             return
