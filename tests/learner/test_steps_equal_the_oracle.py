@@ -238,7 +238,7 @@ def test_the_adaptive_coefficient_follows_the_kl_of_tokens_that_the_policy_wrote
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     trainer.step(conversations(make_groups(), trainer), 0)
-    groups = conversations(make_groups(5, version=1), trainer)
+    groups = conversations(make_groups(6, version=1), trainer)
     updates = record_updates(trainer, monkeypatch)
     trainer.step(groups, 1)
     kl = StepOracle(model_path, groups, updates[0], PPO).kl_per_sequence()
