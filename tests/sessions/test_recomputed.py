@@ -159,7 +159,7 @@ class Steps:
         self._paths: dict[str, list[int]] = {}
 
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
-        session = self._sessions._by_token[endpoint.api_key]
+        session = self._sessions[endpoint.api_key]
         session.chat.form = WHOLE_CALL
         texts = ["go "]
         threads: list[list[Any]] = [[user("go")]]
