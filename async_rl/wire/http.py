@@ -82,7 +82,7 @@ def listen_again(host: str, file: Path) -> socket.socket:
     """A listener at the port in the file, which an earlier life of the process wrote; at a free
     one, and write it, if there is none or another process has it.
     """
-    with contextlib.suppress(OSError, OverflowError, ValueError, ConfigError):
+    with contextlib.suppress(OSError, ValueError, ConfigError):
         return listen(host, int(file.read_text()))
     listener = listen(host, 0)
     file.write_text(str(listener.getsockname()[1]))
@@ -94,8 +94,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+    except (OSError, OverflowError) as error:
+        errno = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(errno) if errno else str(error)
         raise ConfigError(
             f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a"
             " free one"
