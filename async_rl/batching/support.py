@@ -241,7 +241,7 @@ def _changes(
     """
     support = span.support
     if span.kept:
-        # What was kept is inside of the rest of the support already.
+        # The kept tokens satisfy the rest of the support already.
         for token_id, kept in zip(ids, kept_of(span), strict=True):
             bias = np.array([support.logit_bias.get(i, 0.0) for i in kept.tolist()])
             yield (True, kept, bias) if token_id in kept else None
@@ -259,7 +259,7 @@ def _changes(
 
 def _change(added: FloatArray) -> _Change:
     is_allowed = added > -np.inf
-    # Of the allowed and the excluded tokens the list has the fewer.
+    # The list has the allowed or the excluded tokens, whichever are fewer.
     is_closed = 2 * int(is_allowed.sum()) < len(added)
     ids = np.nonzero(is_allowed if is_closed else added)[0].astype(np.int32)
     return is_closed, ids, added[ids]

@@ -43,7 +43,7 @@ def extra_problems(
             reason = refused.get(name) or prefixes[prefix]
             yield f"{path}: {reason}; remove it"
         elif name == "speculative_config" and (is_gpu or '"ngram"' not in entry):
-            # Drafts of a model would need pushes of their own.
+            # A draft model would need separate pushes.
             yield f"{path}: log-probs are checked for drafts by ngram on a CPU only; remove it"
         elif not is_gpu and value not in cpu.get(name, [value]):
             yield f"{path}: vLLM on a CPU would be wrong; set one of {', '.join(cpu[name])}"

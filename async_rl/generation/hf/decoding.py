@@ -36,7 +36,7 @@ class Samples:
     ) -> None:
         self._sampling = sampling
         self._end_token_ids = end_token_ids
-        # Of samples that nothing limits no walk: each token of one passes over the vocabulary.
+        # Samples without limits need no walk, which passes over the vocabulary at each token.
         num_walks = 0 if sampling.support == EVERYTHING else num_samples
         self._walks = [Walk(sampling.support, end_token_ids, grammars) for _ in range(num_walks)]
         self._kept: list[list[IntArray]] = []
