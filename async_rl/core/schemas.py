@@ -86,7 +86,7 @@ def _is_exact(schema: dict[str, Any], key: str) -> bool:
         case "allOf", [_, _, *_]:
             return False
         case "oneOf", _:
-            # It is applied as anyOf, which is the same if a property distinguishes the alternatives.
+            # Applied as anyOf, which is the same if a property distinguishes the alternatives.
             return "discriminator" in schema
         case "format", _:
             return value in _OTHER["formats"]
