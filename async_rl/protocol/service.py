@@ -30,6 +30,9 @@ CHANGING: frozenset[Operation] = frozenset(
 """The operations that change a training run: only they are executed again after a crash, in the
 order of their numbers."""
 
+MOST_COLUMNS = 128
+"""Further tokens whose log-probs a request may ask for at each position of its prompt."""
+
 
 class Position(Message):
     """The newest request in the state of a training run; -1 = no state."""
@@ -104,15 +107,14 @@ class SampledSequence(Value):
 class Sampled(Message):
     """The answer to Sample.
 
-    prompt_logprobs: float32 [P], NaN for the first token and where none was requested; empty if
-    none was requested.  prompt_top_ids int32, prompt_top_logprobs float32 [P, K], id 0 and log-prob
-    -99999 in empty cells; K may be 0.
+    prompt_ids int32, prompt_logprobs float32 [P, W]: of each token of the prompt itself, then of
+    the likeliest, the chosen and the drawn tokens at its position. The first row has ids 0 and
+    log-probs NaN. W = 0 if the prompt is not scored.
     """
 
     sequences: list[SampledSequence]
+    prompt_ids: IntArray
     prompt_logprobs: FloatArray
-    prompt_top_ids: npt.NDArray[np.int32]
-    prompt_top_logprobs: FloatArray
 
 
 class Sample(Message):
@@ -122,7 +124,9 @@ class Sample(Message):
     weights never change; empty = `policy`.  policy: name of a slot whose weights change while
     requests are in flight; empty too = the base model.  version: of `adapter`.
     seed: null = drawn.  stop_ids: null = the model's end tokens, empty = none.  top_k -1 and
-    top_p 1 = the whole vocabulary.  num_top, num_prompt_top: alternatives per token.
+    top_p 1 = the whole vocabulary.  num_top: alternatives per token.  num_prompt_top: the same for
+    the prompt, null = it is not scored.  chosen: int32 [P - 1, C], further tokens to score at each
+    position but the first; -1 = none.  num_drawn: tokens to draw there, with replacement.
     """
 
     Reply: ClassVar[type] = Sampled
@@ -139,6 +143,7 @@ class Sample(Message):
     adapter: str = ""
     policy: str = ""
     version: int = 0
-    wants_prompt_logprobs: bool = False
     num_top: int = 0
-    num_prompt_top: int = 0
+    num_prompt_top: int | None = None
+    chosen: IntArray | None = None
+    num_drawn: int = 0

@@ -31,6 +31,7 @@ from async_rl.wire.http import body_of, json_response, while_connected
 _MOST_BYTES = 128 << 20
 _CONFIG = {
     "pjwt_auth_enabled": False,
+    "custom_loss_server_side": True,
     # A session sends whole batches, so that a batch is one request.
     "fwdbwd_max_chunk_len": 10_000,
     "fwdbwd_max_chunk_bytes_count": 64_000_000,
@@ -72,6 +73,7 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
             "create_session": api.create_session,
             "session_heartbeat": api.heartbeat,
             "sessions/{session_id}/finish": api.finish,
+            "create_custom_loss": api.create_loss,
             "create_model": api.create_model,
             "get_info": partial(api.shown, GET_INFO),
             "unload_model": api.unload,

@@ -20,7 +20,7 @@ from async_rl.batching.packing import Pass, RowInProgress
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.learner.models import Policy
-from async_rl.service.losses import HIGH, LOW, SOFT, Loss
+from async_rl.service.losses import HIGH, LOW, Loss
 from async_rl.service.proto import Datum
 
 TARGETS = "target_tokens"
@@ -71,7 +71,7 @@ def check_data(
             )
         targets = datum.inputs[TARGETS]
         shape = targets.shape
-        if shape[:1] != (size,) or len(shape) > 1 + (loss.name == SOFT) or 0 in shape:
+        if shape[:1] != (size,) or len(shape) > loss.most_rank or 0 in shape:
             raise DataError(f"{name}: {TARGETS} has the shape {shape}, its tokens ({size},)")
         if targets.dtype.kind != "i":
             raise DataError(f"{name}: {TARGETS} has the type {targets.dtype}; send int64")
@@ -82,12 +82,15 @@ def check_data(
             values = datum.inputs.get(field)
             if values is None:
                 values = np.full(shape, config[field])
-            if values.shape != shape:
+            rank = loss.ranks.get(field)
+            # A graph may read numbers of a datum, and its own columns of a token.
+            has_rank = rank is not None and values.ndim == rank
+            if values.shape[:1] != shape[:rank][:1] if has_rank else values.shape != shape:
                 raise DataError(f"{name}: {field} has the shape {values.shape}, {TARGETS} {shape}")
             # The lower threshold is before the upper one, which is not below it.
             least = {LOW: 0.0, HIGH: inputs.get(LOW)}.get(field, -_MOST)
             _check_range(f"{name}: {field}", values, least, _MOST)
-            inputs[field] = values.astype(np.float32)
+            inputs[field] = values if has_rank else values.astype(np.float32)
         mask = inputs.get("sequence_ratio_mask")
         if mask is not None and not mask.any():
             raise DataError(f"{name}: sequence_ratio_mask marks no token")
@@ -118,18 +121,22 @@ class Row:
     """Examples packed into one row, with R positions.
 
     packed: predicts the U different pairs of a position and its targets, int64 [U] or [U, K], which
-    are its target_ids; pair: int64 [R], that of each position; inputs: float32 [R] or [R, K].
+    are its target_ids; pair: int64 [R], that of each position.
     """
 
     examples: Sequence[Example]
     packed: Pass
     pair: Tensor
-    inputs: Mapping[str, Tensor]
 
     @property
     def lengths(self) -> list[int]:
         """The tokens of each example."""
         return [len(example.tokens) for example in self.examples]
+
+    def input(self, field: str) -> Tensor:
+        """Return an input of all examples: float32 [R] or [R, K]."""
+        values = np.concatenate([example.inputs[field] for example in self.examples])
+        return torch.as_tensor(values, device=self.pair.device)
 
 
 class _Family:
@@ -197,21 +204,18 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
     unique, pair = np.unique(pairs, axis=0, return_inverse=True)
     row.predict.append(unique[:, 0])
     row.targets.append(unique[:, 1:].reshape(len(unique), *targets.shape[1:]))
-    inputs = {
-        field: torch.as_tensor(np.concatenate([e.inputs[field] for e in examples]), device=device)
-        for field in examples[0].inputs
-    }
     return Row(
         examples=examples,
         packed=row.finish([], device),
         pair=torch.as_tensor(pair.reshape(-1), device=device),
-        inputs=inputs,
     )
 
 
-def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the targets, float32 [R] or [R, K] without gradient, and the sum of
-    their losses, float64 []. Raises DataError if it is not finite.
+def run_row(
+    policy: Policy, row: Row, loss: Loss, chunk_tokens: int
+) -> tuple[Tensor, Tensor, Mapping[str, float]]:
+    """Return the log-probs of the targets, float32 [R] or [R, K] without gradient, the sum of their
+    losses, float64 [], and metrics of the loss. Raises DataError if the sum is not finite.
     """
     targets = row.packed.target_ids
     if targets.ndim == 1:
@@ -219,14 +223,14 @@ def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Te
     else:
         of_pairs = policy.chosen_logprobs(row.packed, targets, chunk_tokens=chunk_tokens)
     logprobs = of_pairs.index_select(0, row.pair)
-    by_token = loss.compute(logprobs, row.inputs, row.lengths)
+    by_token, metrics = loss.compute(logprobs, row)
     for index, is_bad in by_example(row, ~by_token.isfinite()):
         if is_bad.any():
             raise DataError(
                 f"datum {index}: the loss at position {np.argwhere(is_bad)[0, 0]} is not finite;"
                 " look at its log-probs and advantages. The request has no effect"
             )
-    return logprobs.detach(), by_token.double().sum()
+    return logprobs.detach(), by_token.double().sum(), metrics
 
 
 def by_example(row: Row, values: Tensor) -> Iterator[tuple[int, AnyArray]]:

@@ -17,9 +17,6 @@ DEVIATIONS: Mapping[str, str] = {
     "gspo": "has the thresholds of arXiv 2507.18071 unless others are given, and dro needs a beta:"
     " the API publishes no defaults",
     "images and sounds": "refused: only tokens can be sampled and trained",
-    "target_prompt_logprobs": "refused: the generators score no chosen tokens; use"
-    " topk_prompt_logprobs, or forward of a training run with targets [N, K]",
-    "prompt_alt_tokens_k": "refused: the generators draw no alternatives; use topk_prompt_logprobs",
     "age_encryption_recipients": "refused: exported files are not encrypted; leave it out",
     "train_unembed": "has no effect: the output head has no adapter, because the generators serve"
     " none",

@@ -8,14 +8,19 @@ Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
+
+if TYPE_CHECKING:
+    from async_rl.service.batches import Row
 
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"
@@ -29,32 +34,36 @@ class Loss:
 
     inputs: what a datum must have besides target_tokens; defaults: the configuration, where NaN
     has to be replaced. A threshold of the configuration may also be an input: then each token has
-    its own.
+    its own.  most_rank: of the targets; ranks: of inputs that have not the shape of the targets.
     """
 
     name: str
     inputs: Sequence[str] = ("logprobs", "advantages")
     defaults: Mapping[str, float]
+    most_rank: int = 1
+    ranks: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def compute(self, p: Tensor, inputs: Mapping[str, Tensor], lengths: Sequence[int]) -> Tensor:
-        """Return the loss of each token, as p.
+    def compute(self, p: Tensor, row: Row) -> tuple[Tensor, Mapping[str, float]]:
+        """Return the loss of each token, as p, and metrics.
 
-        p: log-probs [R], and of cross_entropy also [R, K]; inputs: each as p, also of the
-        configuration; lengths: of the datums in them.
+        p: log-probs [R], and of cross_entropy also [R, K].
         """
+        return self._by_token(p, row), {}
+
+    def _by_token(self, p: Tensor, row: Row) -> Tensor:
         if self.name == SOFT:
-            return -p * inputs["weights"]
-        advantages = inputs["advantages"]
-        gap = p - inputs["logprobs"]
+            return -p * row.input("weights")
+        advantages = row.input("advantages")
+        gap = p - row.input("logprobs")
         if self.name == "dro":
-            return inputs["beta"] / 2 * gap.square() - p * advantages
+            return row.input("beta") / 2 * gap.square() - p * advantages
         if self.name == "importance_sampling":
             return -gap.exp() * advantages
-        low, high = inputs[LOW], inputs[HIGH]
+        low, high = row.input(LOW), row.input(HIGH)
         if self.name == "cispo":
             return -gap.detach().exp().clamp(low, high) * p * advantages
         if self.name == "gspo":
-            means = _of_sequences(gap.detach(), inputs["sequence_ratio_mask"], lengths)
+            means = _of_sequences(gap.detach(), row.input("sequence_ratio_mask"), row.lengths)
             # Each token has the value of its sequence's ratio, and its own gradient (GSPO-token).
             gap = means + p - p.detach()
         ratio = gap.exp()
@@ -70,7 +79,7 @@ def _of_sequences(gaps: Tensor, masks: Tensor, lengths: Sequence[int]) -> Tensor
 
 
 _ALL = (
-    Loss(name=SOFT, inputs=("weights",), defaults={}),
+    Loss(name=SOFT, inputs=("weights",), defaults={}, most_rank=2),
     Loss(name="importance_sampling", defaults={}),
     Loss(name="ppo", defaults={LOW: 0.8, HIGH: 1.2}),
     Loss(name="cispo", defaults={LOW: 0.0, HIGH: 4.0}),

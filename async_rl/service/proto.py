@@ -24,7 +24,9 @@ AnyArray = npt.NDArray[Any]
 # which one is there.
 _MESSAGES = {
     "SampleResponse": "1 SampledSequence* sequences, 2 bytes prompt_logprobs,"
-    " 3 TopkLogprobs topk_prompt_logprobs",
+    " 3 TopkLogprobs topk_prompt_logprobs, 5 Tensor target_prompt_logprobs,"
+    " 6 PromptAltTokens prompt_alt_tokens",
+    "PromptAltTokens": "1 Tensor tokens, 2 Tensor logprobs",
     # 1000: an extension of this project, which clients of others pass over.
     "SampledSequence": "1 int32 stop_reason, 2 bytes tokens, 3 bytes logprobs,"
     " 4 TopkLogprobs topk_sampled_logprobs, 1000 bytes versions",
@@ -231,10 +233,7 @@ def encode_batch(
         made = request.data.add()
         made.model_input.add().encoded_text.tokens = datum.tokens.astype(_INT32).tobytes()
         for name, values in datum.inputs.items():
-            dtype = 1 if values.dtype.kind == "f" else 2
-            tensor = made.loss_fn_inputs[name]
-            tensor.dense, tensor.dtype = values.astype(_DTYPES[dtype]).tobytes(), dtype
-            tensor.shape.extend(values.shape)
+            fill(made.loss_fn_inputs[name], values)
         made.model_input_spans.extend(datum.input_spans)
         made.loss_fn_input_spans.extend(datum.target_spans)
     return bytes(request.SerializeToString())
@@ -264,19 +263,36 @@ def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str)
     values = _array(sparse.values, dtype, name)
     crow = _array(sparse.crow_indices, _INT64, name)
     col = _array(sparse.col_indices, _INT64, name)
+    array = np.zeros(shape, dtype)
+    array[cells_of(crow, col, len(values), shape, name)] = values
+    return array
+
+
+def cells_of(
+    crow: IntArray, col: IntArray, size: int, shape: tuple[int, ...], name: str
+) -> tuple[IntArray, IntArray]:
+    """Return the rows and columns of the values of a CSR matrix. Raises DataError if it is none.
+    name: for the error.
+    """
     is_valid = (
         len(shape) == 2
+        and shape[0] * shape[1] <= _MOST_CELLS
         and len(crow) == shape[0] + 1
         and crow[0] == 0
         and (np.diff(crow) >= 0).all()
-        and crow[-1] == len(col) == len(values)
+        and crow[-1] == len(col) == size
         and ((col >= 0) & (col < shape[1])).all()
     )
-    if not is_valid or shape[0] * shape[1] > _MOST_CELLS:
+    if not is_valid:
         raise DataError(f"{name} is no CSR matrix of the shape {shape}")
-    array = np.zeros(shape, dtype)
-    array[np.repeat(np.arange(shape[0]), np.diff(crow)), col] = values
-    return array
+    return np.repeat(np.arange(shape[0]), np.diff(crow)), col
+
+
+def fill(tensor: Any, values: AnyArray) -> None:
+    """Put an array into a Tensor, as float32 or int64."""
+    tensor.dtype = 1 if values.dtype.kind == "f" else 2
+    tensor.dense = values.astype(_DTYPES[tensor.dtype]).tobytes()
+    tensor.shape.extend(values.shape)
 
 
 def _array(content: bytes, dtype: np.dtype[Any], name: str) -> AnyArray:

@@ -14,7 +14,7 @@ import numpy as np
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.protocol.service import Sample, Sampled
+from async_rl.protocol.service import MOST_COLUMNS, Sample, Sampled
 from async_rl.service import forms
 from async_rl.service.address import folder_of
 from async_rl.service.deviations import refuse
@@ -25,7 +25,9 @@ from async_rl.service.proto import (
     ForwardBackwardOutput,
     SampleResponse,
     Spans,
+    cells_of,
     drawn_of,
+    fill,
 )
 from async_rl.service.store import Request, Sampler, Store
 
@@ -49,10 +51,6 @@ def sample_of(
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
             refuse("images and sounds")
-    if form.target_prompt_logprobs is not None:
-        refuse("target_prompt_logprobs")
-    if form.prompt_alt_tokens_k:
-        refuse("prompt_alt_tokens_k")
     tokens = prompt_of(form)
     if not 0 < len(tokens) < model.context_tokens:
         raise DataError(
@@ -66,7 +64,13 @@ def sample_of(
     stop = [params.stop] if isinstance(params.stop, str) else params.stop
     texts = tuple(part for part in stop or () if isinstance(part, str))
     ids = tuple(part for part in stop or () if isinstance(part, int))
-    for token in (*tokens.tolist(), *ids):
+    chosen = _chosen(form.target_prompt_logprobs, len(tokens) - 1)
+    num_chosen = 0 if chosen is None else chosen.shape[1]
+    num_columns = form.topk_prompt_logprobs + num_chosen + form.prompt_alt_tokens_k
+    if num_columns > MOST_COLUMNS:
+        raise DataError(f"{num_columns} tokens at a position are more than {MOST_COLUMNS}")
+    # No cell of a chosen token is read where it is -1.
+    for token in {*tokens.tolist(), *ids, *(() if chosen is None else chosen.clip(0).flat)}:
         if not 0 <= token < model.vocab_size:
             raise DataError(f"token {token} is not below the vocabulary's {model.vocab_size}")
     if "" in texts:
@@ -87,10 +91,37 @@ def sample_of(
         adapter="" if sampler.is_inflight else sampler.adapter,
         policy=folder_of(sampler.run_id) if sampler.is_inflight else "",
         version=sampler.version,
-        wants_prompt_logprobs=bool(form.prompt_logprobs),
         num_top=form.topk_sample_logprobs,
-        num_prompt_top=form.topk_prompt_logprobs,
+        num_prompt_top=form.topk_prompt_logprobs if form.prompt_logprobs or num_columns else None,
+        chosen=chosen,
+        num_drawn=form.prompt_alt_tokens_k,
     )
+
+
+def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
+    """Return the ids to score, int64 [P - 1, C], -1 = none. Raises DataError."""
+    if cells is None:
+        return None
+    ids = np.full(cells.shape, -1)
+    try:
+        ids[_places(cells)] = np.reshape(cells.data, np.shape(ids[_places(cells)]))
+    except ValueError:
+        num_rows = -1
+    if len(ids) != num_rows:
+        raise DataError(
+            f"target_prompt_logprobs has {len(cells.data)} values and the shape {cells.shape}; it"
+            " needs a row for each token of the prompt but the first"
+        )
+    return ids
+
+
+def _places(cells: forms.Cells) -> Any:
+    """Return where the values are in the matrix."""
+    crow, col = cells.sparse_crow_indices, cells.sparse_col_indices
+    if crow is None or col is None:
+        return ...
+    name = "target_prompt_logprobs"
+    return cells_of(np.array(crow), np.array(col), len(cells.data), tuple(cells.shape), name)
 
 
 def prompt_of(form: forms.AskSample) -> IntArray:
@@ -112,16 +143,37 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
         )
         if form.topk_sample_logprobs:
             _fill(made.topk_sampled_logprobs, sequence.top_ids, sequence.top_logprobs)
-    skipped = len(sampled.prompt_logprobs) - (form.prompt_logprobs_last_n or 2**62)
+    cells, num_top = form.target_prompt_logprobs, form.topk_prompt_logprobs
+    ends = np.cumsum([1, num_top, cells.shape[1] if cells else 0])
+    own, top, chosen, drawn = np.split(sampled.prompt_logprobs, ends, axis=1)
+    _, top_ids, chosen_ids, drawn_ids = np.split(sampled.prompt_ids, ends, axis=1)
+    skipped = max(len(own) - (form.prompt_logprobs_last_n or len(own) - 1), 1)
     if form.prompt_logprobs:
-        logprobs = sampled.prompt_logprobs.copy()
-        logprobs[: max(skipped, 0)] = np.nan
-        response.prompt_logprobs = _bytes(logprobs, "<f4")
-    if form.topk_prompt_logprobs:
-        ids, logprobs = sampled.prompt_top_ids.copy(), sampled.prompt_top_logprobs.copy()
-        ids[: max(skipped, 0)], logprobs[: max(skipped, 0)] = 0, -99999
-        _fill(response.topk_prompt_logprobs, ids, logprobs)
+        response.prompt_logprobs = _bytes(_without(own, skipped, np.nan), "<f4")
+    if num_top:
+        empty = _without(top, skipped, -99999)
+        _fill(response.topk_prompt_logprobs, _without(top_ids, skipped, 0), empty)
+    if cells is not None:
+        made = response.target_prompt_logprobs
+        fill(made, np.where(chosen_ids < 0, 0, chosen)[1:][_places(cells)])
+        if cells.sparse_crow_indices is not None:
+            csr = made.sparse_csr
+            csr.values = made.dense
+            csr.crow_indices = np.array(cells.sparse_crow_indices, "<i8").tobytes()
+            csr.col_indices = np.array(cells.sparse_col_indices, "<i8").tobytes()
+            made.ClearField("dense")
+            made.shape[:] = cells.shape
+    if form.prompt_alt_tokens_k:
+        fill(response.prompt_alt_tokens.tokens, drawn_ids[1:])
+        fill(response.prompt_alt_tokens.logprobs, drawn[1:])
     return bytes(response.SerializeToString())
+
+
+def _without(rows: AnyArray, count: int, empty: float) -> AnyArray:
+    """Return a copy whose first rows are empty."""
+    rows = rows.copy()
+    rows[:count] = empty
+    return rows
 
 
 def sequences(store: Store) -> Callable[[str], Drawn]:

@@ -161,7 +161,10 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the changes of the block together, or none if it raises."""
+        """Commit the changes of the block together, or none if it raises. Blocks may be nested."""
+        if self._connection.in_transaction:
+            yield
+            return
         # The connection commits at the end of the block, or rolls back.
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -265,7 +268,7 @@ class Store:
         outcome: int = 0,
     ) -> None:
         """Store the answer or the error of a request, and wake its client."""
-        is_needed = request.kind in CHANGING or request.kind == "sample"
+        is_needed = request.kind in {*CHANGING, "sample", "create_custom_loss"}
         self.change(
             "UPDATE requests SET answer=?, error=?, directory=?, outcome=?, answered_s=?, body=?"
             " WHERE request_id=?",

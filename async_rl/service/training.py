@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +30,9 @@ from async_rl.protocol.service import (
 )
 from async_rl.service.address import folder_of
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
+from async_rl.service.custom import custom_loss
 from async_rl.service.forms import CreateModel, Load, OptimStep, read
+from async_rl.service.graphs import CUSTOM, GRAPH
 from async_rl.service.losses import find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.states import States, read_state, write_state, written
@@ -210,25 +213,32 @@ class TrainingRuns:
     def _forward(self, run: Tenant, request: Execute) -> tuple[bytes, int]:
         """forward_backward and forward."""
         parsed = parse_forward_backward(request.body)
-        loss, config = find_loss(parsed.loss_fn, parsed.config)
+        if parsed.loss_fn == CUSTOM:
+            loss, config = custom_loss(str(parsed.config.get(GRAPH)).encode()), {}
+        else:
+            loss, config = find_loss(parsed.loss_fn, parsed.config)
         examples = check_data(parsed.data, loss, config, self._limits)
         is_training = request.operation == "forward_backward"
         logprobs: dict[int, FloatArray] = {}
-        total = 0.0
+        metrics = collections.defaultdict[str, float](float)
         use_adapter(self._policy.lm, run.run_id)
         with run.accumulating() if is_training else torch.no_grad():
             for row in pack_rows(examples, self._limits, self._device):
-                of_row, row_loss = run_row(self._policy, row, loss, self._chunk_tokens)
+                of_row, row_loss, of_loss = run_row(self._policy, row, loss, self._chunk_tokens)
                 if is_training:
                     row_loss.backward()  # type: ignore[no-untyped-call]
-                total += float(row_loss.detach())
+                for name, value in {"loss:sum": float(row_loss.detach()), **of_loss}.items():
+                    metrics[name] += value
                 logprobs.update(by_example(row, of_row))
         num_tokens = sum(len(example.tokens) for example in examples)
         if is_training:
             run.num_tokens += num_tokens
-            run.loss += total
+            run.loss += metrics["loss:sum"]
         in_order = [logprobs[index] for index in range(len(examples))]
-        return forward_backward_output(in_order, {"loss:sum": total}), num_tokens
+        for name in metrics:
+            # A mean over the datums.
+            metrics[name] /= len(examples) if name.endswith(":mean") else 1
+        return forward_backward_output(in_order, metrics), num_tokens
 
     def _step(self, run: Tenant, body: bytes) -> bytes:
         adam = read(body, OptimStep).adam_params

@@ -64,9 +64,8 @@ def plain(sampled: Sampled) -> dict[str, Any]:
             }
             for one in sampled.sequences
         ],
+        "prompt_ids": sampled.prompt_ids.tolist(),
         "prompt_logprobs": sampled.prompt_logprobs.tolist(),
-        "prompt_top_ids": sampled.prompt_top_ids.tolist(),
-        "prompt_top_logprobs": sampled.prompt_top_logprobs.tolist(),
     }
 
 
@@ -94,18 +93,26 @@ async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
     await place.load_weights(*in_slot(Path(adapters["a0"]), 7))
     said: dict[str, Any] = {"in_turn": {}}
     for name, directory in adapters.items():
-        said["in_turn"][name] = await draw(adapter=directory, version=3, wants_prompt_logprobs=True)
+        said["in_turn"][name] = await draw(adapter=directory, version=3, num_prompt_top=0)
     slot = Drawing(place)
     slot.count = 1000
     mixed = await asyncio.gather(
-        draw(wants_prompt_logprobs=True),
-        *(draw(adapter=adapters[name], wants_prompt_logprobs=True) for name in names[-2:]),
-        slot(policy="run", wants_prompt_logprobs=True),
+        draw(num_prompt_top=0),
+        *(draw(adapter=adapters[name], num_prompt_top=0) for name in names[-2:]),
+        slot(policy="run", num_prompt_top=0),
     )
     said["mixed"] = dict(zip(["base", *names[-2:], "a0"], mixed, strict=True))
     said["seeded"] = [await draw(seed=5) for _ in range(2)]
     said["greedy"] = await draw(temperature=0.0, num_samples=3, stop_ids=())
     said["top"] = await draw(num_top=3, num_prompt_top=2, top_k=2)
+    chosen = np.array([[5, -1], [-1, 6]] * 6)[: len(PROMPT) - 1]
+    further = {"num_prompt_top": 1, "chosen": chosen, "num_drawn": 2, "temperature": 0.5}
+    # Beside a request without them.
+    said["chosen"], said["plain"] = await asyncio.gather(
+        draw(**further), draw(num_prompt_top=0, num_top=1)
+    )
+    many = {"num_drawn": 64, "num_prompt_top": 0, "temperature": 1.5, "num_samples": 1}
+    said["drawn"] = [await draw(**many, seed=seed) for seed in range(20)]
     first = said["seeded"][0]["sequences"][0]["token_ids"]
     said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())
     said["stop_id"] = await draw(seed=5, num_samples=1, stop_ids=(first[1],))

@@ -37,8 +37,9 @@ def check(model: Any, said: dict[str, Any]) -> None:
     """Every log-prob is the model's."""
     prompt = PROMPT.tolist()
     expected = [float(x[t]) for x, t in zip(scores(model, prompt), prompt[1:], strict=True)]
-    assert np.isnan(said["prompt_logprobs"][0])
-    assert np.abs(np.array(said["prompt_logprobs"][1:]) - expected).max() < TOLERANCE
+    table = np.array(said["prompt_logprobs"])
+    assert np.isnan(table[0]).all()
+    assert np.abs(table[1:, 0] - expected).max() < TOLERANCE
     for sequence in said["sequences"]:
         ids = sequence["token_ids"]
         table = scores(model, prompt + ids)[len(prompt) - 1 :]
@@ -84,9 +85,8 @@ def test_alternatives_are_the_most_likely_tokens(case: Case) -> None:
     model, said = case
     prompt = PROMPT.tolist()
     table = scores(model, prompt)
-    assert said["top"]["prompt_top_ids"][0] == [0, 0]
     best = np.sort(table, axis=1)[:, :-3:-1]
-    assert np.abs(np.array(said["top"]["prompt_top_logprobs"][1:]) - best).max() < TOLERANCE
+    assert np.abs(np.array(said["top"]["prompt_logprobs"])[1:, 1:] - best).max() < TOLERANCE
     for sequence in said["top"]["sequences"]:
         for token, alternatives, logprobs in zip(
             sequence["token_ids"], sequence["top_ids"], sequence["top_logprobs"], strict=True
@@ -95,6 +95,29 @@ def test_alternatives_are_the_most_likely_tokens(case: Case) -> None:
             assert token in alternatives[:2]
             assert np.exp(logprobs[:2]).sum() == pytest.approx(1, abs=1e-5)
             assert logprobs[2] == -99999
+
+
+def test_chosen_and_drawn_tokens_of_a_prompt_have_the_log_probs_of_the_model(case: Case) -> None:
+    model, said = case
+    prompt = PROMPT.tolist()
+    expected = scores(model, prompt)
+    for drawn in (said["chosen"], *said["drawn"]):
+        ids, table = np.array(drawn["prompt_ids"])[1:], np.array(drawn["prompt_logprobs"])[1:]
+        of_ids = np.take_along_axis(expected, np.maximum(ids, 0), axis=1)
+        assert np.abs(of_ids - table)[ids >= 0].max() < TOLERANCE
+        assert ids[:, 0].tolist() == prompt[1:]
+    chosen = np.array(said["chosen"]["prompt_ids"])[1:]
+    assert chosen[:2, 2:4].tolist() == [[5, -1], [-1, 6]]
+    check(model, said["plain"])
+    # The draws are independent, with replacement, at the temperature 1.5.
+    drawn_ids = np.hstack([np.array(one["prompt_ids"])[1:, 1:] for one in said["drawn"]])
+    shares = np.exp(expected / 1.5)
+    shares /= shares.sum(axis=1, keepdims=True)
+    counts = np.array([np.bincount(row, minlength=shares.shape[1]) for row in drawn_ids])
+    size = drawn_ids.shape[1]
+    squares = ((counts - size * shares) ** 2 / (size * shares)).sum(axis=1)
+    # Chi-square with V - 1 degrees of freedom: mean V - 1, standard deviation sqrt(2 (V - 1)).
+    assert np.abs(squares - (counts.shape[1] - 1)).max() < 5 * np.sqrt(2 * counts.shape[1])
 
 
 def test_a_stop_is_the_last_token(case: Case) -> None:

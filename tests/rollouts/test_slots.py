@@ -78,10 +78,7 @@ class Place:
         await self.may_answer.wait()
         if self.error:
             raise self.error
-        table = np.zeros((1, 0), np.int32)
-        return Sampled(
-            sequences=[], prompt_logprobs=NONE, prompt_top_ids=table, prompt_top_logprobs=NONE
-        )
+        return Sampled(sequences=[], prompt_ids=np.zeros((1, 0), np.int32), prompt_logprobs=NONE)
 
 
 class Service:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from async_rl.core.errors import DataError
+from async_rl.service.batches import Example, Row
 from async_rl.service.losses import HIGH, LOSSES, LOW, find_loss
 
 LENGTHS = [5, 3, 7]
@@ -24,6 +26,21 @@ def made_up(seed: int = 0) -> dict[str, np.ndarray]:
         "advantages": rng.normal(size=size),
         "sequence_ratio_mask": np.array([0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1.0]),
     }
+
+
+def row_of(x: dict[str, np.ndarray]) -> Row:
+    parts = {name: np.split(values, np.cumsum(LENGTHS)[:-1]) for name, values in x.items()}
+    examples = [
+        Example(
+            index=index,
+            tokens=np.zeros(size, np.int64),
+            targets=np.zeros(size, np.int64),
+            inputs={name: part[index] for name, part in parts.items()},
+        )
+        for index, size in enumerate(LENGTHS)
+    ]
+    nothing: Any = None
+    return Row(examples=examples, packed=nothing, pair=torch.zeros(sum(LENGTHS)))
 
 
 def oracle(name: str, x: dict[str, np.ndarray], config: dict[str, float]) -> tuple[float, list]:
@@ -77,10 +94,9 @@ CASES = [
 def test_loss_and_gradient_are_those_of_the_formula(name: str, given: dict[str, float]) -> None:
     x = made_up()
     loss, config = find_loss(name, given)
-    inputs = {field: torch.tensor(x[field]) for field in loss.inputs}
-    inputs |= {field: torch.full((sum(LENGTHS),), v).double() for field, v in config.items()}
+    constants = {field: np.full(sum(LENGTHS), value) for field, value in config.items()}
     p = torch.tensor(x["p"], requires_grad=True)
-    total = loss.compute(p, inputs, LENGTHS).sum()
+    total = loss.compute(p, row_of(x | constants))[0].sum()
     total.backward()
     expected, gradient = oracle(name, x, config)
     assert float(total.detach()) == pytest.approx(expected, rel=1e-6)
@@ -93,9 +109,7 @@ def test_each_token_may_have_bounds_of_its_own() -> None:
     size = sum(LENGTHS)
     lows, highs = np.linspace(0.1, 0.9, size), np.linspace(1.0, 3.0, size)
     p = torch.tensor(x["p"])
-    inputs = {"logprobs": torch.tensor(x["logprobs"]), "advantages": torch.tensor(x["advantages"])}
-    inputs |= {LOW: torch.tensor(lows), HIGH: torch.tensor(highs)}
-    found = LOSSES["ppo"].compute(p, inputs, LENGTHS)
+    found, _ = LOSSES["ppo"].compute(p, row_of(x | {LOW: lows, HIGH: highs}))
     ratio = np.exp(x["p"] - x["logprobs"])
     both = ratio * x["advantages"], np.clip(ratio, lows, highs) * x["advantages"]
     np.testing.assert_allclose(found.numpy(), -np.minimum(*both), rtol=1e-6)

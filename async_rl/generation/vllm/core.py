@@ -40,6 +40,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.generation.vllm.logprobs import WrittenLogprobs, kept_tokens
+from async_rl.generation.vllm.truncation import LIMITS
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
@@ -229,7 +230,7 @@ class ThreadedCore(EngineCoreClient):
 
     def _add(self, request: EngineCoreRequest) -> None:
         params = request.sampling_params
-        if params is not None and params.extra_args and params.logprobs:
+        if params is not None and LIMITS in (params.extra_args or ()) and params.logprobs:
             self._recorded.add(request.request_id)
         # vLLM looks for texts in each output, and alternatives do not fit into one entry.
         elif params is not None and (

@@ -32,6 +32,7 @@ from async_rl.generation.engine import require_version
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.logprobs import logprobs_of
 from async_rl.generation.vllm.sampling import EARLIER, draw
+from async_rl.generation.vllm.truncation import LIMITS
 from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
@@ -73,7 +74,7 @@ class VllmEngine:
         truncates = sampling.temperature > 0 and support.is_truncated
         extra: dict[str, object] = {}
         if truncates:
-            extra = {"top_k": support.top_k, "top_p": support.top_p}
+            extra = {LIMITS: (support.top_k, support.top_p)}
         elif sampling.drafts:
             extra = {EARLIER: sampling.drafts}
         grammar = None
@@ -122,9 +123,9 @@ class VllmEngine:
             max_tokens=1,
             temperature=0.0,
             policy=request_id,
-            wants_prompt_logprobs=True,
+            num_prompt_top=0,
         )
-        scores = (await self.sample(request)).prompt_logprobs
+        scores = (await self.sample(request)).prompt_logprobs[:, 0]
         scores[0] = 0.0
         return scores
 

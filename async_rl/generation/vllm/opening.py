@@ -29,6 +29,7 @@ from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.installed import version_problem
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
+from async_rl.protocol.service import MOST_COLUMNS
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _CPU_BLOCK_TOKENS = 32
@@ -142,6 +143,10 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
         settings["max_logprobs"] = max(s.top_k * s.is_recorded for s in truncated)
+    if config.agent.is_service:
+        # The second model runner draws no alternatives for prompts.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        settings["max_logprobs"] = MOST_COLUMNS
     settings |= vllm.arguments
     if vllm.kv_cache_mb:
         settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20

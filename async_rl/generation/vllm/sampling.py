@@ -21,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.generation.vllm.logprobs import columns_of, logprobs_of
+from async_rl.generation.vllm.prompt_scores import CHOSEN, DRAWN
 from async_rl.protocol.service import Sample, Sampled, SampledSequence
 
 _FIRST_ID = 1000
@@ -75,23 +76,22 @@ async def draw(
     async with aclosing(ask(request.token_ids.tolist(), params)) as outputs:
         async for output in outputs:
             last = output
-    num_tokens = len(request.token_ids)
-    prompt_logprobs = np.full(num_tokens if request.wants_prompt_logprobs else 0, np.nan, "f4")
-    top_ids = np.zeros((num_tokens, request.num_prompt_top), np.int32)
-    top_logprobs = np.full(top_ids.shape, _NO_ALTERNATIVE, np.float32)
-    if isinstance(last.prompt_logprobs, FlatLogprobs):
-        # The first token has no entry.
-        given, top_ids[1:], top_logprobs[1:] = _columns(last.prompt_logprobs, top_ids.shape[1])
-        prompt_logprobs[1:] = given[: len(prompt_logprobs[1:])]
     drawn = [
         _sequence(sample, versions(sample), request.num_top)
         for sample in sorted(last.outputs, key=lambda sample: sample.index)
     ]
+    shape = (
+        len(request.token_ids),
+        0 if params.prompt_logprobs is None else params.prompt_logprobs + 1,
+    )
+    ids, logprobs = np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32)
+    if isinstance(last.prompt_logprobs, FlatLogprobs):
+        # The first token has no entry.
+        logprobs[1:], ids[1:] = columns_of(last.prompt_logprobs, params.prompt_logprobs)
     return Sampled(
         sequences=drawn * (request.num_samples // len(drawn)),
-        prompt_logprobs=prompt_logprobs,
-        prompt_top_ids=top_ids,
-        prompt_top_logprobs=top_logprobs,
+        prompt_ids=ids,
+        prompt_logprobs=logprobs,
     )
 
 
@@ -102,7 +102,13 @@ def _num_drawn(request: Sample) -> int:
 
 def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     stops = end_token_ids if request.stop_ids is None else request.stop_ids
-    wants_prompt = request.wants_prompt_logprobs or request.num_prompt_top > 0
+    width, extra = request.num_prompt_top, None
+    if width is not None and (request.chosen is not None or request.num_drawn):
+        chosen = (
+            np.empty((len(request.token_ids) - 1, 0)) if request.chosen is None else request.chosen
+        )
+        extra = {CHOSEN: chosen.tolist(), DRAWN: request.num_drawn}
+        width += chosen.shape[1] + request.num_drawn
     return SamplingParams(
         n=_num_drawn(request),
         max_tokens=request.max_tokens,
@@ -115,7 +121,8 @@ def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
         # The end tokens are among the stops, unless the request replaces them.
         ignore_eos=True,
         logprobs=request.num_top,
-        prompt_logprobs=request.num_prompt_top if wants_prompt else None,
+        prompt_logprobs=width,
+        extra_args=extra,
         flat_logprobs=True,
         detokenize=bool(request.stop_texts),
         output_kind=RequestOutputKind.FINAL_ONLY,

@@ -14,9 +14,12 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from async_rl.batching.support import truncate
 
+LIMITS = "limits"
+"""Extra argument of a request: top_k and top_p."""
+
 
 class Truncation(LogitsProcessor):
-    """Applies top_k and top_p, the extra arguments of a request, after the temperature."""
+    """Applies the limits of a request after the temperature."""
 
     def __init__(self, *_: object) -> None:
         self._limits: dict[int, tuple[int, float]] = {}
@@ -30,7 +33,7 @@ class Truncation(LogitsProcessor):
         process_dict_updates(
             self._limits,
             batch_update,
-            lambda params, *_: tuple((params.extra_args or {}).values()) or None,
+            lambda params, *_: (params.extra_args or {}).get(LIMITS),
         )
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ from async_rl.core.os import die_with_parent
 from async_rl.generation.environment import EXTERNAL_LIB
 from async_rl.generation.vllm.cpu_adapters import use_grouped_adapters
 from async_rl.generation.vllm.cpu_drafts import use_exact_temperatures
+from async_rl.generation.vllm.prompt_scores import use_prompt_scores
 from async_rl.protocol.weights import Manifest, Source
 from async_rl.weights.block import Tensors
 from async_rl.weights.routes import Receivers
@@ -45,6 +46,7 @@ from async_rl.weights.routes import Receivers
 # The module is imported before the model is loaded.
 use_grouped_adapters()
 use_exact_temperatures()
+use_prompt_scores()
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started: if it outlived its engine it would keep the memory of a
     # model.
