@@ -102,16 +102,17 @@ def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
     """Return the ids to score, int64 [P - 1, C], -1 = none. Raises DataError."""
     if cells is None:
         return None
-    ids = np.full(cells.shape, -1)
-    try:
-        ids[_places(cells)] = np.reshape(cells.data, np.shape(ids[_places(cells)]))
-    except ValueError:
-        num_rows = -1
-    if len(ids) != num_rows:
+    name = "target_prompt_logprobs"
+    if cells.shape[0] != num_rows or cells.shape[1] > MOST_COLUMNS:
         raise DataError(
-            f"target_prompt_logprobs has {len(cells.data)} values and the shape {cells.shape}; it"
-            " needs a row for each token of the prompt but the first"
+            f"{name} has the shape {cells.shape}; it needs {num_rows} rows, one for each token of"
+            f" the prompt but the first, and at most {MOST_COLUMNS} columns"
         )
+    ids = np.full(cells.shape, -1)
+    places = _places(cells)
+    if len(cells.data) != ids[places].size:
+        raise DataError(f"{name} has {len(cells.data)} values, and the shape {cells.shape}")
+    ids[places] = np.reshape(cells.data, ids[places].shape)
     return ids
 
 

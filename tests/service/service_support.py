@@ -74,6 +74,7 @@ class Played:
         self.memory: dict[str, State] = {}
         self.saved: dict[str, State] = {}
         self.executed: list[tuple[str, int, str]] = []
+        self.bodies: list[bytes] = []
         self.released: list[str] = []
         self.sampled: list[Sample] = []
         self.loaded: list[tuple[str, str, int]] = []
@@ -101,6 +102,7 @@ class Played:
             return state.last
         assert request.seq_id > state.seq_id, (request, state.seq_id)
         self.executed.append((request.run_id, request.seq_id, request.operation))
+        self.bodies.append(request.body)
         executed = self._executed(request, state)
         if request.operation in CHANGING and not executed.error:
             state.seq_id = request.seq_id
@@ -115,7 +117,7 @@ class Played:
         body, tokens = b"{}", 1
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
-            if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
+            if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo", "custom"):
                 return _refused(f"unknown loss {parsed.loss_fn!r}", state)
             ids = np.concatenate([datum.tokens for datum in parsed.data])
             if (ids >= MODEL.vocab_size).any():

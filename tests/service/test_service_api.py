@@ -25,6 +25,7 @@ from service_support import (
 
 from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.service import service
+from async_rl.service import proto
 from async_rl.service.address import FOLDER
 from async_rl.service.deviations import DEVIATIONS
 from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
@@ -103,6 +104,30 @@ async def test_log_probs_of_the_last_tokens_of_a_prompt_alone(tmp_path: Path) ->
         assert (top.length, top.k) == (3, 2)
         values = np.frombuffer(top.logprobs, "<f4").reshape(3, 2)
         assert values.tolist() == [[-99999, -99999], [-99999, -99999], [-1.5, -1.5]]
+
+
+async def test_a_custom_loss_is_of_its_session_and_travels_with_each_request(
+    tmp_path: Path,
+) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        body = graph(api.session_id, "torch.exp")
+        made = await api.post("create_custom_loss", **body)
+        assert await api.post("create_custom_loss", **body) == made
+        loss_id = (await api.result(made))["loss_id"]
+        await api.desk.sweep()
+        other = await api.create(session_id=(await api.session()))
+        for owner, status in ((run, 200), (other, 404)):
+            request = proto.decode(batch(owner, 1, [1], loss="custom"))
+            request.loss_fn_config_v2["loss_id"].text = loss_id
+            reply = await api.http.post("forward_backward", content=request.SerializeToString())
+            assert reply.status_code == status
+        await api.settle()
+        sent = api.desk.store.one(Request, "owner=? AND seq_id=1", run)
+        assert sent is not None
+        config = proto.parse_forward_backward(sent.body or b"").config
+        assert json.loads(config["graph"]) == body
 
 
 async def test_a_sample_is_drawn_once_and_again_after_a_restart(tmp_path: Path) -> None:
@@ -464,6 +489,22 @@ async def test_an_unloaded_run_is_gone(tmp_path: Path) -> None:
         assert (refused.status_code, "is unloaded" in refused.json()["detail"]) == (404, True)
 
 
+def chosen(data: list[int], shape: list[int], *csr: list[int]) -> dict[str, Any]:
+    cells = {"data": data, "dtype": "int64", "shape": shape}
+    if csr:
+        cells |= {"sparse_crow_indices": csr[0], "sparse_col_indices": csr[1]}
+    return ask("SAMPLER", target_prompt_logprobs=cells)
+
+
+def graph(session_id: str, target: str) -> dict[str, Any]:
+    return {
+        "session_id": session_id,
+        "custom_loss_seq_id": 0,
+        "inputs": [{"name": "logprobs", "rank": 1}],
+        "graph": {"nodes": [{"op": "call_function", "name": "x", "target": target}]},
+    }
+
+
 DEEP = b'{"a": ' + b"[" * 100_000
 BAD: list[tuple[str, Any, int, str]] = [
     ("create_session", b"{", 400, "bad request"),
@@ -500,14 +541,24 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("asample", ask("SAMPLER", sampling_params={"seed": 2**64}), 400, "seed"),
     ("asample", ask("SAMPLER", topk_prompt_logprobs=21), 400, "topk_prompt_logprobs"),
     ("asample", ask("SAMPLER", prompt_logprobs_last_n=1), 400, "needs prompt_logprobs"),
-    ("asample", ask("SAMPLER", prompt_alt_tokens_k=2), 400, "prompt_alt_tokens_k is refused"),
+    ("asample", ask("SAMPLER", prompt_alt_tokens_k=65), 400, "prompt_alt_tokens_k"),
     ("asample", ask("SAMPLER", target_prompt_logprobs={}), 400, "target_prompt_logprobs"),
+    ("asample", chosen([1, 2], [2, 2]), 400, "2 values"),
+    ("asample", chosen([1], [1, 1]), 400, "needs 2 rows"),
+    ("asample", chosen([1, 100], [2, 1]), 400, "token 100"),
+    ("asample", chosen([1], [2, 2**40], [0, 0, 1], [0]), 400, "at most 128 columns"),
+    ("asample", chosen([1], [2, 1], [0, 2, 1], [0]), 400, "no CSR matrix"),
+    ("asample", chosen([1], [2, 1], [0, 0, 1], [7]), 400, "no CSR matrix"),
+    ("asample", {**chosen([1] * 256, [2, 128]), "prompt_alt_tokens_k": 1}, 400, "129 tokens"),
     ("retrieve_future", {"request_id": "invented"}, 404, "invented"),
     ("cancel_future", {}, 404, "''"),
     ("weights_info", {"tinker_path": "tinker://a/../../etc"}, 404, "etc' is not known"),
     ("sessions/invented/finish", {"reason": {"type": "success"}}, 404, "invented"),
     ("retrieve_futures", {}, 404, "retrieve_futures"),
-    ("create_custom_loss", {}, 404, "create_custom_loss"),
+    ("create_custom_loss", {}, 400, "session_id"),
+    ("create_custom_loss", graph("SESSION", "os.system"), 400, "may not call os.system"),
+    ("create_custom_loss", graph("invented", "torch.exp"), 404, "invented"),
+    ("forward_backward", batch("RUN", 1, [1], loss="custom"), 404, "no custom loss"),
 ]
 
 

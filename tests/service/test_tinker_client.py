@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from service_support import KEY, MODEL, Played, folder
 
 from async_rl.service.app import build_app
+from async_rl.service.custom import custom_loss
 from async_rl.service.desk import Desk
+from async_rl.service.proto import parse_forward_backward
 from async_rl.service.store import Store
 from async_rl.wire.http import listen, serving, url_of
 
@@ -73,7 +76,7 @@ async def test_a_life_of_training_sampling_saving_and_resuming(tmp_path: Path) -
     assert got["tokenizer"] == MODEL.tokenizer
     assert got["base_model"] == MODEL.name
     assert got["prompt"] == [None, -1.0, -2.0]
-    assert got["scored"] == [[[1, -1.5]] * 2] * 3
+    assert got["scored"] == [None, *[[[1, -1.5]] * 2] * 2]
     ephemeral, base = played.sampled[0], played.sampled[1]
     assert ephemeral.adapter == str(tmp_path / "runs" / folder(run) / "sampler_weights" / "~0")
     assert (ephemeral.version, ephemeral.stop_ids, base.stop_ids) == (1, (7,), None)
@@ -90,6 +93,34 @@ async def test_the_client_computes_a_custom_loss_in_two_passes(tmp_path: Path) -
         (3, "optim_step"),
     ]
     assert got["metrics"]["squares:sum"] > 0
+
+
+async def test_the_service_computes_the_graph_of_a_custom_loss(tmp_path: Path) -> None:
+    played = Played()
+    got = await use(tmp_path, "graph", played)
+    assert [entry[1:] for entry in played.executed] == [
+        (0, "create_model"),
+        (1, "forward_backward"),
+    ]
+    sent = parse_forward_backward(played.bodies[-1])
+    assert (sent.loss_fn, sent.config["loss_id"]) == ("custom", got["loss_id"])
+    assert custom_loss(str(sent.config["graph"]).encode()).ranks == {"scale": 0}
+
+
+async def test_chosen_and_drawn_tokens_of_a_prompt_are_scored(tmp_path: Path) -> None:
+    got = await use(tmp_path, "scores", Played())
+    dense, sparse = got["found"]
+    assert (dense["is_sparse"], sparse["is_sparse"]) == (False, True)
+    # Played: the log-prob of a further token is its id in tenths below -1.4.
+    assert np.array(dense["scored"]) == pytest.approx(np.array([[-1.9, 0, -2.0], [0, -2.1, 0]]))
+    expected = np.zeros((2, 16))
+    expected[1, 3] = -2.2
+    assert np.array(sparse["scored"]) == pytest.approx(expected)
+    for found in got["found"]:
+        assert found["tokens"] == [[2, 3, 4], [3, 4, 5]]
+        assert np.array(found["drawn"]) == pytest.approx(-1.4 - np.array(found["tokens"]) / 10)
+        assert found["prompt"] == [None, -1.0, -2.0]
+        assert found["top"][1:] == [[[1, -1.5]] * 2] * 2
 
 
 async def test_the_parts_of_a_batch_are_executed_in_order(tmp_path: Path) -> None:
