@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from async_rl.core.frozen import Value
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message
 
 Operation = Literal[
     "create_model",
@@ -23,7 +23,11 @@ Operation = Literal[
     "save_weights_for_sampler",
     "save_weights_external",
     "unload_model",
+    "save_state",
+    "restore",
 ]
+"""The last two are the front's own: write the state of a run, and continue from one; without a path
+`restore` forgets the run."""
 CHANGING: frozenset[Operation] = frozenset(
     ("create_model", "load_weights", "forward_backward", "optim_step", "unload_model")
 )
@@ -34,58 +38,37 @@ MOST_COLUMNS = 128
 """Further tokens whose log-probs a request may ask for at each position of its prompt."""
 
 
-class Position(Message):
-    """The newest request in the state of a training run; -1 = no state."""
-
-    seq_id: int
-
-
-class AskPosition(Message):
-    """front -> learner: which state of this training run is in memory, or else on the disk."""
-
-    Reply: ClassVar[type] = Position
-    run_id: str
-
-
 class Executed(Message):
     """The answer to a request, in the form of the API.
 
     body: JSON, or protobuf of forward_backward and forward.  error: why the request was refused
     (then nothing has changed, and body is empty).  version: optimizer steps of the run after it.
-    saved_seq_id: the newest request that a state on the disk covers; -1 = none: the front may
-    delete the bodies of the requests up to it.  tokens: work of it, for the order among users.
+    tokens: work of it, for the order among users.
     """
 
     body: bytes
     version: int
-    saved_seq_id: int = -1
     tokens: int = 0
     error: str = ""
 
 
 class Execute(Message):
-    """front -> learner: execute one request. The requests of a run come in the order of seq_id,
-    with gaps where a request was refused, or needs no repetition. The newest request of a state
-    (Position.seq_id), sent again, is not executed again: its answer is the same as before, because
-    the front may have been killed before it read the answer. An older one is an error.
+    """front -> learner: execute one request. The requests of a run come in the order of their
+    numbers. A learner that has not the run, or whose knowledge of it
+    the front does not know, first gets `restore`, and the requests after that state.
 
     body: as the client sent it: protobuf of forward_backward and forward, JSON otherwise.
     path: where to save or load: a directory below the run's, as the front has resolved it.
+    step: number of an optimizer step among those of all runs; 0 = it is a repetition, which the
+    metrics have.
     """
 
     Reply: ClassVar[type] = Executed
     run_id: str
-    seq_id: int
     operation: Operation
     body: bytes
     path: str = ""
-
-
-class Release(Message):
-    """front -> learner: save the state of a training run and free its memory."""
-
-    Reply: ClassVar[type] = Ok
-    run_id: str
+    step: int = 0
 
 
 class SampledSequence(Value):

@@ -1,19 +1,14 @@
-"""The order in which the learner executes the requests of training runs.
-
-Invariants
-- The requests of a run are executed in the order of their numbers, one at a time. Among runs the
-  one with the least work is next.
-- A learner that has lost requests of a run gets those that changed the run again, in order.
+"""The order in which the learner executes the requests of training runs: one at a time, and among
+runs the one with the least work is next.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -21,10 +16,10 @@ from async_rl.core.checksums import checksum
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
-from async_rl.protocol.service import CHANGING, Execute, Executed, Operation
+from async_rl.protocol.service import Executed
 from async_rl.service import forms
-from async_rl.service.address import folder_of
 from async_rl.service.deviations import refuse
+from async_rl.service.lines import Line
 from async_rl.service.processes import Processes
 from async_rl.service.proto import parse_forward_backward
 from async_rl.service.sampling import check, with_ages
@@ -38,6 +33,9 @@ SAVES: Mapping[str, str] = {
     "save_weights_external": "external_weights",
 }
 """The kind of checkpoint that an operation makes, as paths have it."""
+_NUM_STEPS = """
+SELECT count(*) FROM requests WHERE kind='optim_step' AND answered_s IS NOT NULL AND error=''
+"""
 
 
 @frozen
@@ -54,47 +52,28 @@ class Plan:
     versions: Sequence[IntArray] = ()
 
 
-class _Line:
-    """The requests of a run. next_seq: of the next one to execute; work: tokens so far.
-
-    is_known: the learner has executed all before next_seq; is_held: its memory may have the run.
-    """
-
-    def __init__(self) -> None:
-        self.next_seq = 0
-        self.waiting: set[int] = set()
-        self.work = 0
-        self.is_known = False
-        self.is_held = True
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next request is there."""
-        return self.next_seq in self.waiting
-
-
 class Order:
     """Executes the requests of training runs."""
 
     def __init__(self, store: Store, backend: Processes) -> None:
         self._store = store
         self._backend = backend
-        self._lines = collections.defaultdict[str, _Line](_Line)
+        self._lines: dict[str, Line] = {}
         self._leaving: set[str] = set()
         self._has_work = asyncio.Event()
-        for run in store.all(Run, "TRUE"):
-            query = "SELECT 1 + max(seq_id) FROM requests WHERE owner=? AND answered_s IS NOT NULL"
-            self._lines[run.run_id].next_seq = store.value(query, [run.run_id]) or 0
-        for request in self._store.all(Request, "answered_s IS NULL AND kind!='sample'"):
-            self._lines[request.owner].waiting.add(request.seq_id)
+        self._num_steps: int = store.value(_NUM_STEPS, [])
+        for request in store.all(Request, "answered_s IS NULL AND kind!='sample'"):
+            self.line(request.owner)
 
-    def next_seq(self, run_id: str) -> int:
-        """Return the number of the next request of a run to execute."""
-        return self._lines[run_id].next_seq
+    def line(self, run_id: str) -> Line:
+        """Return the requests of a run."""
+        if run_id not in self._lines:
+            self._lines[run_id] = Line(run_id, self._store, self._backend)
+        return self._lines[run_id]
 
     def put(self, run_id: str, seq_id: int) -> None:
         """Add a request, which is in the store."""
-        line = self._lines[run_id]
+        line = self.line(run_id)
         if not line.is_ready:
             # A run that paused has no right to the work that it did not ask for.
             ready = [other.work for other in self._lines.values() if other.is_ready]
@@ -103,54 +82,44 @@ class Order:
         self._has_work.set()
 
     def release(self, run_id: str) -> None:
-        """Free the learner's memory of a run, until its next request."""
-        if self._lines[run_id].is_held:
-            self._leaving.add(run_id)
-            self._has_work.set()
+        """Free the memory and the slot of a run, until its next request."""
+        self._leaving.add(run_id)
+        self._has_work.set()
 
     async def run(self) -> None:
         """Takes: requests of runs; waits for: one that is next in its run; woken by: put."""
         while True:
-            ready = [(line.work, run_id) for run_id, line in self._lines.items() if line.is_ready]
-            leaving = next((it for it in self._leaving if not self._lines[it].is_ready), None)
+            ready = [line for line in self._lines.values() if line.is_ready]
+            leaving = next((it for it in self._leaving if not self.line(it).is_ready), None)
             try:
                 if leaving is not None:
-                    await self._backend.release(leaving)
+                    await self.line(leaving).leave()
                     self._leaving.remove(leaving)
-                    self._lines[leaving].is_known = self._lines[leaving].is_held = False
                 elif ready:
-                    run_id = min(ready)[1]
-                    await self._advance(run_id, self._lines[run_id])
+                    await self._advance(min(ready, key=lambda line: line.work))
                 else:
                     self._has_work.clear()
                     await self._has_work.wait()
             except Unavailable as error:
                 _log.warning("the learner left (%s); its requests are executed again", error)
                 for line in self._lines.values():
-                    line.is_known = False
+                    line.lose()
 
-    async def _advance(self, run_id: str, line: _Line) -> None:
-        """Execute the next request of a run, after those that the learner has lost."""
-        line.is_held = True
-        request = self._store.one(Request, "owner=? AND seq_id=?", run_id, line.next_seq)
+    async def _advance(self, line: Line) -> None:
+        """Execute the next request of a run."""
+        request = self._store.one(Request, "owner=? AND seq_id=?", line.run_id, line.next_seq)
         assert request is not None
         try:
-            if not line.is_known:
-                await self._repeat(run_id, line)
             plan = await self._plan(request)
-            executed = await self._execute(request, plan.directory)
-            line.work += executed.tokens
-            if executed.error:
-                raise DataError(executed.error)
+            executed = await line.execute(request, plan.directory, self._num_steps + 1)
             if plan.sampler is not None and plan.sampler.is_inflight:
                 directory = Path(plan.directory)
-                await self._backend.load(folder_of(run_id), directory, executed.version)
+                await self._backend.load(line.folder.name, directory, executed.version)
         except (DataError, Refused) as error:
             self._store.finish(request, error=str(error))
         else:
             self._complete(request, plan, executed)
-        line.waiting.remove(request.seq_id)
-        line.next_seq += 1
+        await line.answered(request)
 
     async def _plan(self, request: Request) -> Plan:
         """Return the plan of a request. Raises DataError, Refused for a batch or a path that cannot
@@ -183,7 +152,7 @@ class Order:
         if not name and (number is None or kind != "sampler_weights"):
             name = f"{request.seq_id:06d}"
         path = f"tinker://{run_id}/{kind}/{name}"
-        folder = store.directory / "runs" / folder_of(run_id) / kind
+        folder = self.line(run_id).folder / kind
         directory = str(folder / (name or f"~{number}"))
         if name and not form.overwrite and store.one(Checkpoint, "path=? AND NOT is_gone", path):
             raise DataError(f"{path} exists; choose another name, or overwrite it")
@@ -246,41 +215,4 @@ class Order:
                 directory="" if plan.saved else plan.directory,
                 outcome=checksum(executed.body),
             )
-            store.change(
-                "UPDATE requests SET body=NULL WHERE owner=? AND seq_id<=? AND body IS NOT NULL",
-                run_id,
-                executed.saved_seq_id,
-            )
-
-    async def _repeat(self, run_id: str, line: _Line) -> None:
-        """Execute again what the learner's state lacks. Raises DataError if that is impossible."""
-        position = await self._backend.position(run_id)
-        lacking = self._store.all(
-            Request,
-            "owner=? AND seq_id>? AND seq_id<? AND error='' ORDER BY seq_id",
-            run_id,
-            position.seq_id,
-            line.next_seq,
-        )
-        for request in lacking:
-            if request.kind not in CHANGING:
-                continue
-            if request.body is None:
-                raise DataError(
-                    f"the learner has lost the state of {run_id}; load its newest checkpoint"
-                )
-            executed = await self._execute(request, request.directory)
-            if checksum(executed.body) != request.outcome:
-                _log.error("%s was answered in another way before", request.request_id)
-        line.is_known = True
-
-    async def _execute(self, request: Request, directory: str) -> Executed:
-        return await self._backend.execute(
-            Execute(
-                run_id=request.owner,
-                seq_id=request.seq_id,
-                operation=cast(Operation, request.kind),
-                body=request.body or b"",
-                path=directory,
-            )
-        )
+        self._num_steps += request.kind == "optim_step"

@@ -16,18 +16,9 @@ from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable, Weigh
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import FreeSlot, LoadWeights
 from async_rl.protocol.membership import DRAINING, Member
-from async_rl.protocol.service import (
-    AskPosition,
-    Execute,
-    Executed,
-    Position,
-    Release,
-    Sample,
-    Sampled,
-)
+from async_rl.protocol.service import Execute, Executed, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.runtime.context import ProcessContext
-from async_rl.service.address import folder_of
 from async_rl.weights.block import checksum
 from async_rl.weights.membership import Life, life_of
 
@@ -43,7 +34,7 @@ class Processes:
         self._context = context
         self._directory = context.directory
         self._learners: dict[str, Member] = {}
-        """The life of the learner that said the position of each training run."""
+        """The life of the learner that has each training run."""
         self._busy = collections.Counter[Life]()
         self._broken: set[Life] = set()
         self._slots: dict[str, LoadWeights] = {}
@@ -51,37 +42,17 @@ class Processes:
         self._loaded: dict[tuple[Life, str], LoadWeights] = {}
         self._loading = collections.defaultdict[tuple[Life, str], asyncio.Lock](asyncio.Lock)
 
-    async def position(self, run_id: str) -> Position:
-        """Ask the learner for the state of a training run, as soon as there is one."""
-        while True:
-            revision = self._directory.revision
-            member = self._directory.find("learner")
-            if member is not None:
-                self._learners[run_id] = member
-                try:
-                    found: Position = await self._call(member, AskPosition(run_id=run_id))
-                except Unavailable as error:
-                    _log.warning("the learner left: %s", error)
-                else:
-                    return found
+    async def find_learner(self, run_id: str) -> None:
+        """Wait for a learner, which then executes the requests of a training run."""
+        while (member := self._directory.find("learner")) is None:
             with self._context.activity.waiting("the learner"):
-                await self._directory.changed(revision)
+                await self._directory.changed(self._directory.revision)
+        self._learners[run_id] = member
 
     async def execute(self, request: Execute) -> Executed:
-        """Let the learner that said the position execute a request; Unavailable if it left. A run
-        that is unloaded gives its slot back.
-        """
+        """Let the learner of the run execute a request; Unavailable if it left."""
         executed: Executed = await self._call(self._learners[request.run_id], request)
-        if request.operation == "unload_model" and not executed.error:
-            await self.unload(folder_of(request.run_id))
         return executed
-
-    async def release(self, run_id: str) -> None:
-        """Let the learner save the state of a training run and forget it, and free its slot."""
-        await self.unload(folder_of(run_id))
-        learner = self._learners.pop(run_id, None)
-        if learner is not None:
-            await self._call(learner, Release(run_id=run_id))
 
     async def _call(self, member: Member, request: Message) -> Any:
         return await self._context.incarnation_of(member).call(request, timeout_s=_LONGEST_S)
@@ -136,7 +107,8 @@ class Processes:
         for member in self._directory.of_role("generator"):
             key = life_of(member), policy
             async with self._loading[key]:
-                self._loaded.pop(key, None)
+                if self._loaded.pop(key, None) is None:
+                    continue
                 # A generator that has left has no slots.
                 with contextlib.suppress(Unavailable):
                     await self._call(member, FreeSlot(policy=policy))

@@ -263,8 +263,9 @@ def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str)
     values = _array(sparse.values, dtype, name)
     crow = _array(sparse.crow_indices, _INT64, name)
     col = _array(sparse.col_indices, _INT64, name)
+    cells = cells_of(crow, col, len(values), shape, name)
     array = np.zeros(shape, dtype)
-    array[cells_of(crow, col, len(values), shape, name)] = values
+    array[cells] = values
     return array
 
 

@@ -3,7 +3,7 @@
 takes: requests from the front, each run's in the order of their numbers
 waits for: requests; they are executed one after another in one thread
 sends: numbers of each optimizer step to the supervisor
-woken by: the front; `stopping` (save the states, then leave)
+woken by: the front; `stopping` (leave: the front executes again what no state has)
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.service import AskPosition, Execute, Release
+from async_rl.protocol.base import Message
+from async_rl.protocol.service import Execute
 from async_rl.runtime.context import ProcessContext
 from async_rl.service.training import TrainingRuns
 
@@ -22,11 +22,10 @@ from async_rl.service.training import TrainingRuns
 async def serve(context: ProcessContext, device: torch.device) -> None:
     """Execute the requests of a service's training runs until the process has to stop."""
     loop = asyncio.get_running_loop()
-    directory = context.run_dir / "service" / "runs"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as thread:
         with context.activity("loading the model"):
             runs = await loop.run_in_executor(
-                thread, TrainingRuns, context.config, context.model_path, directory, device
+                thread, TrainingRuns, context.config, context.model_path, device
             )
 
         async def execute(request: Execute) -> Message:
@@ -39,14 +38,5 @@ async def serve(context: ProcessContext, device: torch.device) -> None:
                 await context.report(step, scalars=scalars)
             return executed
 
-        async def position(request: AskPosition) -> Message:
-            return await loop.run_in_executor(thread, runs.position, request.run_id)
-
-        async def release(request: Release) -> Message:
-            await loop.run_in_executor(thread, runs.release, request.run_id)
-            return Ok()
-
-        await context.serve({AskPosition: position, Execute: execute, Release: release})
+        await context.serve({Execute: execute})
         await context.stopping.wait()
-        with context.activity("saving the training runs"):
-            await loop.run_in_executor(thread, runs.close)

@@ -42,18 +42,16 @@ _WEIGHTS = shutil.ignore_patterns(
 )
 
 
-class Numbers(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Numbers(msgspec.Struct, kw_only=True):
     """What a run has besides tensors.
 
-    lora: as it was created; base_sha256: of the files of the base model; seq_id: of the newest
-    request that changed it; answer: to that request; version: changes of its weights.
+    lora: as it was created; base_sha256: of the files of the base model; version: changes of its
+    weights.
     """
 
     lora: LoraConfig
     base_sha256: str
-    seq_id: int = -1
     version: int = 0
-    answer: bytes = b""
 
 
 @frozen
@@ -80,8 +78,7 @@ def load_base(config: RunConfig, path: Path, device: torch.device) -> Policy:
 class Tenant:
     """One training run.
 
-    numbers: saved with its tensors; unsaved_s: seconds of work since the newest saved state; loss,
-    num_tokens: sums since the newest step.
+    numbers: saved with its tensors; loss, num_tokens: sums since the newest step.
     """
 
     def __init__(self, policy: Policy, run_id: str, numbers: Numbers, config: LoraAdapter) -> None:
@@ -107,7 +104,6 @@ class Tenant:
         self._parameters = list(self.weights.values())
         self._optimizer = torch.optim.AdamW(self._parameters, fused=True)
         self.forget_moments()
-        self.unsaved_s = 0.0
         self.loss = 0.0
         self.num_tokens = 0
 

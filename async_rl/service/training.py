@@ -1,9 +1,8 @@
 """Executes the requests of training runs on one base model.
 
 Invariants
-- The same requests of a run give the same bits, whatever other runs do in between and wherever the
-  process was killed: a state is saved only if no gradient waits for its step, and the front sends
-  the requests after it again.
+- The same requests of a run, from its start or a state, give the same bits, whatever other runs do
+  in between. A state has no gradients.
 - A refused request changes nothing.
 """
 
@@ -20,28 +19,21 @@ import torch
 from async_rl.config.learner import CACHE_TOKENS
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import sum_of
-from async_rl.core.errors import ConfigError, DataError, Unavailable
+from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.types import FloatArray
-from async_rl.protocol.service import (
-    CHANGING,
-    Execute,
-    Executed,
-    Position,
-)
-from async_rl.service.address import folder_of
+from async_rl.protocol.service import Execute, Executed
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
 from async_rl.service.custom import custom_loss
 from async_rl.service.forms import CreateModel, Load, OptimStep, read
 from async_rl.service.graphs import CUSTOM, GRAPH
 from async_rl.service.losses import find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
-from async_rl.service.states import States, read_state, write_state, written
+from async_rl.service.states import read_state, write_state, written
 from async_rl.service.tenants import Numbers, Tenant, load_base
 from async_rl.weights.lora import remove_adapter, use_adapter
 
-_SAVE_S = 10.0
-"""Seconds of work after which the state of a run is saved: a kill repeats about that much."""
 _WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
+    "save_state": write_state,
     "save_weights": write_state,
     "save_weights_for_sampler": Tenant.write_adapter,
     "save_weights_external": Tenant.export,
@@ -58,19 +50,14 @@ class TrainingRuns:
         self,
         config: RunConfig,
         model_path: Path,
-        directory: Path,
         device: torch.device,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Load the base model. directory: of all runs.
-
-        Raises ConfigError for a model that cannot be trained.
-        """
+        """Load the base model. Raises ConfigError for a model that cannot be trained."""
         adapter = config.model.adapter
         assert adapter is not None, "checked with the configuration"
         self._adapter = adapter
-        self._directory = directory
         self._device = device
         self._clock = clock
         self._policy = load_base(config, model_path, device)
@@ -85,120 +72,58 @@ class TrainingRuns:
             budget_tokens=budget if device.type == "cuda" else min(budget, CACHE_TOKENS),
         )
         self._chunk_tokens = self._policy.chunk_tokens(config.learner.logits_chunk_mb)
-        # None: the state is known, and there is none.
-        self._runs: dict[str, Tenant | None] = {}
+        self._runs: dict[str, Tenant] = {}
         self._stepped_s = clock()
         self.reports: list[tuple[int, dict[str, float]]] = []
-        folders = directory.glob("*.train.*")
-        self._num_steps = sum(States(it, self._base_sha256).version for it in folders)
-
-    def _states(self, run_id: str) -> States:
-        return States(self._directory / folder_of(run_id), self._base_sha256)
-
-    def position(self, run_id: str) -> Position:
-        """Load the state of a run, unless it is in memory, and say which one it is.
-
-        Raises DataError if the run has states and all are damaged.
-        """
-        if run_id not in self._runs:
-            self._runs[run_id] = None
-            if (newest := self._states(run_id).newest()) is not None:
-                self._add(run_id, newest.numbers).restore(newest, with_moments=True)
-        run = self._runs[run_id]
-        return Position(seq_id=-1 if run is None else run.numbers.seq_id)
 
     def _add(self, run_id: str, numbers: Numbers) -> Tenant:
         run = Tenant(self._policy, run_id, numbers, self._adapter)
         self._runs[run_id] = run
         return run
 
-    def execute(self, request: Execute) -> Executed:
-        """Execute a request. A user's fault is in the answer; raises Unavailable if the state of
-        the run was not asked for.
-        """
-        run_id = request.run_id
-        if run_id not in self._runs:
-            raise Unavailable(f"{run_id} is not in memory; ask for its position first")
-        body, tokens, error = b"", 0, ""
-        try:
-            body, tokens = self._answer(request)
-        except (ConfigError, DataError, torch.OutOfMemoryError) as refusal:
-            error = str(refusal)
-        run = self._runs[run_id]
-        if request.operation == "unload_model":
-            self.release(run_id)
-        return Executed(
-            body=body,
-            version=run.numbers.version if run else 0,
-            saved_seq_id=self._states(run_id).covered,
-            tokens=tokens,
-            error=error,
-        )
-
-    def _answer(self, request: Execute) -> tuple[bytes, int]:
-        """Return the body of the answer and the number of tokens computed."""
-        run = self._runs[request.run_id]
-        is_changing = request.operation in CHANGING
-        if run is not None and is_changing and request.seq_id <= run.numbers.seq_id:
-            if request.seq_id < run.numbers.seq_id:
-                raise DataError(f"request {request.seq_id} is before {run.numbers.seq_id}")
-            return run.numbers.answer, 0
-        started_s = self._clock()
-        body, tokens = self._perform(run, request)
-        run = self._runs[request.run_id]
-        assert run is not None, "every operation needs a run or makes one"
-        if is_changing:
-            run.numbers.seq_id = request.seq_id
-            run.numbers.answer = body
-        run.unsaved_s += self._clock() - started_s
-        # A checkpoint may be deleted, so its loading cannot be repeated.
-        if request.operation == "load_weights" or run.unsaved_s >= _SAVE_S:
-            self._save(run)
-        return body, tokens
-
-    def _save(self, run: Tenant) -> None:
-        """Save the state, unless gradients wait for their step."""
-        if not run.has_gradients:
-            self._states(run.run_id).save(run)
-            run.unsaved_s = 0.0
-
-    def release(self, run_id: str) -> None:
-        """Save the state of a run and free its memory."""
-        run = self._runs.pop(run_id, None)
-        if run is not None:
-            self._save(run)
+    def _forget(self, run_id: str) -> None:
+        if self._runs.pop(run_id, None) is not None:
             remove_adapter(self._policy.lm, run_id)
 
-    def close(self) -> None:
-        """Save the states of all runs."""
-        for run_id in list(self._runs):
-            self.release(run_id)
+    def execute(self, request: Execute) -> Executed:
+        """Execute a request. A user's fault is in the answer."""
+        body, tokens, error = b"", 0, ""
+        try:
+            body, tokens = self._perform(request)
+        except (ConfigError, DataError, torch.OutOfMemoryError) as refusal:
+            error = str(refusal)
+        run = self._runs.get(request.run_id)
+        version = run.numbers.version if run else 0
+        return Executed(body=body, version=version, tokens=tokens, error=error)
 
-    def _perform(self, run: Tenant | None, request: Execute) -> tuple[bytes, int]:
+    def _perform(self, request: Execute) -> tuple[bytes, int]:
+        """Return the body of the answer and the number of tokens computed."""
+        run_id = request.run_id
+        run = self._runs.get(run_id)
         match request.operation:
             case "create_model":
-                self._create(run, request)
+                if run is not None:
+                    raise DataError(f"{run_id} exists already")
+                lora = read(request.body, CreateModel).lora_config
+                assert lora is not None, "the front refuses it"
+                self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
+            case "restore" | "unload_model":
+                self._forget(run_id)
+                if request.path:
+                    state = read_state(Path(request.path), self._base_sha256)
+                    self._add(run_id, state.numbers).restore(state, with_moments=True)
             case "load_weights":
                 self._load(run, request)
             case _ if run is None:
-                raise DataError(f"{request.run_id} does not exist: its create_model was refused")
+                raise DataError(f"{run_id} does not exist: its create_model was refused")
             case "forward" | "forward_backward":
                 return self._forward(run, request)
             case "optim_step":
-                return self._step(run, request.body), 0
-            case "unload_model":
-                run.forget_gradients()
+                return self._step(run, request), 0
             case operation:
                 with written(Path(request.path)) as partial:
                     _WRITERS[operation](run, partial)
         return b"", 0
-
-    def _create(self, run: Tenant | None, request: Execute) -> None:
-        if run is not None:
-            raise DataError(f"{request.run_id} exists already")
-        lora = read(request.body, CreateModel).lora_config
-        assert lora is not None, "the front refuses it"
-        self._add(request.run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
 
     def _load(self, run: Tenant | None, request: Execute) -> None:
         wanted = read(request.body, Load)
@@ -240,10 +165,9 @@ class TrainingRuns:
             metrics[name] /= len(examples) if name.endswith(":mean") else 1
         return forward_backward_output(in_order, metrics), num_tokens
 
-    def _step(self, run: Tenant, body: bytes) -> bytes:
-        adam = read(body, OptimStep).adam_params
+    def _step(self, run: Tenant, request: Execute) -> bytes:
+        adam = read(request.body, OptimStep).adam_params
         norm = run.step(adam)
-        self._num_steps += 1
         scalars = {
             "loss/policy": run.loss / max(run.num_tokens, 1),
             "policy/grad_norm": norm,
@@ -252,7 +176,8 @@ class TrainingRuns:
             "time/step_s": self._clock() - self._stepped_s,
         }
         self._stepped_s = self._clock()
-        self.reports.append((self._num_steps, scalars))
+        if request.step:
+            self.reports.append((request.step, scalars))
         run.num_tokens = 0
         run.loss = 0.0
         return msgspec.json.encode({"type": "optim_step", "metrics": {"grad_norm": norm}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -20,7 +21,6 @@ from async_rl.protocol.service import (
     CHANGING,
     Execute,
     Executed,
-    Position,
     Sample,
     Sampled,
     SampledSequence,
@@ -32,6 +32,7 @@ from async_rl.service.proto import (
     ForwardBackwardOutput,
     ForwardBackwardRequest,
     SampleResponse,
+    decode,
     forward_backward_output,
     parse_forward_backward,
 )
@@ -48,72 +49,84 @@ MODEL = Model(
 )
 
 
-class State:
-    """A run in the played learner: a hash chain of what has changed it."""
-
+class Clock:
     def __init__(self) -> None:
-        self.seq_id = -1
-        self.version = 0
-        self.chain = ""
-        self.last = Executed(body=b"", version=0)
+        self.now_s = 1_000_000.0
 
-    def copy(self) -> State:
-        made = State()
-        made.__dict__.update(self.__dict__)
-        return made
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclasses.dataclass
+class State:
+    """A run in the played learner. chain: a hash of what has changed it."""
+
+    version: int = 0
+    chain: str = ""
 
 
 class Played:
     """The processes behind the front.
 
-    executed: what was executed, in order, with repetitions; saved: the states on the disk.
+    executed: run, number and kind of what was executed, in order, with repetitions, and `bodies` of
+    it; steps: numbers of optimizer steps in the metrics; request_s: what a request takes.
     `on`: called before and after each call, with its name and argument.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, request_s: float = 0.0) -> None:
         self.memory: dict[str, State] = {}
-        self.saved: dict[str, State] = {}
         self.executed: list[tuple[str, int, str]] = []
         self.bodies: list[bytes] = []
+        self.steps: list[int] = []
         self.released: list[str] = []
         self.sampled: list[Sample] = []
         self.loaded: list[tuple[str, str, int]] = []
         self.on: Callable[[str, Any], None] = lambda name, value: None
         self.gate: asyncio.Event | None = None
+        self.clock = Clock()
+        self._request_s = request_s
+        self._known: set[str] = set()
 
     def kill_learner(self) -> None:
         self.memory.clear()
+        self._known.clear()
 
-    async def position(self, run_id: str) -> Position:
-        self.on("position", run_id)
-        if run_id not in self.memory:
-            self.memory[run_id] = self.saved.get(run_id, State()).copy()
-        state = self.memory[run_id]
-        return Position(seq_id=state.seq_id)
+    async def unload(self, policy: str) -> None:
+        self.on("unload", policy)
+
+    async def find_learner(self, run_id: str) -> None:
+        self.on("find_learner", run_id)
+        self._known.add(run_id)
 
     async def execute(self, request: Execute) -> Executed:
         self.on("execute", request)
         if self.gate is not None:
             await self.gate.wait()
-        if request.run_id not in self.memory:
-            raise Unavailable("the learner left, and the new one has no state of this run")
-        state = self.memory[request.run_id]
-        if request.seq_id == state.seq_id:
-            return state.last
-        assert request.seq_id > state.seq_id, (request, state.seq_id)
-        self.executed.append((request.run_id, request.seq_id, request.operation))
-        self.bodies.append(request.body)
-        executed = self._executed(request, state)
-        if request.operation in CHANGING and not executed.error:
-            state.seq_id = request.seq_id
-            state.last = executed
+        if request.run_id not in self._known:
+            raise Unavailable("the learner left")
+        self.clock.now_s += self._request_s
+        executed = self._executed(request)
         self.on("executed", request)
-        if request.run_id not in self.memory and request.operation != "unload_model":
+        if request.run_id not in self._known:
             raise Unavailable("the learner left before it answered")
         return executed
 
-    def _executed(self, request: Execute, state: State) -> Executed:
-        kind = request.operation
+    def _executed(self, request: Execute) -> Executed:
+        kind, run_id, path = request.operation, request.run_id, Path(request.path) / "state.json"
+        if kind == "restore":
+            if self.memory.pop(run_id, None):
+                self.released.append(run_id)
+            if request.path and not path.exists():
+                return Executed(body=b"", version=0, error=f"{path.parent.name} is damaged")
+            if request.path:
+                self.memory[run_id] = State(**json.loads(path.read_text()))
+            return Executed(body=b"", version=0)
+        if kind in ("create_model", "load_weights"):
+            self.memory.setdefault(run_id, State())
+        state = self.memory[run_id]
+        if kind != "save_state":
+            self.executed.append((run_id, _number(request), kind))
+            self.bodies.append(request.body)
         body, tokens = b"{}", 1
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
@@ -136,36 +149,21 @@ class Played:
                 return _refused(str(error), state)
             state.version += 1
             body = json.dumps({"metrics": {"chain": int(state.chain[:6] or "0", 16)}}).encode()
+            if request.step:
+                self.steps.append(request.step)
         if request.path and kind != "load_weights":
-            directory = Path(request.path)
-            directory.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"chain": state.chain, "version": state.version})
-            (directory / "state.json").write_text(text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(dataclasses.asdict(state)))
         if kind == "load_weights":
-            loaded = json.loads((Path(request.path) / "state.json").read_text())
+            loaded = json.loads(path.read_text())
             state.chain, state.version = loaded["chain"], loaded["version"]
         if kind in CHANGING:
-            digest = hashlib.sha256(f"{state.chain} {kind} {request.seq_id}".encode())
+            digest = hashlib.sha256(f"{state.chain} {kind}".encode())
             digest.update(request.body)
             state.chain = digest.hexdigest()
         if kind == "unload_model":
-            self.memory.pop(request.run_id)
-        executed = Executed(body=body, version=state.version, tokens=tokens)
-        if kind == "optim_step" and state.version % 2 == 0:
-            saved = state.copy()
-            saved.seq_id = request.seq_id
-            executed = Executed(
-                body=body, version=state.version, tokens=tokens, saved_seq_id=request.seq_id
-            )
-            saved.last = executed
-            self.saved[request.run_id] = saved
-        return executed
-
-    async def release(self, run_id: str) -> None:
-        self.on("release", run_id)
-        if run_id in self.memory:
-            self.saved[run_id] = self.memory.pop(run_id)
-        self.released.append(run_id)
+            self.memory.pop(run_id)
+        return Executed(body=body, version=state.version, tokens=tokens)
 
     async def sample(self, request: Sample) -> Sampled:
         self.on("sample", request)
@@ -214,16 +212,14 @@ class Played:
         self.loaded.append((policy, str(directory), version))
 
 
+def _number(request: Execute) -> int:
+    if request.operation in ("forward", "forward_backward"):
+        return int(decode(request.body).seq_id)
+    return int(json.loads(request.body).get("seq_id", 0))
+
+
 def _refused(error: str, state: State) -> Executed:
     return Executed(body=b"", version=state.version, error=error)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def ids(prefix: str = "") -> Callable[[], str]:
@@ -245,7 +241,8 @@ def open_desk(
     prefix: str = "",
     poll_s: float = 0.0,
 ) -> Desk:
-    now = clock or Clock()
+    now = clock or played.clock
+    played.clock = now
     store = Store(directory, now=now, new_id=ids(prefix), poll_s=poll_s)
     return Desk(store, played, MODEL)
 

@@ -171,7 +171,8 @@ class Killing(Played):
     """Kills at a call, once."""
 
     def __init__(self, kill_at: int, who: str) -> None:
-        super().__init__()
+        # Two requests between two states.
+        super().__init__(request_s=6.0)
         self.num_calls = 0
         self.at = ""
         self._kill_at = kill_at
@@ -206,7 +207,7 @@ def test_a_front_that_is_dropped_after_any_turn_of_its_loop_continues(
 ) -> None:
     end, _ = undisturbed
     for turns in range(0, 400, 19):
-        played = Played()
+        played = Played(request_s=6.0)
         lives = {0: turns}
         found = asyncio.run(end_of(tmp_path / f"{turns}", played, on_life=lives.get))
         assert found == end, f"dropped after {turns} turns"

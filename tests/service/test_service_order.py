@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from service_support import (
     Clock,
     Played,
     batch,
+    folder,
     front,
     ids,
     open_desk,
 )
 
 from async_rl.service.proto import ForwardBackwardRequest
-from async_rl.service.store import Session, Store
+from async_rl.service.store import Request, Session, Store
 
 
 async def test_the_requests_of_a_run_are_executed_in_the_order_of_their_numbers(
@@ -78,7 +80,7 @@ async def test_a_refused_request_takes_its_number_and_changes_nothing(tmp_path: 
             assert answer["category"] == "user"
             assert text in answer["error"]
         assert await api.forward_backward_result(right)
-    assert played.memory[run].seq_id == 4
+    assert played.memory[run].chain
 
 
 async def test_the_run_with_the_least_work_is_next(tmp_path: Path) -> None:
@@ -143,6 +145,89 @@ async def test_the_order_of_fields_makes_no_other_batch(tmp_path: Path) -> None:
             reply = await api.http.post("forward_backward", content=body)
             ids.add(reply.json()["request_id"])
         assert len(ids) == 1
+
+
+async def test_states_are_saved_between_steps_and_bodies_kept_until_two_have_them(
+    tmp_path: Path,
+) -> None:
+    played = Played(request_s=6.0)
+    async with front(tmp_path, played) as api:
+        run = await api.create()
+        kept, states = [], []
+        for seq_id in range(1, 9):
+            if seq_id == 5:
+                await api.wait(await api.batch(run, seq_id, [1]))
+            else:
+                step = {"model_id": run, "seq_id": seq_id, "adam_params": {}}
+                await api.result(await api.post("optim_step", **step))
+            await api.settle()
+            rows = api.desk.store.all(Request, "body IS NOT NULL ORDER BY seq_id")
+            kept.append([row.seq_id for row in rows])
+            folders = (tmp_path / "runs" / folder(run)).glob("state-*")
+            states.append(sorted(int(it.name.removeprefix("state-")) for it in folders))
+    # 12 s of work since the newest state, and no gradient that waits for its step.
+    assert states == [[1], [1], [1, 3], [1, 3], [1, 3], [3, 6], [3, 6], [6, 8]]
+    assert kept == [
+        [0, 1],
+        [0, 1, 2],
+        [2, 3],
+        [2, 3, 4],
+        [2, 3, 4, 5],
+        [4, 5, 6],
+        [4, 5, 6, 7],
+        [7, 8],
+    ]
+
+
+async def test_a_damaged_state_is_passed_over_and_two_are_a_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    played = Played(request_s=6.0)
+    async with front(tmp_path, played) as api:
+        run, session_id = await api.create(), api.session_id
+        for seq_id in range(1, 6):
+            step = {"model_id": run, "seq_id": seq_id, "adam_params": {}}
+            await api.result(await api.post("optim_step", **step))
+        chain = played.memory[run].chain
+    states = tmp_path / "runs" / folder(run)
+
+    async def after(damaged: str, seq_id: int, life: str) -> dict[str, Any]:
+        played.kill_learner()
+        (states / damaged / "state.json").unlink()
+        desk = open_desk(tmp_path, played, prefix=life)
+        async with front(tmp_path, played, desk=desk) as api:
+            api.session_id = session_id
+            answer = await api.wait(await api.batch(run, seq_id, [1], forward_only=True))
+            is_json = answer.headers["content-type"] == "application/json"
+            return answer.json() if is_json else {}
+
+    assert await after("state-5", 6, "2-") == {}
+    assert played.memory[run].chain == chain
+    assert sorted(it.name for it in states.glob("*state-*")) == ["damaged-state-5", "state-3"]
+    assert "state-5 is damaged" in caplog.text
+    error = (await after("state-3", 7, "3-"))["error"]
+    assert error == f"{run} is lost: state-3 is damaged; load its newest checkpoint"
+
+
+async def test_the_numbers_of_steps_are_those_of_all_runs_and_no_repetition_has_one(
+    tmp_path: Path,
+) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
+        runs = [await api.create(), await api.create(model_seq_id=1)]
+        session_id = api.session_id
+        for run in runs:
+            step = {"model_id": run, "seq_id": 1, "adam_params": {}}
+            await api.result(await api.post("optim_step", **step))
+        wrong = {"model_id": runs[0], "seq_id": 2, "adam_params": {"beta1": 2}}
+        await api.result(await api.post("optim_step", **wrong))
+    played.kill_learner()
+    async with front(tmp_path, played, desk=open_desk(tmp_path, played, prefix="2-")) as api:
+        api.session_id = session_id
+        step = {"model_id": runs[0], "seq_id": 3, "adam_params": {}}
+        await api.result(await api.post("optim_step", **step))
+    assert played.steps == [1, 2, 3]
+    assert [kind for _, _, kind in played.executed].count("optim_step") == 5
 
 
 def opened(directory: Path) -> Store:

@@ -31,7 +31,6 @@ from training_support import (
 )
 from transformers import AutoModelForCausalLM
 
-from async_rl.core.errors import Unavailable
 from async_rl.protocol.service import Operation
 from async_rl.service import batches, proto
 from async_rl.service.losses import find_loss
@@ -41,9 +40,9 @@ RNG = np.random.default_rng
 
 
 @pytest.fixture(scope="module")
-def shared(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRuns:
+def shared(model_path: Path) -> TrainingRuns:
     """One process for tests that change no weights."""
-    return started(make_runs(model_path, tmp_path_factory.mktemp("runs")))
+    return started(make_runs(model_path))
 
 
 def plain_logprobs(model: Any, datum: dict[str, np.ndarray]) -> torch.Tensor:
@@ -73,22 +72,23 @@ def test_a_request_is_the_sum_over_its_datums(
     rng = RNG(1)
     data = [make_datum(rng, size, loss, alternatives) for size in (9, 30, 4)]
     given = {"beta": 0.05} if loss == "dro" else {}
-    executed = done(shared, 1, "forward_backward", data_request(data, loss, given))
+    executed = done(shared, "forward_backward", data_request(data, loss, given))
     rows, metrics = answer(executed)
     found = gradients(shared)
     run = shared._runs[RUN]
-    assert run is not None
     run.forget_gradients()
-    run.numbers.seq_id = 0
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     definition, config = find_loss(loss, given)
     total = torch.zeros((), dtype=torch.float64)
     for datum, row in zip(data, rows, strict=True):
         p = plain_logprobs(model, datum)
         np.testing.assert_allclose(row, p.detach().numpy(), atol=2e-5)
-        inputs = {name: torch.tensor(datum[name]) for name in definition.inputs}
-        inputs |= {name: torch.full(p.shape, value) for name, value in config.items()}
-        total = total + definition.compute(p, inputs, [len(p)]).sum()
+        inputs = {name: datum[name] for name in definition.inputs}
+        inputs |= {name: np.full(p.shape, value, np.float32) for name, value in config.items()}
+        example: Any = SimpleNamespace(tokens=p, inputs=inputs)
+        nothing: Any = None
+        row_of = batches.Row(examples=[example], packed=nothing, pair=torch.zeros(1))
+        total = total + definition.compute(p, row_of)[0].sum()
     total.backward()
     assert metrics == {"loss:sum": pytest.approx(float(total.detach()), rel=1e-5)}
     assert executed.tokens == 43
@@ -104,14 +104,13 @@ def test_a_request_is_the_sum_over_its_datums(
 
 def test_forward_gives_the_same_answer_and_leaves_no_gradient(shared: TrainingRuns) -> None:
     body = data_request([make_datum(RNG(2), 8, "cross_entropy")], "cross_entropy")
-    forward = done(shared, 1, "forward", body)
+    forward = done(shared, "forward", body)
     assert gradients(shared) == {}
-    assert forward.body == done(shared, 1, "forward_backward", body).body
+    assert forward.body == done(shared, "forward_backward", body).body
     run = shared._runs[RUN]
     assert run is not None
     assert run.has_gradients
     run.forget_gradients()
-    run.numbers.seq_id = 0
 
 
 def adamw(x: np.ndarray, grads: list[np.ndarray], values: list[dict[str, float]]) -> np.ndarray:
@@ -132,7 +131,7 @@ def test_a_step_uses_the_sum_of_the_gradients_and_the_values_of_its_call(
     model_path: Path, tmp_path: Path
 ) -> None:
     """The second step has a clip, the third no gradient at all."""
-    runs = started(make_runs(model_path, tmp_path))
+    runs = started(make_runs(model_path))
     values = [
         {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
         {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.0},
@@ -142,20 +141,17 @@ def test_a_step_uses_the_sum_of_the_gradients_and_the_values_of_its_call(
     assert run is not None
     before = {name: p.detach().double().numpy() for name, p in run.weights.items()}
     used: list[dict[str, np.ndarray]] = []
-    seq_id = 0
     for step, adam in enumerate(values):
         for call in range(2 if step < 2 else 0):
             body = data_request([make_datum(RNG(7 + call), 12, "ppo")], "ppo")
-            done(runs, seq_id := seq_id + 1, "forward_backward", body)
+            done(runs, "forward_backward", body)
         found = {n: g.double().numpy() for n, g in gradients(runs).items()}
         used.append(found or {name: np.zeros_like(x) for name, x in before.items()})
         norm = float(np.sqrt(sum((g**2).sum() for g in used[-1].values())))
         clip = norm / 3 if step == 1 else 0.0
         if clip:
             used[-1] = {name: g / 3 for name, g in used[-1].items()}
-        executed = done(
-            runs, seq_id := seq_id + 1, "optim_step", optim(**adam, grad_clip_norm=clip)
-        )
+        executed = done(runs, "optim_step", optim(**adam, grad_clip_norm=clip), step=step + 1)
         assert executed.version == step + 1
         metrics = msgspec.json.decode(executed.body)["metrics"]
         assert metrics == {"grad_norm": pytest.approx(norm, rel=1e-5)}
@@ -170,13 +166,13 @@ def test_a_step_uses_the_sum_of_the_gradients_and_the_values_of_its_call(
 
 def test_calls_accumulate_to_the_same_as_one_call(model_path: Path, tmp_path: Path) -> None:
     data = [make_datum(RNG(3), size, "cross_entropy") for size in (6, 11)]
-    runs = started(make_runs(model_path, tmp_path))
-    done(runs, 1, "forward_backward", data_request(data, "cross_entropy"))
+    runs = started(make_runs(model_path))
+    done(runs, "forward_backward", data_request(data, "cross_entropy"))
     together = gradients(runs)
     started(runs, OTHER)
-    for seq_id, datum in enumerate(data, 1):
+    for datum in data:
         body = data_request([datum], "cross_entropy")
-        done(runs, seq_id, "forward_backward", body, run_id=OTHER)
+        done(runs, "forward_backward", body, run_id=OTHER)
     apart = gradients(runs, OTHER)
     names = list(together)
     assert relative_difference([apart[n] for n in names], [together[n] for n in names]) < 1e-5
@@ -187,8 +183,8 @@ def test_small_rows_and_large_rows_give_the_same(model_path: Path, tmp_path: Pat
     body = data_request(data, "cross_entropy")
     found = []
     for budget in (22, 66):
-        runs = started(make_runs(model_path, tmp_path, f"learner.budget_tokens={budget}"))
-        executed = done(runs, 1, "forward_backward", body)
+        runs = started(make_runs(model_path, f"learner.budget_tokens={budget}"))
+        executed = done(runs, "forward_backward", body)
         found.append((answer(executed)[0], gradients(runs)))
     for first, second in zip(found[0][0], found[1][0], strict=True):
         np.testing.assert_allclose(first, second, atol=2e-5)
@@ -199,19 +195,18 @@ def test_small_rows_and_large_rows_give_the_same(model_path: Path, tmp_path: Pat
 def test_a_seed_gives_the_same_start_next_to_any_other_runs(
     model_path: Path, tmp_path: Path
 ) -> None:
-    alone = weights(started(make_runs(model_path, tmp_path / "1")))
-    runs = started(make_runs(model_path, tmp_path / "2"), OTHER, rank=8, seed=5)
+    alone = weights(started(make_runs(model_path)))
+    runs = started(make_runs(model_path), OTHER, rank=8, seed=5)
     torch.manual_seed(99)
     assert equal(weights(started(runs)), alone)
-    assert not equal(weights(started(make_runs(model_path, tmp_path / "3"), seed=4)), alone)
+    assert not equal(weights(started(make_runs(model_path), seed=4)), alone)
 
 
 def test_without_a_seed_each_run_has_its_own_start_again_and_again(
     model_path: Path, tmp_path: Path
 ) -> None:
     first, again = (
-        started(started(make_runs(model_path, tmp_path / n), seed=None), OTHER, seed=None)
-        for n in "ab"
+        started(started(make_runs(model_path), seed=None), OTHER, seed=None) for n in "ab"
     )
     assert equal(weights(first), weights(again))
     assert not equal(weights(first), weights(first, OTHER))
@@ -219,21 +214,21 @@ def test_without_a_seed_each_run_has_its_own_start_again_and_again(
 
 def test_runs_of_different_rank_do_not_reach_each_other(model_path: Path, tmp_path: Path) -> None:
     def trained(runs: TrainingRuns, run_id: str, seed: int) -> None:
-        for seq_id in (1, 3):
+        for _ in range(2):
             body = data_request([make_datum(RNG(seed), 12, "ppo")], "ppo")
-            done(runs, seq_id, "forward_backward", body, run_id=run_id)
-            done(runs, seq_id + 1, "optim_step", optim(run_id), run_id=run_id)
+            done(runs, "forward_backward", body, run_id=run_id)
+            done(runs, "optim_step", optim(run_id), run_id=run_id)
 
-    alone = started(make_runs(model_path, tmp_path / "1"))
+    alone = started(make_runs(model_path))
     trained(alone, RUN, 1)
-    both = make_runs(model_path, tmp_path / "2")
+    both = make_runs(model_path)
     started(started(both, OTHER, rank=2, train_mlp=False), RUN)
     trained(both, OTHER, 2)
     trained(both, RUN, 1)
     assert equal(weights(both), weights(alone))
-    both.release(OTHER)
+    done(both, "restore", run_id=OTHER)
     before = weights(both)
-    done(both, 5, "forward_backward", data_request([make_datum(RNG(1), 12, "ppo")], "ppo"))
+    done(both, "forward_backward", data_request([make_datum(RNG(1), 12, "ppo")], "ppo"))
     assert equal(weights(both), before)
     assert gradients(both)
 
@@ -248,7 +243,7 @@ def test_runs_of_different_rank_do_not_reach_each_other(model_path: Path, tmp_pa
 def test_attention_or_the_mlp_alone_can_be_trained(
     lora: dict[str, bool], targets: set[str], model_path: Path, tmp_path: Path
 ) -> None:
-    runs = started(make_runs(model_path, tmp_path), **lora)
+    runs = started(make_runs(model_path), **lora)
     run = runs._runs[RUN]
     assert run is not None
     assert {name.split(".")[-3] for name in run.weights} == targets
@@ -290,10 +285,10 @@ NAN = np.full(6, np.nan, np.float32)
 def test_a_bad_datum_is_named_and_changes_nothing(
     change: dict[str, np.ndarray], reason: str, model_path: Path, tmp_path: Path
 ) -> None:
-    runs = started(make_runs(model_path, tmp_path, "learner.budget_tokens=40"))
-    done(runs, 1, "forward_backward", data_request([GOOD], "ppo"))
+    runs = started(make_runs(model_path, "learner.budget_tokens=40"))
+    done(runs, "forward_backward", data_request([GOOD], "ppo"))
     before, others = gradients(runs), weights(runs)
-    executed = ask(runs, 2, "forward_backward", data_request([GOOD, GOOD | change], "ppo"))
+    executed = ask(runs, "forward_backward", data_request([GOOD, GOOD | change], "ppo"))
     assert executed.body == b""
 
     assert re.search(reason, executed.error), executed.error
@@ -303,28 +298,28 @@ def test_a_bad_datum_is_named_and_changes_nothing(
 
 def test_a_missing_input_and_a_lost_mask_are_named(shared: TrainingRuns) -> None:
     without = {k: v for k, v in GOOD.items() if k != "advantages"}
-    executed = ask(shared, 1, "forward", data_request([without], "ppo"))
+    executed = ask(shared, "forward", data_request([without], "ppo"))
     assert "datum 0 lacks, or should not have, advantages; its loss needs adv" in executed.error
     masked = GOOD | {"sequence_ratio_mask": np.zeros(6, np.float32)}
-    executed = ask(shared, 1, "forward", data_request([masked], "gspo"))
+    executed = ask(shared, "forward", data_request([masked], "gspo"))
     assert executed.error == "datum 0: sequence_ratio_mask marks no token"
-    assert "no datum" in ask(shared, 1, "forward", data_request([], "ppo")).error
+    assert "no datum" in ask(shared, "forward", data_request([], "ppo")).error
     soft = make_datum(RNG(0), 6, "cross_entropy", 3)
     soft["weights"] = soft["weights"][:, 0]
-    executed = ask(shared, 1, "forward", data_request([soft], "cross_entropy"))
+    executed = ask(shared, "forward", data_request([soft], "cross_entropy"))
     assert "weights has the shape (6,), target_tokens (6, 3)" in executed.error
-    assert "no ForwardBackwardRequest" in ask(shared, 1, "forward", b"\xff\xff").error
+    assert "no ForwardBackwardRequest" in ask(shared, "forward", b"\xff\xff").error
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_earlier_ones(
     model_path: Path, tmp_path: Path
 ) -> None:
-    runs = started(make_runs(model_path, tmp_path))
-    done(runs, 1, "forward_backward", data_request([GOOD], "ppo"))
+    runs = started(make_runs(model_path))
+    done(runs, "forward_backward", data_request([GOOD], "ppo"))
     before = gradients(runs)
     datum = make_datum(RNG(0), 6, "cross_entropy")
     datum["weights"] = np.full(6, 1e37, np.float32)
-    executed = ask(runs, 2, "forward_backward", data_request([datum], "cross_entropy"))
+    executed = ask(runs, "forward_backward", data_request([datum], "cross_entropy"))
     assert "gradient is not finite" in executed.error
     assert equal(gradients(runs), before)
 
@@ -339,61 +334,40 @@ def test_a_gradient_that_is_not_finite_leaves_the_earlier_ones(
 def test_a_run_that_cannot_be_made_is_refused_and_so_are_its_requests(
     body: bytes, reason: str, model_path: Path, tmp_path: Path
 ) -> None:
-    runs = make_runs(model_path, tmp_path)
-    assert runs.position(RUN).seq_id == -1
-    assert reason in ask(runs, 0, "create_model", body).error
-    assert "its create_model was refused" in ask(runs, 1, "optim_step", optim()).error
-    assert runs.position(RUN).seq_id == -1
+    runs = make_runs(model_path)
+    assert reason in ask(runs, "create_model", body).error
+    assert "its create_model was refused" in ask(runs, "optim_step", optim()).error
 
 
 def test_steps_that_would_break_the_weights_are_refused(shared: TrainingRuns) -> None:
     before = weights(shared)
     assert (
         "Expected `float` >= 1e-30 - at `$.adam_params.eps`"
-        in ask(shared, 1, "optim_step", optim(eps=0.0)).error
+        in ask(shared, "optim_step", optim(eps=0.0)).error
     )
-    assert "bad request" in ask(shared, 1, "optim_step", optim(beta2=1.0)).error
-    assert "exists already" in ask(shared, 1, "create_model", create()).error
+    assert "bad request" in ask(shared, "optim_step", optim(beta2=1.0)).error
+    assert "exists already" in ask(shared, "create_model", create()).error
     assert equal(weights(shared), before)
-
-
-def test_a_request_before_its_position_was_asked_for_is_not_executed(
-    model_path: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(Unavailable, match="ask for its position first"):
-        ask(make_runs(model_path, tmp_path), 0, "create_model", create())
-
-
-def test_the_newest_request_is_answered_again_and_older_ones_are_not(
-    model_path: Path, tmp_path: Path
-) -> None:
-    runs = started(make_runs(model_path, tmp_path))
-    body = data_request([GOOD], "ppo")
-    first = done(runs, 1, "forward_backward", body)
-    before = gradients(runs)
-    assert done(runs, 1, "forward_backward", body).body == first.body
-    assert equal(gradients(runs), before)
-    assert ask(runs, 0, "create_model", create()).error == "request 0 is before 1"
 
 
 def test_a_sampler_directory_is_the_merged_model(model_path: Path, tmp_path: Path) -> None:
     """Both are read by libraries of others."""
     from peft import PeftModel
 
-    runs = started(make_runs(model_path, tmp_path / "runs"), rank=3)
+    runs = started(make_runs(model_path), rank=3)
     started(runs, OTHER, rank=5, train_attn=False)
     (model_path / "tokenizer.json").write_text("{}")
     for run_id, seed in ((RUN, 1), (OTHER, 2)):
         body = data_request([make_datum(RNG(seed), 20, "ppo")], "ppo")
-        done(runs, 1, "forward_backward", body, run_id=run_id)
-        done(runs, 2, "optim_step", optim(run_id, learning_rate=0.05), run_id=run_id)
+        done(runs, "forward_backward", body, run_id=run_id)
+        done(runs, "optim_step", optim(run_id, learning_rate=0.05), run_id=run_id)
         folder = tmp_path / run_id.replace(":", ".")
         for operation, name in (
             ("save_weights_for_sampler", "sampler"),
             ("save_weights_external", "merged"),
         ):
             for _ in range(2):  # a directory of that name is replaced
-                done(runs, 3, operation, run_id=run_id, path=folder / name)
+                done(runs, operation, run_id=run_id, path=folder / name)
         described = json.loads((folder / "sampler" / "adapter_config.json").read_text())
         assert (described["r"], described["lora_alpha"]) == (3 if run_id == RUN else 5, 16)
         assert described["base_model_name_or_path"] == str(model_path)
@@ -406,7 +380,7 @@ def test_a_sampler_directory_is_the_merged_model(model_path: Path, tmp_path: Pat
             expected = plain_logprobs(merged, datum)
             assert (expected - plain_logprobs(adapted, datum)).abs().max() < 1e-5
         body = data_request([datum], "cross_entropy")
-        ((row,), _) = answer(done(runs, 4, "forward", body, run_id=run_id))
+        ((row,), _) = answer(done(runs, "forward", body, run_id=run_id))
         assert abs(row - expected.numpy()).max() < 2e-5
     first, second = (tmp_path / r.replace(":", ".") / "merged" for r in (RUN, OTHER))
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
@@ -416,27 +390,27 @@ def test_no_bytes_of_a_request_end_the_process(model_path: Path, tmp_path: Path)
     """Whatever is refused leaves gradients and weights as they were; whatever is accepted harms
     the run that sent it alone.
     """
-    runs = started(started(make_runs(model_path, tmp_path)), OTHER)
+    runs = started(started(make_runs(model_path)), OTHER)
     untouched = weights(runs, OTHER)
     soft = [make_datum(RNG(0), 5, "cross_entropy", k) for k in (0, 2)]
     bodies = [data_request(soft, "cross_entropy"), data_request([GOOD], "gspo"), optim(), create()]
     operations: list[Operation] = ["forward_backward", "forward", "optim_step", "create_model"]
     rng = RNG(5)
     num_refused = 0
-    for seq_id in range(1, 1500):
+    for _ in range(1499):
         index = int(rng.integers(len(bodies)))
         content = np.frombuffer(bodies[index], np.uint8).copy()
         places = rng.integers(0, len(content), rng.integers(1, 4))
         content[places] = rng.integers(0, 256, len(places))
         before = gradients(runs), weights(runs)
-        executed = ask(runs, seq_id, operations[index], content.tobytes())
+        executed = ask(runs, operations[index], content.tobytes())
         if executed.error:
             num_refused += 1
             assert equal(gradients(runs), before[0])
             assert equal(weights(runs), before[1])
     assert num_refused > 300
     assert equal(weights(runs, OTHER), untouched)
-    done(runs, 1, "forward_backward", bodies[0], run_id=OTHER)
+    done(runs, "forward_backward", bodies[0], run_id=OTHER)
 
 
 def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
@@ -467,10 +441,9 @@ def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
         sizes = []
         for least in (8, 1000):
             monkeypatch.setattr(batches, "_LEAST_SHARED", least)
-            directory = tmp_path / f"{loss}{least}"
-            runs = started(make_runs(model_path, directory, "learner.budget_tokens=60"))
+            runs = started(make_runs(model_path, "learner.budget_tokens=60"))
             passes = spy_on_rows(runs, monkeypatch)
-            executed = done(runs, 1, "forward_backward", body)
+            executed = done(runs, "forward_backward", body)
             found.append((answer(executed), list(gradients(runs).values())))
             sizes.append(sum(row.input_ids.shape[1] for row in passes))
         assert sizes == [12 + 4 + 7 + 12 + 15 + 12, 16 + 19 + 24 + 15 + 12]
@@ -502,21 +475,21 @@ def test_sparse_targets_are_those_with_zeros_in_the_other_cells(shared: Training
         dense[name] = np.where(is_there, dense[name], 0).astype(dense[name].dtype)
     request = proto.ForwardBackwardRequest()
     request.ParseFromString(data_request([dense], "cross_entropy"))
-    expected = done(shared, 1, "forward", request.SerializeToString()).body
+    expected = done(shared, "forward", request.SerializeToString()).body
     for name in ("target_tokens", "weights"):
         tensor = request.data[0].loss_fn_inputs[name]
         tensor.sparse_csr.values = dense[name][is_there].tobytes()
         tensor.sparse_csr.crow_indices = np.cumsum([0, *is_there.sum(1)]).astype("<i8").tobytes()
         tensor.sparse_csr.col_indices = np.nonzero(is_there)[1].astype("<i8").tobytes()
-    assert done(shared, 1, "forward", request.SerializeToString()).body == expected
+    assert done(shared, "forward", request.SerializeToString()).body == expected
     # A few bytes that describe more than fits into memory.
     request.data[0].loss_fn_inputs["weights"].shape[1] = 2**50
-    executed = ask(shared, 1, "forward", request.SerializeToString())
+    executed = ask(shared, "forward", request.SerializeToString())
     assert executed.error == "datum 0: weights is no CSR matrix of the shape (6, 1125899906842624)"
     # Their products are 0, but numpy has no arrays of these shapes.
     for shape in ([2**32, 2**32], [0, 2**62]):
         tensor = request.data[0].loss_fn_inputs["weights"]
         tensor.Clear()
         tensor.dtype, tensor.shape[:] = 1, shape
-        executed = ask(shared, 1, "forward", request.SerializeToString())
+        executed = ask(shared, "forward", request.SerializeToString())
         assert executed.error == f"datum 0: weights has 0 values, and the shape {tuple(shape)}"

@@ -29,23 +29,9 @@ SERVICE = (
 _DTYPES = {"f": (1, "<f4"), "i": (2, "<i8")}
 
 
-class Clock:
-    """Every look takes some seconds."""
-
-    def __init__(self, step_s: float) -> None:
-        self.now = 0.0
-        self._step_s = step_s
-
-    def __call__(self) -> float:
-        self.now += self._step_s
-        return self.now
-
-
-def make_runs(
-    model_path: Path, directory: Path, *overrides: str, step_s: float = 0.0
-) -> TrainingRuns:
+def make_runs(model_path: Path, *overrides: str) -> TrainingRuns:
     config = make_config("grpo_code", *SERVICE, *overrides)
-    return TrainingRuns(config, model_path, directory, CPU, clock=Clock(step_s))
+    return TrainingRuns(config, model_path, CPU, clock=lambda: 0.0)
 
 
 def create(rank: int = 4, **lora: Any) -> bytes:
@@ -113,16 +99,16 @@ def make_datum(
 
 def ask(
     runs: TrainingRuns,
-    seq_id: int,
     operation: Operation,
     body: bytes = b"",
     *,
     run_id: str = RUN,
     path: Path | str = "",
+    step: int = 0,
 ) -> Executed:
     """Execute a request whatever comes of it."""
     return runs.execute(
-        Execute(run_id=run_id, seq_id=seq_id, operation=operation, body=body, path=str(path))
+        Execute(run_id=run_id, operation=operation, body=body, path=str(path), step=step)
     )
 
 
@@ -135,8 +121,7 @@ def done(*arguments: Any, **options: Any) -> Executed:
 
 def started(runs: TrainingRuns, run_id: str = RUN, **lora: Any) -> TrainingRuns:
     """The runs with a new one among them."""
-    assert runs.position(run_id).seq_id == -1
-    done(runs, 0, "create_model", create(**lora), run_id=run_id)
+    done(runs, "create_model", create(**lora), run_id=run_id)
     return runs
 
 
@@ -156,15 +141,11 @@ def answer(executed: Executed) -> tuple[list[np.ndarray], dict[str, float]]:
 
 def weights(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
     """Copies of weights and moments."""
-    run = runs._runs[run_id]
-    assert run is not None
-    return {name: x.detach().clone() for name, x in run.tensors().items()}
+    return {name: x.detach().clone() for name, x in runs._runs[run_id].tensors().items()}
 
 
 def gradients(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
-    run = runs._runs[run_id]
-    assert run is not None
-    return {n: p.grad.clone() for n, p in run.weights.items() if p.grad is not None}
+    return {n: p.grad.clone() for n, p in runs._runs[run_id].weights.items() if p.grad is not None}
 
 
 def equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:

@@ -1,0 +1,172 @@
+"""The requests of one training run, and what its learner has of them.
+
+Invariants
+- The requests of a run are executed in the order of their numbers, one at a time.
+- A learner that has lost requests of a run gets its newest whole state, and again those after it
+  that changed the run, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import cast
+
+from async_rl.core.checksums import checksum
+from async_rl.core.errors import DataError
+from async_rl.protocol.service import CHANGING, Execute, Executed, Operation
+from async_rl.service.address import folder_of
+from async_rl.service.processes import Processes
+from async_rl.service.store import Request, Store
+
+_log = logging.getLogger(__name__)
+_SAVE_S = 10.0
+"""Seconds of work after which the state of a run is saved: a kill repeats about that much."""
+_PREFIX = "state-"
+_KEPT = 2
+_NEXT = """SELECT 1 + max(seq_id) FROM requests WHERE owner=? AND answered_s IS NOT NULL"""
+
+
+class Line:
+    """next_seq: number of the next request to execute; waiting: those that are there; work: tokens
+    so far.
+    """
+
+    def __init__(self, run_id: str, store: Store, backend: Processes) -> None:
+        self.run_id = run_id
+        self.folder = store.directory / "runs" / folder_of(run_id)
+        self._store = store
+        self._backend = backend
+        self.next_seq: int = store.value(_NEXT, [run_id]) or 0
+        unanswered = store.all(Request, "owner=? AND answered_s IS NULL", run_id)
+        self.waiting = {request.seq_id for request in unanswered}
+        self.work = 0
+        self._is_known = False
+        """The learner has executed all before next_seq."""
+        self._unsaved_s = 0.0
+        """Work that no state has."""
+        self._has_gradients = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the next request is there."""
+        return self.next_seq in self.waiting
+
+    def lose(self) -> None:
+        """Note that the learner left."""
+        self._is_known = False
+
+    async def leave(self) -> None:
+        """Free the memory of the learner and the slot of the run, until its next request."""
+        if self._is_known:
+            await self.save()
+            await self._call("restore")
+            self._is_known = False
+        await self._backend.unload(self.folder.name)
+
+    async def execute(self, request: Request, directory: str, step: int) -> Executed:
+        """Execute the next request, after those that the learner has lost. Raises DataError if it
+        is refused.
+        """
+        if not self._is_known:
+            await self._repeat()
+        executed = await self._execute(request, directory, step)
+        self.work += executed.tokens
+        if executed.error:
+            raise DataError(executed.error)
+        return executed
+
+    async def answered(self, request: Request) -> None:
+        """Go on to the next request, as soon as this one has its answer in the store."""
+        self.waiting.remove(request.seq_id)
+        self.next_seq += 1
+        if request.kind == "unload_model":
+            self._is_known = False
+            await self.leave()
+            self._forget(request.seq_id)
+        elif request.kind == "optim_step" and self._unsaved_s >= _SAVE_S:
+            await self.save()
+
+    def _states(self) -> list[tuple[int, Path]]:
+        """Return the states and the newest request that each one has, the newest first."""
+        found = self.folder.glob(f"{_PREFIX}*[0-9]")
+        return sorted(((int(p.name.removeprefix(_PREFIX)), p) for p in found), reverse=True)
+
+    async def save(self) -> None:
+        """Save the state, unless gradients wait for their step, and delete what two states make
+        superfluous: a damage of one of them then requires no request before the other.
+        """
+        if self._has_gradients or not self._unsaved_s:
+            return
+        saved = await self._call("save_state", self.folder / f"{_PREFIX}{self.next_seq - 1}")
+        if saved.error:
+            # The requests remain, so a full disk loses nothing.
+            _log.warning("%s: %s", self.run_id, saved.error)
+            return
+        self._unsaved_s = 0.0
+        states = self._states()
+        for _, path in states[_KEPT:]:
+            shutil.rmtree(path)
+        if len(states) >= _KEPT:
+            self._forget(states[_KEPT - 1][0])
+
+    def _forget(self, seq_id: int) -> None:
+        query = "UPDATE requests SET body=NULL WHERE owner=? AND seq_id<=? AND body IS NOT NULL"
+        self._store.change(query, self.run_id, seq_id)
+
+    async def _repeat(self) -> None:
+        """Execute again what the newest whole state lacks. Raises DataError if that is impossible:
+        all states are damaged, and the requests that they have are gone.
+        """
+        await self._backend.find_learner(self.run_id)
+        damaged: list[tuple[Path, str]] = []
+        first = 0
+        for seq_id, path in self._states():
+            restored = await self._call("restore", path)
+            if not restored.error:
+                first = seq_id + 1
+                break
+            _log.error("%s: %s", self.run_id, restored.error)
+            damaged.append((path, restored.error))
+        else:
+            await self._call("restore")
+        self._unsaved_s, self._has_gradients = 0.0, False
+        lacking = self._store.all(
+            Request,
+            "owner=? AND seq_id>=? AND seq_id<? AND error='' ORDER BY seq_id",
+            self.run_id,
+            first,
+            self.next_seq,
+        )
+        for request in lacking:
+            if request.kind not in CHANGING:
+                continue
+            if request.body is None:
+                reason = damaged[0][1] if damaged else "its states are gone"
+                raise DataError(f"{self.run_id} is lost: {reason}; load its newest checkpoint")
+            executed = await self._execute(request, request.directory)
+            if checksum(executed.body) != request.outcome:
+                _log.error("%s was answered in another way before", request.request_id)
+        for path, _ in damaged:
+            # Its name becomes free, and it no longer counts as a state.
+            path.rename(path.with_name(f"damaged-{path.name}"))
+        self._is_known = True
+
+    async def _execute(self, request: Request, directory: str, step: int = 0) -> Executed:
+        started_s = self._store.now()
+        executed = await self._call(request.kind, directory, request.body or b"", step)
+        if request.kind in CHANGING and not executed.error:
+            self._unsaved_s += self._store.now() - started_s
+            if request.kind in ("forward_backward", "optim_step"):
+                self._has_gradients = request.kind == "forward_backward"
+        return executed
+
+    async def _call(
+        self, kind: str, path: Path | str = "", body: bytes = b"", step: int = 0
+    ) -> Executed:
+        operation = cast(Operation, kind)
+        request = Execute(
+            run_id=self.run_id, operation=operation, body=body, path=str(path), step=step
+        )
+        return await self._backend.execute(request)
