@@ -44,6 +44,8 @@ class Line:
         self.work = 0
         self._is_known = False
         """The learner has executed all before next_seq."""
+        self._is_held = True
+        """A generator may have a slot for it."""
         self._unsaved_s = 0.0
         """Work that no state has."""
         self._has_gradients = False
@@ -63,12 +65,15 @@ class Line:
             await self.save()
             await self._call("restore")
             self._is_known = False
-        await self._backend.unload(self.folder.name)
+        if self._is_held:
+            await self._backend.unload(self.folder.name)
+            self._is_held = False
 
     async def execute(self, request: Request, directory: str, step: int) -> Executed:
         """Execute the next request, after those that the learner has lost. Raises DataError if it
         is refused.
         """
+        self._is_held = True
         if not self._is_known:
             await self._repeat()
         executed = await self._execute(request, directory, step)

@@ -107,8 +107,7 @@ class Processes:
         for member in self._directory.of_role("generator"):
             key = life_of(member), policy
             async with self._loading[key]:
-                if self._loaded.pop(key, None) is None:
-                    continue
+                self._loaded.pop(key, None)
                 # A generator that has left has no slots.
                 with contextlib.suppress(Unavailable):
                     await self._call(member, FreeSlot(policy=policy))

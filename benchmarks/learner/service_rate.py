@@ -11,7 +11,6 @@ Run: `OMP_NUM_THREADS=1 python -m benchmarks.learner.service_rate [--rounds N]`.
 from __future__ import annotations
 
 import argparse
-import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,15 +52,13 @@ def datums(groups: Sequence[Group]) -> bytes:
     return body
 
 
-def service_step(model_path: Path, directory: Path, groups: Sequence[Group]) -> Callable[[], None]:
+def service_step(model_path: Path, groups: Sequence[Group]) -> Callable[[], None]:
     """Return forward_backward and optim_step of the batch."""
     config = compose("grpo_code", [*LORA, "model.lora.slots=4", "rollout.fn=tinker"])
-    runs = TrainingRuns(config, model_path, directory, torch.device("cpu"))
-    runs.position(RUN)
-    numbers = itertools.count()
+    runs = TrainingRuns(config, model_path, torch.device("cpu"))
 
     def ask(operation: Operation, body: bytes) -> None:
-        request = Execute(run_id=RUN, seq_id=next(numbers), operation=operation, body=body)
+        request = Execute(run_id=RUN, operation=operation, body=body)
         assert runs.execute(request).error == ""
 
     create = {"session_id": "0", "model_seq_id": 0, "base_model": "", "lora_config": {"rank": 8}}
@@ -91,7 +88,7 @@ def main() -> None:
             # The baseline has the name that `compare` divides by.
             phases = {
                 "bare": framework_step("grpo_code", LORA, model_path, groups),
-                "service": service_step(model_path, Path(scratch) / name, groups),
+                "service": service_step(model_path, groups),
             }
             compare(name, phases, groups, rounds=arguments.rounds, goal=">= 0.9")
 

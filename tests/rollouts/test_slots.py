@@ -23,7 +23,7 @@ from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Complete, FreeSlot, LoadReport, LoadWeights
 from async_rl.protocol.membership import Member, Members
-from async_rl.protocol.service import Execute, Executed, Position, Release, Sample, Sampled
+from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.slots import Slots
 from async_rl.runtime.directory import Directory
@@ -82,7 +82,7 @@ class Place:
 
 
 class Service:
-    """Generators with two slots each, a learner, and the front's side of them."""
+    """Generators with two slots each, and the front's side of them."""
 
     def __init__(self, tmp_path: Path, *, count: int = 1) -> None:
         self.directory = Directory()
@@ -90,7 +90,7 @@ class Service:
         self.engines: list[Any] = []
         self.calls: list[str] = []
         self._tmp_path = tmp_path
-        self._members = [self._member("learner-0", "learner")]
+        self._members: list[Member] = []
         for _ in range(count):
             self.add()
         context: Any = SimpleNamespace(
@@ -125,8 +125,6 @@ class Service:
     def _life_of(self, member: Member) -> Any:
         async def call(message: Message, *, timeout_s: float) -> Message:
             self.calls.append(type(message).__name__)
-            if member.role == "learner":
-                return self._learn(message)
             if all(other.name != member.name for other in self._members):
                 raise Unavailable(f"{member.name} exited")
             slots = self.slots[member.name]
@@ -139,12 +137,6 @@ class Service:
             return answer
 
         return SimpleNamespace(call=call)
-
-    def _learn(self, message: Message) -> Message:
-        if isinstance(message, Execute):
-            is_refused = message.body == b"refuse"
-            return Executed(body=b"", version=0, error="refused" if is_refused else "")
-        return Ok() if isinstance(message, Release) else Position(seq_id=0)
 
     def places(self, number: int = 0) -> list[list[tuple[str, int]]]:
         return [place.loaded for place in self.engines[number].places]
@@ -167,17 +159,14 @@ async def test_a_slot_is_given_to_another_run_only_after_it_is_free(tmp_path: Pa
     with pytest.raises(DataError, match=r"the 2 slots for .* taken by a\.1, b\.1; unload one"):
         await service.load("c:1")
     await service.front.sample(request("b.1"))
-    await service.front.position("a:1")
-    execute = Execute(run_id="a:1", seq_id=2, operation="unload_model", body=b"refuse")
-    await service.front.execute(execute)
     with pytest.raises(DataError, match="the 2 slots"):
         await service.load("c:1")
-    await service.front.execute(Execute(run_id="a:1", seq_id=2, operation="unload_model", body=b""))
+    await service.front.unload("a.1")
     await service.load("c:1", 7)
     for number in range(2):
         assert service.places(number)[0][-1] == ("c.1", 7)
     # A client that was silent has lost its slot, and takes one again when it samples.
-    await service.front.release("b:1")
+    await service.front.unload("b.1")
     await service.front.sample(request("b.1"))
     assert sorted(map(len, (service.places(0)[1], service.places(1)[1]))) == [1, 2]
     # The base model needs no slot.
