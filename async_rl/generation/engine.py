@@ -86,6 +86,7 @@ class Engine(Generates, Protocol):
         """
 
 
+@runtime_checkable
 class Samples(Protocol):
     """Draws samples with every setting of the training service."""
 

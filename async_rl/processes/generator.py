@@ -48,6 +48,7 @@ from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.rollouts.slots import Slots
+from async_rl.rollouts.turns import Turns
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.files import FileReader
 
@@ -97,7 +98,9 @@ class Generator:
             engine=lambda: self.sleeping.engine,
             limit=self.sleeping.limit,
         )
-        self._slots = Slots(self.sleeping)
+        self._slots: Slots | Turns = Slots(self.sleeping)
+        if not context.config.model.is_applied:
+            self._slots = Turns(self.sleeping, context.model_path)
         self.is_handed_over = context.config.devices.are_handed_over
         self._version_changed = asyncio.Event()
         self._draining = asyncio.Event()

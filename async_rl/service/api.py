@@ -80,15 +80,12 @@ class Api:
     def create_model(self, call: Call) -> Json:
         """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
         form = call.read(forms.CreateModel)
-        rank, most = form.lora_config.rank if form.lora_config else 0, self._desk.model.most_rank
-        if not rank:
-            refuse("rank 0")
-        if rank > most:
-            raise DataError(
-                f"rank={rank} is above {most}, the value of model.lora.rank of this server"
-            )
-        lora = msgspec.json.encode(form.lora_config).decode()
-        return self._create("create_model", form, lora, call)
+        lora, most = form.lora_config or forms.LoraConfig(rank=0), self._desk.model.most_rank
+        if lora.rank > most or (not lora.rank and most):
+            trained = f"adapters of rank 1 to {most}" if most else "all weights, which is rank 0"
+            raise DataError(f"rank={lora.rank} is refused: this service trains {trained}")
+        text = msgspec.json.encode(lora).decode()
+        return self._create("create_model", form, text, call)
 
     def load_weights(self, call: Call) -> Json:
         """Accept a load, into a run or as a new one."""

@@ -51,7 +51,7 @@ class Desk:
         self.model = model
         # While no front was there, no client could give a sign.
         store.change("UPDATE sessions SET seen_s=?", store.now())
-        self._order = Order(store, backend)
+        self._order = Order(store, backend, is_alone=not model.most_rank)
         self._backend = backend
         self._drawing: dict[str, asyncio.Task[None]] = {}
         self._num_drawing = collections.Counter[str]()

@@ -12,8 +12,8 @@ DEVIATIONS: Mapping[str, str] = {
     "stable_reinforce": "refused: its formula is not published; use ppo, cispo or"
     " importance_sampling",
     "dimuon": "refused: the optimizer is not published; use adamw",
-    "rank 0": "refused: the generators apply the adapters of all programs to one base model, whose"
-    " weights stay; use a LoRA rank of 1 or more",
+    "rank 0": "is all weights, and refused unless the service was started with model.lora=none,"
+    " which refuses other ranks; its programs take turns",
     "gspo": "has the thresholds of arXiv 2507.18071 unless others are given, and dro needs a beta:"
     " the API publishes no defaults",
     "images and sounds": "refused: only tokens can be sampled and trained",

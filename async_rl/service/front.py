@@ -49,12 +49,12 @@ async def serve(context: ProcessContext) -> None:
 def model_of(context: ProcessContext) -> Model:
     """Return what clients are told about the base model."""
     config = context.config
-    assert config.model.adapter is not None, "checked with the configuration"
+    adapter = config.model.adapter
     described = json.loads((context.model_path / "config.json").read_bytes())
     return Model(
         name=config.model.path or EMBEDDED,
         tokenizer=str(context.model_path),
         vocab_size=described.get("text_config", described)["vocab_size"],
         context_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
-        most_rank=config.model.adapter.rank,
+        most_rank=adapter.rank if adapter else 0,
     )

@@ -22,9 +22,10 @@ _NEWEST = (
 )
 _REQUESTED = "(SELECT max(accepted_s) FROM requests WHERE owner=run_id)"
 _RANK = "json_extract(lora, '$.rank')"
+_IS_LORA = f"json(iif({_RANK}, 'true', 'false'))"
 _RUN = f"""json_object(
     'training_run_id', run_id, 'base_model', :name, 'model_owner', 'local',
-    'is_lora', json('true'), 'lora_rank', {_RANK}, 'last_request_time', {_TIME.format(_REQUESTED)},
+    'is_lora', {_IS_LORA}, 'lora_rank', {_RANK}, 'last_request_time', {_TIME.format(_REQUESTED)},
     'last_checkpoint', {_NEWEST.format("weights")},
     'last_sampler_checkpoint', {_NEWEST.format("sampler_weights")},
     'user_metadata', json(user_metadata))"""
@@ -57,12 +58,12 @@ QUERIES: Mapping[str, str] = {
 }
 """By the path of GET."""
 GET_INFO = (
-    "SELECT json_object('type', 'get_info', 'model_id', run_id, 'is_lora', json('true'),"
+    f"SELECT json_object('type', 'get_info', 'model_id', run_id, 'is_lora', {_IS_LORA},"
     f" 'lora_rank', {_RANK}, 'model_data', json_object('model_name', :name, 'tokenizer_id',"
     " :tokenizer)) FROM runs WHERE run_id=:model_id"
 )
 WEIGHTS_INFO = (
-    "SELECT json_patch(lora, json_object('base_model', :name, 'is_lora', json('true'),"
+    f"SELECT json_patch(lora, json_object('base_model', :name, 'is_lora', {_IS_LORA},"
     f" 'lora_rank', {_RANK})) FROM runs WHERE run_id IN (SELECT run_id FROM checkpoints WHERE"
     " path=:tinker_path AND NOT is_gone AND name!='')"
 )

@@ -55,9 +55,11 @@ class Plan:
 class Order:
     """Executes the requests of training runs."""
 
-    def __init__(self, store: Store, backend: Processes) -> None:
+    def __init__(self, store: Store, backend: Processes, *, is_alone: bool = False) -> None:
+        """is_alone: the learner can have one run at a time."""
         self._store = store
         self._backend = backend
+        self._is_alone = is_alone
         self._lines: dict[str, Line] = {}
         self._leaving: set[str] = set()
         self._has_work = asyncio.Event()
@@ -109,6 +111,9 @@ class Order:
         """Execute the next request of a run."""
         request = self._store.one(Request, "owner=? AND seq_id=?", line.run_id, line.next_seq)
         assert request is not None
+        for other in self._lines.values():
+            if self._is_alone and other is not line:
+                await other.leave()
         try:
             plan = await self._plan(request)
             executed = await line.execute(request, plan.directory, self._num_steps + 1)

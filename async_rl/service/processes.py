@@ -129,6 +129,11 @@ class Processes:
 
 def _load_of(policy: str, directory: Path, version: int) -> LoadWeights:
     file = directory / "adapter_model.safetensors"
+    # Nothing names the tensors of the base model, which is the same file everywhere.
+    manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
+    if not file.exists():
+        whole = StoredFile(url=str(directory))
+        return LoadWeights(manifest=manifest, source=whole, policy=policy)
     try:
         described = json.loads((directory / "adapter_config.json").read_bytes())
         content = np.frombuffer(file.read_bytes(), np.uint8)
@@ -139,6 +144,4 @@ def _load_of(policy: str, directory: Path, version: int) -> LoadWeights:
         scaling=described["lora_alpha"] / described["r"],
         checksum=checksum(content),
     )
-    # Nothing names the tensors of the base model, which is the same file everywhere.
-    manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
     return LoadWeights(manifest=manifest, source=source, policy=policy)

@@ -34,7 +34,9 @@ from async_rl.service.store import Request, Sampler, Store
 
 @frozen
 class Model:
-    """The base model. tokenizer: directory or name on the hub; most_rank: of an adapter."""
+    """The base model. tokenizer: directory or name on the hub; most_rank: of an adapter; 0 =
+    all weights are trained.
+    """
 
     name: str
     tokenizer: str

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from async_rl.config.base import replace
@@ -37,6 +38,7 @@ from async_rl.weights.lora import (
     targets_of,
 )
 
+_WHOLE = "model.safetensors"
 _WEIGHTS = shutil.ignore_patterns(
     "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json"
 )
@@ -81,31 +83,46 @@ class Tenant:
     numbers: saved with its tensors; loss, num_tokens: sums since the newest step.
     """
 
-    def __init__(self, policy: Policy, run_id: str, numbers: Numbers, config: LoraAdapter) -> None:
-        """Add an adapter to the base model. config: the largest that the service serves. Raises
-        DataError for an adapter without layers.
+    def __init__(
+        self, policy: Policy, run_id: str, numbers: Numbers, config: LoraAdapter | None
+    ) -> None:
+        """Add an adapter to the base model. config: the largest that the service serves; None = the
+        weights of the model itself are trained. Raises DataError for an adapter without layers.
         """
         self._lm: Any = policy.lm
         self.run_id = run_id
         self.numbers = numbers
-        lora = numbers.lora
-        self._scaling = config.alpha / lora.rank
+        if (config is None) != (numbers.lora.rank == 0):
+            raise DataError(f"{numbers.lora} cannot be trained here; resume with other model.lora")
+        self._scaling: float | None = None
+        if config is not None:
+            self._scaling = config.alpha / numbers.lora.rank
+            self._add_adapter(config)
+        named = (
+            policy.lm.named_parameters() if config is None else adapter_weights(self._lm, run_id)
+        )
+        self.weights: dict[str, nn.Parameter] = dict(named)
+        for parameter in self.weights.values():
+            parameter.requires_grad_(True)
+        self._parameters = list(self.weights.values())
+        self._optimizer = torch.optim.AdamW(self._parameters, fused=True)
+        self.forget_moments()
+        self.loss = 0.0
+        self.num_tokens = 0
+
+    def _add_adapter(self, config: LoraAdapter) -> None:
+        lora = self.numbers.lora
         targets = targets_of(self._lm, attention=lora.train_attn, mlp=lora.train_mlp)
         if config.targets:
             targets = [name for name in targets if name in config.targets]
         if not targets:
             raise DataError("lora_config: set train_attn or train_mlp; nothing else can be trained")
         # Not at random: executed again, it has to be the same.
-        seed = checksum(run_id) if lora.seed is None else lora.seed
-        wanted = replace(config, rank=lora.rank, targets=targets)
-        add_adapter(self._lm, wanted, run_id, seed=seed)
+        seed = checksum(self.run_id) if lora.seed is None else lora.seed
+        add_adapter(
+            self._lm, replace(config, rank=lora.rank, targets=targets), self.run_id, seed=seed
+        )
         self._lm.to(self._lm.device)
-        self.weights: dict[str, nn.Parameter] = dict(adapter_weights(self._lm, run_id))
-        self._parameters = list(self.weights.values())
-        self._optimizer = torch.optim.AdamW(self._parameters, fused=True)
-        self.forget_moments()
-        self.loss = 0.0
-        self.num_tokens = 0
 
     def forget_moments(self) -> None:
         """Start the optimizer anew."""
@@ -182,8 +199,11 @@ class Tenant:
         if not with_moments:
             self.forget_moments()
 
-    def write_adapter(self, directory: Path) -> None:
-        """Write the adapter as PEFT's files."""
+    def write_weights(self, directory: Path) -> None:
+        """Write the adapter as PEFT's files, or all weights as one file."""
+        if self._scaling is None:
+            save_file({n: x.detach() for n, x in self.weights.items()}, directory / _WHOLE)
+            return
         adapter = Adapter(tensors=self.weights, scaling=self._scaling)
         facts = {"task_type": "CAUSAL_LM", "base_model_name_or_path": self._lm.name_or_path}
         write_peft(directory, adapter.to_bytes(), adapter.scaling, **facts)

@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 import collections
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,9 +25,9 @@ from async_rl.core.types import FloatArray
 from async_rl.protocol.service import Execute, Executed
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
 from async_rl.service.custom import custom_loss
-from async_rl.service.forms import CreateModel, Load, OptimStep, read
+from async_rl.service.forms import CreateModel, Load, LoraConfig, OptimStep, read
 from async_rl.service.graphs import CUSTOM, GRAPH
-from async_rl.service.losses import find_loss
+from async_rl.service.losses import Loss, find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.states import read_state, write_state, written
 from async_rl.service.tenants import Numbers, Tenant, load_base
@@ -35,7 +36,7 @@ from async_rl.weights.lora import remove_adapter, use_adapter
 _WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
     "save_state": write_state,
     "save_weights": write_state,
-    "save_weights_for_sampler": Tenant.write_adapter,
+    "save_weights_for_sampler": Tenant.write_weights,
     "save_weights_external": Tenant.export,
 }
 
@@ -55,12 +56,11 @@ class TrainingRuns:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load the base model. Raises ConfigError for a model that cannot be trained."""
-        adapter = config.model.adapter
-        assert adapter is not None, "checked with the configuration"
-        self._adapter = adapter
+        self._adapter = config.model.adapter
         self._device = device
         self._clock = clock
-        self._policy = load_base(config, model_path, device)
+        self._load_base = functools.partial(load_base, config, model_path, device)
+        self._policy = self._load_base()
         self._base_sha256 = sum_of(model_path.glob("*.safetensors")).hex()
         text = self._policy.lm.config.get_text_config()
         budget = config.learner.budget_tokens
@@ -77,12 +77,20 @@ class TrainingRuns:
         self.reports: list[tuple[int, dict[str, float]]] = []
 
     def _add(self, run_id: str, numbers: Numbers) -> Tenant:
+        if self._adapter is None:
+            # There is one set of weights.
+            for other in list(self._runs):
+                self._forget(other)
         run = Tenant(self._policy, run_id, numbers, self._adapter)
         self._runs[run_id] = run
         return run
 
     def _forget(self, run_id: str) -> None:
-        if self._runs.pop(run_id, None) is not None:
+        if self._runs.pop(run_id, None) is None:
+            return
+        if self._adapter is None:
+            self._policy = self._load_base()
+        else:
             remove_adapter(self._policy.lm, run_id)
 
     def execute(self, request: Execute) -> Executed:
@@ -104,8 +112,7 @@ class TrainingRuns:
             case "create_model":
                 if run is not None:
                     raise DataError(f"{run_id} exists already")
-                lora = read(request.body, CreateModel).lora_config
-                assert lora is not None, "the front refuses it"
+                lora = read(request.body, CreateModel).lora_config or LoraConfig(rank=0)
                 self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
             case "restore" | "unload_model":
                 self._forget(run_id)
@@ -138,8 +145,9 @@ class TrainingRuns:
     def _forward(self, run: Tenant, request: Execute) -> tuple[bytes, int]:
         """forward_backward and forward."""
         parsed = parse_forward_backward(request.body)
+        loss: Loss
         if parsed.loss_fn == CUSTOM:
-            loss, config = custom_loss(str(parsed.config.get(GRAPH)).encode()), {}
+            loss, config = custom_loss(str(parsed.config.get(GRAPH)).encode()), dict[str, float]()
         else:
             loss, config = find_loss(parsed.loss_fn, parsed.config)
         examples = check_data(parsed.data, loss, config, self._limits)

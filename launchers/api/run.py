@@ -192,9 +192,11 @@ class Run:
         from async_rl.launchers.api.session import Session
 
         adapter = self.config.model.adapter
-        if not self.config.agent.is_service or adapter is None:
+        if not self.config.agent.is_service:
             raise ConfigError(f'run {self.name} is no service; start one with launch("serve")')
-        return Session(self.directory, rank=rank or adapter.rank, checkpoint=checkpoint)
+        return Session(
+            self.directory, rank=rank or (adapter.rank if adapter else 0), checkpoint=checkpoint
+        )
 
     def rollouts(
         self, *, step: int | None = None, failed: bool = False, num_groups: int = MOST_GROUPS

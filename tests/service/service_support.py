@@ -240,11 +240,12 @@ def open_desk(
     clock: Clock | None = None,
     prefix: str = "",
     poll_s: float = 0.0,
+    model: Model = MODEL,
 ) -> Desk:
     now = clock or played.clock
     played.clock = now
     store = Store(directory, now=now, new_id=ids(prefix), poll_s=poll_s)
-    return Desk(store, played, MODEL)
+    return Desk(store, played, model)
 
 
 @contextlib.asynccontextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from service_support import (
+    MODEL,
     Clock,
     Played,
     batch,
@@ -228,6 +230,34 @@ async def test_the_numbers_of_steps_are_those_of_all_runs_and_no_repetition_has_
         await api.result(await api.post("optim_step", **step))
     assert played.steps == [1, 2, 3]
     assert [kind for _, _, kind in played.executed].count("optim_step") == 5
+
+
+async def test_runs_of_all_weights_take_turns_and_other_ranks_are_refused(
+    tmp_path: Path,
+) -> None:
+    played = Played(request_s=1.0)
+    desk = open_desk(tmp_path, played, model=dataclasses.replace(MODEL, most_rank=0))
+    async with front(tmp_path, played, desk=desk) as api:
+        with pytest.raises(AssertionError, match="this service trains all weights, which is rank"):
+            await api.create()
+        first = await api.create(lora_config=None)
+        second = await api.create(1, lora_config={"rank": 0})
+        asked = []
+        for seq_id in range(1, 4):
+            for run in (first, second):
+                asked.append(await api.batch(run, seq_id, [1, 2]))
+        for request_id in asked:
+            await api.forward_backward_result(request_id)
+        assert list(played.memory) == [second]
+        info = (await api.http.post("get_info", json={"model_id": first})).json()
+        assert (info["is_lora"], info["lora_rank"]) == (False, 0)
+    # The gradients of a run that left are computed again before its next request.
+    order = [(run == second, seq_id) for run, seq_id, _ in played.executed]
+    assert order[:8] == [
+        *((False, 0), (True, 0)),
+        *((False, 1), (True, 1)),
+        *((False, 1), (False, 2), (True, 1), (True, 2)),
+    ]
 
 
 def opened(directory: Path) -> Store:

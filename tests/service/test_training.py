@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from learner_support import VOCABULARY, relative_difference
+from safetensors.torch import load_file
 from training_support import (
     OTHER,
     RUN,
@@ -348,6 +349,45 @@ def test_steps_that_would_break_the_weights_are_refused(shared: TrainingRuns) ->
     assert "bad request" in ask(shared, "optim_step", optim(beta2=1.0)).error
     assert "exists already" in ask(shared, "create_model", create()).error
     assert equal(weights(shared), before)
+
+
+def test_all_weights_can_be_trained_and_are_the_base_model_again_afterwards(
+    model_path: Path, tmp_path: Path
+) -> None:
+    runs = make_runs(model_path, service=("rollout.fn=tinker", "model.lora=none"))
+    done(runs, "create_model", create(rank=0))
+    base = weights(runs)
+    datum = make_datum(RNG(1), 20, "cross_entropy")
+    done(runs, "forward_backward", data_request([datum], "cross_entropy"))
+    done(runs, "optim_step", optim(weight_decay=0.1, grad_clip_norm=0.5))
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    (-plain_logprobs(model, datum) * torch.tensor(datum["weights"])).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    adam = torch.optim.AdamW(model.parameters(), 0.01, (0.9, 0.95), 1e-12, weight_decay=0.1)
+    adam.step()
+    found = weights(runs)
+    for name, expected in model.named_parameters():
+        torch.testing.assert_close(found[name], expected.detach(), atol=1e-5, rtol=1e-4)
+    for operation, name in (
+        ("save_weights_for_sampler", "sampler"),
+        ("save_weights_external", "merged"),
+        ("save_state", "state"),
+    ):
+        kind: Any = operation
+        done(runs, kind, path=tmp_path / name)
+    saved = load_file(tmp_path / "sampler" / "model.safetensors")
+    assert equal(saved, {name: x for name, x in found.items() if name in saved})
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert equal(dict(exported.named_parameters()), saved)
+    assert "cannot be trained here" in ask(runs, "create_model", create(), run_id=OTHER).error
+    # Another run has the base model, and the first one continues where it was.
+    done(runs, "create_model", create(rank=0), run_id=OTHER)
+    assert list(runs._runs) == [OTHER]
+    assert equal(weights(runs, OTHER), base)
+    done(runs, "restore", path=tmp_path / "state")
+    assert equal(weights(runs), found)
+    adapters = make_runs(model_path)
+    assert "cannot be trained here" in ask(adapters, "restore", path=tmp_path / "state").error
 
 
 def test_a_sampler_directory_is_the_merged_model(model_path: Path, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ SERVICE = (
 _DTYPES = {"f": (1, "<f4"), "i": (2, "<i8")}
 
 
-def make_runs(model_path: Path, *overrides: str) -> TrainingRuns:
-    config = make_config("grpo_code", *SERVICE, *overrides)
+def make_runs(model_path: Path, *overrides: str, service: Sequence[str] = SERVICE) -> TrainingRuns:
+    config = make_config("grpo_code", *service, *overrides)
     return TrainingRuns(config, model_path, CPU, clock=lambda: 0.0)
 
 

@@ -16,10 +16,17 @@ def service_problems(config: RunConfig) -> Iterator[str]:
         return
     name = f"rollout.fn={config.rollout.fn}"
     adapter = config.model.adapter
-    if adapter is None or adapter.slots < _FEWEST_SLOTS:
+    if adapter is not None and adapter.slots < _FEWEST_SLOTS:
         yield (
-            f"model.lora with {name}: every program trains an adapter on the same base model; set"
-            f" model.lora=lora and model.lora.slots={_FEWEST_SLOTS} or more"
+            f"model.lora.slots={adapter.slots} with {name}: every program trains an adapter on the"
+            f" same base model; set it to {_FEWEST_SLOTS} or more"
         )
+    if adapter is None and config.model.dtype != "float32":
+        yield (
+            f"model.dtype={config.model.dtype} with {name} and model.lora=none: a step is smaller"
+            " than the distance of two such numbers; set model.dtype=float32"
+        )
+    if not config.generation.provided.serves_adapters:
+        yield f"generation.engine={config.generation.engine} with {name}: set it to vllm"
     if config.learner.ranks > 1:
         yield f"learner.ranks={config.learner.ranks} with {name}: not supported; set it to 1"
