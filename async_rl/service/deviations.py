@@ -22,8 +22,8 @@ DEVIATIONS: Mapping[str, str] = {
     " none",
     "alpha": "is model.lora.alpha for adapters of every rank",
     "stop": "text stops a sequence next to the model's end tokens; a list of tokens replaces them",
-    "custom losses": "are computed by the client, in two passes; it sends no graphs, because"
-    " custom_loss_server_side is false",
+    "create_custom_loss": "refuses a graph with other calls than those of its error; a function"
+    " without handle, in forward_backward_custom, is not limited",
     "seed": "the same seed gives the same sequence only in a batch of the same size",
 }
 """By the name of a value or a feature."""
