@@ -82,8 +82,10 @@ class Api:
         form = call.read(forms.CreateModel)
         lora, most = form.lora_config or forms.LoraConfig(rank=0), self._desk.model.most_rank
         if lora.rank > most or (not lora.rank and most):
-            trained = f"adapters of rank 1 to {most}" if most else "all weights, which is rank 0"
-            raise DataError(f"rank={lora.rank} is refused: this service trains {trained}")
+            raise DataError(
+                f"rank={lora.rank} is not trained here: model.lora.rank={most} of this server; rank"
+                " 0 is all weights and needs a server with model.lora=none"
+            )
         text = msgspec.json.encode(lora).decode()
         return self._create("create_model", form, text, call)
 

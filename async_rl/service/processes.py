@@ -131,7 +131,7 @@ def _load_of(policy: str, directory: Path, version: int) -> LoadWeights:
     file = directory / "adapter_model.safetensors"
     # Nothing names the tensors of the base model, which is the same file everywhere.
     manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
-    if not file.exists():
+    if (directory / "model.safetensors").exists():
         whole = StoredFile(url=str(directory))
         return LoadWeights(manifest=manifest, source=whole, policy=policy)
     try:

@@ -1,18 +1,26 @@
 """The protobuf messages of the Tinker API (SDK 0.25 to 0.38), and their tensors as arrays.
 
-The messages are made from the table below when the module is imported; the numbers of the fields
-are facts of the API (package `tinker_public`).
+messages.json describes them in the JSON form of protobuf's own descriptors. The numbers of the
+fields are facts of the API (package `tinker_public`); field 1000 of SampledSequence is an extension
+of this project, which clients of others pass over. What the API has as a choice are fields of which
+one is there. Images and sounds are messages without fields: they are recognized and refused.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    json_format,
+    message,
+    message_factory,
+)
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
@@ -20,88 +28,25 @@ from async_rl.core.types import FloatArray, IntArray
 
 AnyArray = npt.NDArray[Any]
 
-# `number type name`; `*` repeated, `@` a map from text. What the API has as a choice are fields of
-# which one is there.
-_MESSAGES = {
-    "SampleResponse": "1 SampledSequence* sequences, 2 bytes prompt_logprobs,"
-    " 3 TopkLogprobs topk_prompt_logprobs, 5 Tensor target_prompt_logprobs,"
-    " 6 PromptAltTokens prompt_alt_tokens",
-    "PromptAltTokens": "1 Tensor tokens, 2 Tensor logprobs",
-    # 1000: an extension of this project, which clients of others pass over.
-    "SampledSequence": "1 int32 stop_reason, 2 bytes tokens, 3 bytes logprobs,"
-    " 4 TopkLogprobs topk_sampled_logprobs, 1000 bytes versions",
-    "TopkLogprobs": "1 bytes token_ids, 2 bytes logprobs, 3 uint32 k, 4 uint32 length",
-    "SparseCsr": "1 bytes values, 2 bytes crow_indices, 3 bytes col_indices",
-    "Tensor": "1 bytes dense, 2 SparseCsr sparse_csr, 3 int32 dtype, 4 int64* shape",
-    "BatchedTensor": "1 bytes data, 2 bytes offsets, 3 int32 dtype, 4 int64* trailing_shape",
-    "ArrayRecord": "1 string type_tag, 2 BatchedTensor@ fields, 3 int64 num_datums",
-    "ForwardBackwardOutput": "1 string loss_fn_output_type, 2 ArrayRecord* loss_fn_outputs,"
-    " 3 double@ metrics",
-    "ForwardBackwardRequest": "1 string model_id, 2 int32 seq_id, 3 Datum* data, 4 string loss_fn,"
-    " 5 double@ loss_fn_config, 6 bool forward_only, 7 LossConfigValue@ loss_fn_config_v2",
-    "LossConfigValue": "1 double number, 2 string text",
-    "Datum": "1 Chunk* model_input, 2 Tensor@ loss_fn_inputs, 3 ProvenanceSpan* model_input_spans,"
-    " 4 ProvenanceSpan* loss_fn_input_spans",
-    "ProvenanceSpan": "1 Span prompt_tokens, 2 Span sampled_tokens",
-    "Span": "1 string sequence_id, 2 int64 offset, 3 int64 length",
-    # Images and sounds are recognized and refused.
-    "Chunk": "1 Text encoded_text, 2 Other image, 3 Other dmel",
-    "Text": "1 bytes tokens",
-    "Other": "",
-}
 _MOST_CELLS = 2**26
 """Of a sparse matrix: a few bytes may describe one that fits into no memory."""
-_FIELD = re.compile(r"(\d+) (\w+)([*@]?) (\w+)")
-_Proto = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "double": _Proto.TYPE_DOUBLE,
-    "int64": _Proto.TYPE_INT64,
-    "int32": _Proto.TYPE_INT32,
-    "uint32": _Proto.TYPE_UINT32,
-    "bool": _Proto.TYPE_BOOL,
-    "string": _Proto.TYPE_STRING,
-    "bytes": _Proto.TYPE_BYTES,
-}
 _FLOAT32, _INT64, _INT32 = np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4")
 _DTYPES: Mapping[int, np.dtype[Any]] = {1: _FLOAT32, 2: _INT64, 3: _INT32}
 
 
 def _classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="async_rl/service",
-        package="tinker",
-        # Every field knows whether it is there.
-        syntax="editions",
-        edition=descriptor_pb2.EDITION_2023,
-    )
-    for name, text in _MESSAGES.items():
-        made = file.message_type.add(name=name)
-        for number, kind, mark, field in _FIELD.findall(text):
-            _add_field(made, int(number), kind, mark, field)
+    file = descriptor_pb2.FileDescriptorProto()
+    text = resources.files(__package__).joinpath("messages.json").read_text()
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    found = message_factory.GetMessageClassesForFiles([file.name], pool)
-    return {name.removeprefix("tinker."): made for name, made in found.items()}
-
-
-def _add_field(made: Any, number: int, kind: str, mark: str, name: str) -> None:
-    if mark == "@":
-        entry = made.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
-        entry.options.map_entry = True
-        _add_field(entry, 1, "string", "", "key")
-        _add_field(entry, 2, kind, "", "value")
-        kind = f"{made.name}.{entry.name}"
-    field = made.field.add(name=name, number=number, type=_SCALARS.get(kind, _Proto.TYPE_MESSAGE))
-    field.label = _Proto.LABEL_REPEATED if mark in ("*", "@") else _Proto.LABEL_OPTIONAL
-    if kind not in _SCALARS:
-        field.type_name = f".tinker.{kind}"
+    pool.Add(json_format.Parse(text, file))
+    return message_factory.GetMessageClassesForFiles([file.name], pool)
 
 
 _CLASSES = _classes()
-SampleResponse: Any = _CLASSES["SampleResponse"]
-ForwardBackwardOutput: Any = _CLASSES["ForwardBackwardOutput"]
-ForwardBackwardRequest: Any = _CLASSES["ForwardBackwardRequest"]
-ProvenanceSpan: Any = _CLASSES["ProvenanceSpan"]
+SampleResponse: Any = _CLASSES["tinker.SampleResponse"]
+ForwardBackwardOutput: Any = _CLASSES["tinker.ForwardBackwardOutput"]
+ForwardBackwardRequest: Any = _CLASSES["tinker.ForwardBackwardRequest"]
+ProvenanceSpan: Any = _CLASSES["tinker.ProvenanceSpan"]
 
 
 Spans = Sequence[Any]

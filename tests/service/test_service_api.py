@@ -735,9 +735,9 @@ async def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path: Path) ->
     async with front(tmp_path, Played()) as api:
         body = {"session_id": await api.session(), "model_seq_id": 0, "base_model": MODEL.name}
         for more, text in (
-            ({}, "rank 0 is refused"),
-            ({"lora_config": {"rank": 0}}, "rank 0 is refused"),
-            ({"lora_config": {"rank": 33}}, "rank=33 is above 32"),
+            ({}, "needs a server with model.lora=none"),
+            ({"lora_config": {"rank": 0}}, "rank=0 is not trained here"),
+            ({"lora_config": {"rank": 33}}, "rank=33 is not trained here: model.lora.rank=32"),
             ({"lora_config": {"rank": 8}, "base_model": "x"}, "use 'local/tiny'"),
             ({"lora_config": {"rank": 8}, "optimizer_config": {"type": "dimuon"}}, "use adamw"),
         ):

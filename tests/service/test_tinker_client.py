@@ -153,8 +153,8 @@ async def test_refusals_reach_the_user_with_their_remedy(tmp_path: Path) -> None
     errors = await use(tmp_path, "refused", Played())
     for name, text in {
         "model": "use 'local/tiny'",
-        "rank": "rank=64 is above 32",
-        "full": "use a LoRA rank",
+        "rank": "rank=64 is not trained here: model.lora.rank=32",
+        "full": "model.lora=none",
         "dimuon": "use adamw",
         "loss": "use ppo, cispo",
         "vocabulary": "token 100",
