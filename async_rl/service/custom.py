@@ -63,10 +63,7 @@ class GraphLoss(Loss):
             ArithmeticError,
             AttributeError,
             LookupError,
-            NotImplementedError,
-            RecursionError,
             RuntimeError,
-            StopIteration,
             TypeError,
             ValueError,
         ) as error:
@@ -122,7 +119,7 @@ def execute(graph: Nodes, given: Sequence[Tensor]) -> Any:
         args, kwargs = value(node.args), {name: value(it) for name, it in node.kwargs.items()}
         if node.op == "output":
             return args[0]
-        made = next(parameters) if node.op == "placeholder" else _call(node, args, kwargs)
+        made = next(parameters, None) if node.op == "placeholder" else _call(node, args, kwargs)
         if any(x.numel() > _MOST_NUMBERS for x in tree_leaves(made) if isinstance(x, Tensor)):
             raise ValueError(f"{node.name} has more than {_MOST_NUMBERS} numbers")
         known[node.name] = made

@@ -238,7 +238,7 @@ async def test_runs_of_all_weights_take_turns_and_other_ranks_are_refused(
     played = Played(request_s=1.0)
     desk = open_desk(tmp_path, played, model=dataclasses.replace(MODEL, most_rank=0))
     async with front(tmp_path, played, desk=desk) as api:
-        with pytest.raises(AssertionError, match="model.lora.rank=0 of this server"):
+        with pytest.raises(AssertionError, match="rank=8 is not trained here"):
             await api.create()
         first = await api.create(lora_config=None)
         second = await api.create(1, lora_config={"rank": 0})
