@@ -39,7 +39,8 @@ def _classes() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("messages.json").read_text()
     pool = descriptor_pool.DescriptorPool()
     pool.Add(json_format.Parse(text, file))
-    return message_factory.GetMessageClassesForFiles([file.name], pool)
+    found: dict[str, Any] = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return found
 
 
 _CLASSES = _classes()
