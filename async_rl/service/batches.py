@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from async_rl.batching.packing import Pass, RowInProgress
+from async_rl.batching.packing import RowInProgress
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.learner.models import Policy
 from async_rl.service.losses import HIGH, LOW, Loss
 from async_rl.service.proto import Datum
+from async_rl.service.rows import Example, Row
 
 TARGETS = "target_tokens"
 _LEAST_SHARED = 8
@@ -37,16 +38,6 @@ class Limits:
     vocab_size: int
     most_tokens: int
     budget_tokens: int
-
-
-@frozen
-class Example:
-    """A checked datum: tokens int64 [N]; targets int64 and inputs float32, [N] or [N, K]."""
-
-    index: int
-    tokens: AnyArray
-    targets: AnyArray
-    inputs: Mapping[str, AnyArray]
 
 
 def check_data(
@@ -114,29 +105,6 @@ def _check_range(name: str, values: AnyArray, low: Any, high: float) -> None:
         raise DataError(
             f"{name}[{', '.join(map(str, first))}]={values[first]} is not in {least}..{high}"
         )
-
-
-@frozen
-class Row:
-    """Examples packed into one row, with R positions.
-
-    packed: predicts the U different pairs of a position and its targets, int64 [U] or [U, K], which
-    are its target_ids; pair: int64 [R], that of each position.
-    """
-
-    examples: Sequence[Example]
-    packed: Pass
-    pair: Tensor
-
-    @property
-    def lengths(self) -> list[int]:
-        """The tokens of each example."""
-        return [len(example.tokens) for example in self.examples]
-
-    def input(self, field: str) -> Tensor:
-        """Return an input of all examples: float32 [R] or [R, K]."""
-        values = np.concatenate([example.inputs[field] for example in self.examples])
-        return torch.as_tensor(values, device=self.pair.device)
 
 
 class _Family:

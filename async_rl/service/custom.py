@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.service.batches import Row
 from async_rl.service.graphs import CUSTOM, OPERATIONS, Node, Nodes, read_graph
 from async_rl.service.losses import Loss
+from async_rl.service.rows import Row
 
 _MODULES: Sequence[Any] = (torch, F, operator, torch._C._nn)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}

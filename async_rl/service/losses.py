@@ -11,16 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-
-if TYPE_CHECKING:
-    from async_rl.service.batches import Row
+from async_rl.service.rows import Row
 
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"

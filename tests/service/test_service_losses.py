@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from async_rl.core.errors import DataError
-from async_rl.service.batches import Example, Row
 from async_rl.service.losses import HIGH, LOSSES, LOW, find_loss
+from async_rl.service.rows import Example, Row
 
 LENGTHS = [5, 3, 7]
 

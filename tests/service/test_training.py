@@ -35,6 +35,7 @@ from transformers import AutoModelForCausalLM
 from async_rl.protocol.service import Operation
 from async_rl.service import batches, proto
 from async_rl.service.losses import find_loss
+from async_rl.service.rows import Row
 from async_rl.service.training import TrainingRuns
 
 RNG = np.random.default_rng
@@ -88,7 +89,7 @@ def test_a_request_is_the_sum_over_its_datums(
         inputs |= {name: np.full(p.shape, value, np.float32) for name, value in config.items()}
         example: Any = SimpleNamespace(tokens=p, inputs=inputs)
         nothing: Any = None
-        row_of = batches.Row(examples=[example], packed=nothing, pair=torch.zeros(1))
+        row_of = Row(examples=[example], packed=nothing, pair=torch.zeros(1))
         total = total + definition.compute(p, row_of)[0].sum()
     total.backward()
     assert metrics == {"loss:sum": pytest.approx(float(total.detach()), rel=1e-5)}
