@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import async_rl
+from async_rl.core.types import Verdict
 from async_rl.data.list_functions import LIST_FUNCTIONS, Spec, hidden_tests, split, wording
 from benchmarks.figures import with_table
 from benchmarks.study import RESULTS, Recorded, recorded
@@ -65,7 +66,7 @@ class Task:
         code = self._tokenizer.decode(drawn.tokens.tolist())
         if (spec, code) not in self._known:
             verdict = self._verifier.check(code, self._tests(spec).tests).verdict
-            self._known[spec, code] = float(verdict == "passed")
+            self._known[spec, code] = float(verdict == Verdict.PASS)
         return self._known[spec, code]
 
     def rewards(self, specs: Sequence[Spec], groups: Sequence[Any]) -> list[np.ndarray]:
