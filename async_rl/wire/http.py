@@ -91,12 +91,13 @@ def listen_again(host: str, file: Path) -> socket.socket:
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket. Raises ConfigError if the address is not available."""
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"{host}:{port} is no address: the last port is {2**16 - 1}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        errno = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(errno) if errno else str(error)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(
             f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a"
             " free one"
