@@ -8,7 +8,8 @@ warm start had the same flawed programs in this form. Evaluations are recorded i
 benchmarks/results/agent_schema.jsonl; a recorded run is not repeated.
 
 Run: `python -m benchmarks.learning.schema_learning run [--seeds 0 1 2] [--until 40]`, then
-`python -m benchmarks.learning.schema_learning report`, which prints the figures and draws PICTURE.
+`python -m benchmarks.learning.schema_learning report`, which prints the figures and draws PICTURE,
+next to the recorded runs of `conf=agent_code` as it is (`plain`, agent_learning.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from async_rl.data import corpus, list_functions, tiny_coder
 from async_rl.data.cache import cache_root
@@ -27,13 +27,15 @@ from async_rl.data.embedded import TINY_CODER_WITH_RETRIES
 from async_rl.data.list_functions import LIST_FUNCTIONS
 from async_rl.data.tokenizer import END, build_tokenizer
 from benchmarks.figures import figure
-from benchmarks.learning.agent_learning import ROOT, SAMPLES_PER_STEP, launch
+from benchmarks.learning.agent_learning import FILE as PLAIN
+from benchmarks.learning.agent_learning import KILLED, ROOT, SAMPLES_PER_STEP, launch
 from benchmarks.study import RESULTS, Recorded, Row, recorded
 
 FILE = RESULTS / "agent_schema.jsonl"
 PICTURE = ROOT / "docs" / "images" / "agent_schema.png"
 AGENT = Path(__file__).with_name("schema_agent.py")
 ARMS = ("schema", "free")
+STEPS = (0, 10, 20, 30, 40)
 SETTINGS = (
     "data.max_response_tokens=208",
     "evaluation.every_steps=10",
@@ -91,40 +93,43 @@ def evaluated(rows: list[Row]) -> list[Row]:
     ]
 
 
+def curves() -> dict[str, dict[str, dict[int, tuple[float, float]]]]:
+    """Return (held-out rate, its 95 percent error) by step of each run of each arm."""
+    found: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
+    for file, name in ((FILE, "eval/reward_mean"), (PLAIN, "eval/pass_at_1")):
+        for run, rows in recorded(file).items():
+            arm, _, seed = run.partition(" ")
+            if run != KILLED.name:
+                rates = {row["step"]: (row[name], row[f"{name}_error"]) for row in rows}
+                found.setdefault(arm if seed else "plain", {})[run] = rates
+    return found
+
+
 def report() -> None:
-    """Print the rates of both arms by step, their differences of equal seeds, and draw them."""
+    """Print the mean rate of each arm by step, the differences from the schema's, and draw them."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     drawing, axis = pyplot.subplots(figsize=(6, 3.5))
-    runs: dict[str, dict[str, list[Row]]] = {arm: {} for arm in ARMS}
-    for name, rows in recorded(FILE).items():
-        arm, _, seed = name.partition(" ")
-        runs[arm][seed] = rows
-        samples = [row["samples"] for row in rows]
-        axis.plot(
-            samples,
-            [row["eval/reward_mean"] for row in rows],
-            "-" if arm == "schema" else "--",
-            color=f"C{int(seed)}",
-            label=name,
-        )
-        rates = ", ".join(f"{row['step']}: {row['eval/reward_mean']:.3f}" for row in rows)
-        print(f"{name}: {rates}")
-    seeds = sorted(runs["schema"].keys() & runs["free"].keys())
-    pairs = [(runs["schema"][seed], runs["free"][seed]) for seed in seeds]
-    for rows in zip(*(zip(*pair, strict=False) for pair in pairs), strict=False):
-        differences: list[Any] = [a["eval/reward_mean"] - b["eval/reward_mean"] for a, b in rows]
-        error = math.nan
-        if len(differences) > 1:
-            error = statistics.stdev(differences) / math.sqrt(len(differences))
-        step = rows[0][0]["step"]
-        figure(f"schema minus free, step {step}", statistics.fmean(differences), "share")
-        figure(f"standard error, step {step}", error, "share")
+    arms = curves()
+    for color, (arm, runs) in enumerate(arms.items()):
+        for run, rates in runs.items():
+            samples = [step * SAMPLES_PER_STEP for step in rates]
+            axis.plot(samples, [rate for rate, _ in rates.values()], color=f"C{color}", label=run)
+        for step in STEPS:
+            points = {kind: [rates[step] for rates in arms[kind].values()] for kind in arms}
+            rate = {kind: statistics.fmean(r for r, _ in found) for kind, found in points.items()}
+            figure(f"{arm} ({len(runs)} runs): held-out rate, step {step}", rate[arm], "share")
+            if arm != "schema":
+                # The errors of the evaluations; runs of one seed share the prompts only.
+                errors = [e / len(points[k]) for k in (arm, "schema") for _, e in points[k]]
+                difference = rate["schema"] - rate[arm]
+                figure(f"schema minus {arm}, step {step}", difference, "share")
+                figure(f"its 95 % error, step {step}", math.hypot(*errors), "share")
     axis.set_xlabel("samples trained")
-    axis.set_ylabel("held-out reward")
+    axis.set_ylabel("held-out rate")
     axis.legend(fontsize=8)
     drawing.tight_layout()
     drawing.savefig(PICTURE, dpi=80)
