@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "service_distillation.jsonl"
 PAGE = ROOT / "docs" / "service.md"
 RANK, NUM_PROMPTS, NUM_SAMPLES, MAX_TOKENS = 16, 8, 8, 48
-TEACHER_STEPS, TEACHER_LR, STEPS, LR = 60, 1.5e-3, 40, 1e-3
-NUM_HELD_OUT = 128
+TEACHER_STEPS, TEACHER_LR, STEPS, LR = 40, 2e-3, 24, 2e-3
+NUM_HELD_OUT = 32
 WAYS = ("recomputed", "sampled")
 
 
