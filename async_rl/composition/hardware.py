@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from async_rl.config.placement import PLACEMENTS
-from async_rl.config.run import RunConfig
+from async_rl.config.run import PLACEMENTS, RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
 from async_rl.data.embedded import TINY_CODER
-from async_rl.planning.nodes import fleet
-from async_rl.planning.presets import fitted
+from async_rl.planning.presets import fitted, fleet
 from async_rl.planning.shape import ModelShape, embedded_shape, read_shape
 
 CLUSTER = "cluster"

@@ -11,7 +11,8 @@ Every process reads it from `<run>/config.yaml`, which is written once.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,7 +31,6 @@ from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config.launchers import ClusterLaunch, Launch
 from async_rl.config.learner import LearnerConfig
-from async_rl.config.placement import PLACEMENTS, OwnDevices
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import Agent, RolloutConfig
 from async_rl.config.timeouts import TimeoutsConfig
@@ -227,3 +227,38 @@ class RunConfig(Section):
     def agent(self) -> Agent:
         """The agent that makes the samples, if `rollout.fn` names one."""
         return self.rollout.agent
+
+
+class OwnDevices:
+    """Generators and learner compute at the same time, each on its own devices or its own part of
+    one device.
+    """
+
+    # The learner and the engines leave the device to each other: engines sleep while the learner
+    # steps, and start with the first push.
+    are_handed_over: ClassVar = False
+
+    def used_mb(self, loads_mb: Iterable[int]) -> int:
+        """Return the memory of a device that its processes use at one time."""
+        return sum(loads_mb)
+
+    def resting_bytes(self, kept: float) -> float:
+        """Return how much of the learner's tensors is in main memory while engines generate."""
+        return 0.0
+
+
+class TurnsOnDevices(OwnDevices):
+    """Generators and learner use the same devices in turns."""
+
+    are_handed_over: ClassVar = True
+
+    def used_mb(self, loads_mb: Iterable[int]) -> int:
+        """Return the memory of the largest process: two are never on the device together."""
+        return max(loads_mb)
+
+    def resting_bytes(self, kept: float) -> float:
+        """Return all of it: models and moments leave the device with the learner."""
+        return kept
+
+
+PLACEMENTS = {"disaggregated": OwnDevices(), "colocated": TurnsOnDevices()}

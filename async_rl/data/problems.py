@@ -13,7 +13,7 @@
 - verl: `reward_model` {style, ground_truth}: by `data_source` an answer in words, or pairs.
 - answer: `answer` with `#### number` at its end, as in GSM8K.
 A column `language` names the language of the program, if it is not Python: such a row has tests by
-standard input only. A column `compare` says how printed text is compared (core/output_rules.py), a
+standard input only. A column `compare` says how printed text is compared (core/programs.py), a
 column `checker` holds a program that decides about it, and so does `generated_checker` of
 open-r1/codeforces.
 Invariant: a row without usable tests is a DataError.
@@ -32,8 +32,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import ambiguous, defined_names, require_usable
 from async_rl.core.errors import DataError, at
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
-from async_rl.core.languages import LANGUAGES, PYTHON, Language, language_of
-from async_rl.core.output_rules import Checker, OutputRules
+from async_rl.core.programs import LANGUAGES, PYTHON, Checker, Language, OutputRules, language_of
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,

@@ -8,22 +8,23 @@ would compute wrongly is rejected at the start, not trained wrongly.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from async_rl.algorithms.compiling import Compilation
 from async_rl.batching.batch import collate, rows_as_group
 from async_rl.batching.packing import pack
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
-from async_rl.learner.compiling import compile_blocks
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, value_head
 from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.sharding import Ranks, divide_ranks
@@ -246,3 +247,19 @@ def _disable_dropout(lm: PreTrainedModel) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     lm.config.attention_dropout = 0.0
+
+
+def compile_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Make the blocks compile at their first call; they may be sharded already.
+
+    A block that is divided into several units of FSDP, or that has experts, is left as it is.
+    """
+    compilation = Compilation()
+    for block in blocks:
+        # Experts get tokens by the values of a router, which a graph cannot; their matrices are
+        # stacked in one tensor.
+        has_experts = any(p.ndim > 2 for p in block.parameters())
+        is_divided = any(isinstance(m, FSDPModule) for m in block.modules() if m is not block)
+        if not has_experts and not is_divided:
+            # Not the module: the hooks of FSDP and of checkpointing stay outside of the graph.
+            block.forward = compilation.of(block.forward)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from async_rl.algorithms.losses import step_scale
-from async_rl.algorithms.schedule import learning_rate
 from async_rl.config.base import replace
 from async_rl.config.learner import MOMENTS_PIECE_BYTES, OptimizerConfig
 from async_rl.config.plugins import GRADIENT, load_once
 from async_rl.config.policy_losses import EffectiveStepScale, PluginStepScale, StepScale
 from async_rl.config.run import RunConfig
-from async_rl.core.dividing import divided
 from async_rl.core.errors import NonFiniteError
+from async_rl.core.sequences import divided
 from async_rl.learner.host_memory import Owned
 from async_rl.learner.models import LearnerModels
 from async_rl.learner.sharding import gradient_norm, local, reshard
@@ -259,3 +258,29 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
         is_offloaded=is_offloaded,
     )
     return {**trained, "critic": (module, of_critic)}
+
+
+def learning_rate(
+    step: int,
+    *,
+    lr: float,
+    warmup_steps: int,
+    span: Sequence[float],
+    schedule: Literal["constant", "cosine"],
+    min_lr_ratio: float,
+) -> float:
+    """Return the learning rate of step 0, 1, ...
+
+    Linear warm-up from lr / warmup_steps at step 0 to lr at step warmup_steps - 1.  Then either lr
+    ("constant"), or a cosine from lr at the first step of `span` to min_lr_ratio * lr at its last,
+    which stays there (arXiv 1608.03983 eq. 5, one period).
+    """
+    # (step + 1): a first step with rate 0 would train nothing.
+    if step < warmup_steps:
+        return lr * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return lr
+    begin, end = span
+    passed = min(1.0, max(0.0, (step - begin) / max(1.0, end - begin)))
+    cosine = math.cos(math.pi * passed)
+    return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + cosine))

@@ -37,8 +37,8 @@ from transformers import PreTrainedModel
 
 from async_rl.algorithms.parts import Across
 from async_rl.config.learner import shard_ranks
-from async_rl.core.ahead import one_ahead
 from async_rl.core.frozen import frozen
+from async_rl.core.sequences import one_ahead
 from async_rl.learner.attention import WHOLE_ROWS, Context
 from async_rl.learner.units import units
 from async_rl.weights.communicator import private_gloo

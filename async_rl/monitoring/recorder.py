@@ -31,8 +31,8 @@ import msgspec
 from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
+from async_rl.core.records import line_number, lines_backwards
 from async_rl.monitoring import events
 from async_rl.monitoring.event_file import EventFile
 from async_rl.protocol.membership import ReportMetrics

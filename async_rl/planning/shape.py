@@ -1,7 +1,11 @@
-"""The sizes of a model that decide its memory, from its Hugging Face config.json."""
+"""What the config.json of a model says: the sizes that decide its memory, and whether the learner
+can train its family (families.toml).
+"""
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,6 @@ from typing import Any
 import msgspec
 
 from async_rl.core.frozen import frozen
-from async_rl.planning.families import families
 
 EMBEDDED_VOCABULARY = 1024
 EMBEDDED_POSITIONS = 512
@@ -150,3 +153,29 @@ def _num_dense_layers(settings: Mapping[str, Any]) -> int:
     listed |= {layer for layer in range(layers) if (layer + 1) % step}
     listed |= set(range(settings.get("first_k_dense_replace") or 0))
     return len(listed)
+
+
+_FIELDS = {
+    "quantization_config": "its weights are quantised (convert them to bfloat16)",
+    "attn_logit_softcapping": "its attention caps its logits",
+    "final_logit_softcapping": "its output head caps its logits",
+}
+"""Why a model with these fields in its config.json cannot be trained."""
+
+
+def refusal(hf_config: Mapping[str, Any]) -> str:
+    """Return why the learner cannot train a model with this config.json; empty if it can, or if
+    nothing is known.
+    """
+    fields = {**hf_config, **(hf_config.get("text_config") or {})}
+    known = families()[2].get(str(fields.get("model_type")), "")
+    return next((reason for field, reason in _FIELDS.items() if fields.get(field)), known)
+
+
+@functools.cache
+def families() -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """Return the models that train by model_type of config.json, the types among them whose tensors
+    have other names than their files, and the reason of each refused type.
+    """
+    tree = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
+    return tree["trains"], tree["renamed"], tree["refused"]

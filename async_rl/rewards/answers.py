@@ -13,7 +13,7 @@ import ast
 import re
 from decimal import Decimal, InvalidOperation
 
-from async_rl.core.languages import PYTHON
+from async_rl.core.programs import PYTHON
 from async_rl.core.types import AnswerTest, CodeProblem
 from async_rl.rewards.extraction import MAX_PARSED_CHARS, Extraction, extract_code
 

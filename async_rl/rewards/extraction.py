@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from async_rl.core.languages import PYTHON, Language, names_of
+from async_rl.core.programs import PYTHON, Language, names_of
 
 MIN_BLOCK_CHARS = 20
 """A shorter fenced block is a remark, not a solution."""

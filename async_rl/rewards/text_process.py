@@ -17,7 +17,7 @@ import signal
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import Value
-from async_rl.core.languages import PYTHON, Language
+from async_rl.core.programs import PYTHON, Language
 from async_rl.core.types import AnswerTest, Verdict
 from async_rl.rewards.answers import is_right
 from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes

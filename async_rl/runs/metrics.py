@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from async_rl.core.jsonl import lines_backwards
+from async_rl.core.records import lines_backwards
 from async_rl.core.types import DoubleArray
 
 STEP = "step"

@@ -16,9 +16,9 @@ from typing import Any
 
 from async_rl.batching.batch import BatchPart
 from async_rl.config.pools import evaluates_only
-from async_rl.core.dividing import divided
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.core.heads import GroupHead, SampleId, sample_ids
+from async_rl.core.sequences import divided
 from async_rl.core.types import FloatArray, Trajectory
 from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (

@@ -31,12 +31,11 @@ import msgspec
 import torch
 
 from async_rl.config.run import AutoTransfer, CollectiveTransfer
-from async_rl.core.ahead import one_ahead
 from async_rl.core.errors import BroadcastBroken, SenderLate
+from async_rl.core.sequences import one_ahead
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum, word_sum
-from async_rl.weights.buckets import BUCKET_BYTES, Bucket, buckets
 from async_rl.weights.communicator import (
     Communicator,
     begin,
@@ -45,7 +44,7 @@ from async_rl.weights.communicator import (
 )
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.outgoing import Outgoing
+from async_rl.weights.outgoing import BUCKET_BYTES, Bucket, Outgoing, buckets
 from async_rl.weights.rendezvous import Rendezvous
 
 _CPU = "cpu"

@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from async_rl.config.run import DEVICE_CHUNK_BYTES
-from async_rl.core.dividing import divided
+from async_rl.core.sequences import divided
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest
 from async_rl.weights.block import Tensors

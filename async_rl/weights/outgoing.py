@@ -1,5 +1,5 @@
-"""The learner's end of a broadcast over NCCL: pieces of the block on their way through its GPU,
-while the GPU trains.
+"""The pieces of a broadcast: buckets of whole tensors, contiguous parts of the block as
+`block.layout` arranges it, and over NCCL their way through the GPU of the learner, which trains.
 
 A copy from ordinary memory, or on the default stream, waits for everything that training has
 enqueued there: each piece would wait for the rest of a step. So the block is page-locked, and
@@ -10,13 +10,17 @@ Invariant: two pieces are under way at most. While NCCL sends one, the next one 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from async_rl.config.run import PIECE_BYTES
 from async_rl.core.frozen import frozen
+from async_rl.core.sequences import divided
+from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.weights.block import Tensors, tensor_of
 
 
 @frozen
@@ -70,3 +74,44 @@ class Outgoing:
     def is_copying(self) -> bool:
         """The newest piece has not reached the GPU, so NCCL waits for the learner."""
         return not self._newest.copied.query()
+
+
+BUCKET_BYTES = {"gloo": 64 << 20, "nccl": PIECE_BYTES}
+"""Largest piece. Large enough that the latency of a call does not count: main memory sends about 2
+GB/s, a GPU 25 and more.
+"""
+
+
+@frozen
+class Bucket:
+    """A contiguous part of the block, [begin, end) in bytes, and the tensors in it."""
+
+    begin: int
+    end: int
+    entries: Sequence[TensorEntry]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size, including the padding after each tensor."""
+        return self.end - self.begin
+
+    def tensors(self, flat: torch.Tensor) -> Tensors:
+        """flat: uint8 [size_bytes] -> each tensor with its name, a view."""
+        for entry in self.entries:
+            begin = entry.offset - self.begin
+            yield entry.name, tensor_of(entry, flat[begin : begin + entry.size_bytes])
+
+
+def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
+    """Return the buckets in the order of the block.
+
+    A bucket above bucket_bytes has a single tensor, which is larger than that.
+    """
+    ends = [*(entry.offset for entry in manifest.tensors[1:]), manifest.total_bytes]
+    placed = zip(manifest.tensors, ends, strict=True)
+    # A tensor is never divided: the receiver passes whole tensors to the engine.
+    parts = divided((((entry, end), end - entry.offset) for entry, end in placed), bucket_bytes)
+    return [
+        Bucket(begin=part[0][0].offset, end=part[-1][1], entries=[entry for entry, _ in part])
+        for part in parts
+    ]

@@ -38,7 +38,7 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 from async_rl.processes.buffer import OBJECTS_PER_COLLECTION
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch

@@ -23,7 +23,7 @@ from async_rl.buffer.store.store import Store
 from async_rl.composition.compose import write_config
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CodeProblem, Prompt, Purpose, Score
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 from async_rl.observability.activity import Activity
 from async_rl.protocol.learner import (
     CommitStep,

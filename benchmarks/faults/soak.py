@@ -39,7 +39,7 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.heads import pack_group
 from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 from async_rl.monitoring.recorder import Recorder
 from async_rl.observability.catalogue import METRICS, MetricKind
 from async_rl.protocol.buffer import PutGroup, RequestWork

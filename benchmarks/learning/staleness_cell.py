@@ -31,8 +31,7 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.order import PromptOrder
-from async_rl.data.prompt_file import RunPrompts
+from async_rl.data.prompt_file import PromptOrder, RunPrompts
 from async_rl.data.prompts import held_out_prompts, train_prompts
 from async_rl.launchers.api.verifier import Verifier
 from async_rl.learner.sharding import ensure_group_of_one

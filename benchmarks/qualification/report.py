@@ -20,8 +20,7 @@ from typing import Literal
 import msgspec
 
 from async_rl import __version__
-from async_rl.core.gpus import Gpus
-from async_rl.core.machine import Machine
+from async_rl.core.machine import Gpus, Machine
 from benchmarks.qualification.catalogue import engine_settings
 
 Verdict = Literal["passed", "failed", "skipped"]

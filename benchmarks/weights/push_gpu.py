@@ -43,10 +43,10 @@ from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import DeviceBlock, Manifest, Seat
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, TensorSpec, summed
 from async_rl.weights.broadcast import Broadcaster
-from async_rl.weights.buckets import BUCKET_BYTES, buckets
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
 from async_rl.weights.ipc import ExportedWeights, mapping_arguments, packed
 from async_rl.weights.media import LearnerSide
+from async_rl.weights.outgoing import BUCKET_BYTES, buckets
 from async_rl.weights.rendezvous import Rendezvous
 from benchmarks.learner.learner import make_groups, mixed_lengths
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from async_rl.planning.families import families
+from async_rl.planning.shape import families
 from docs.generate.settings import table
 
 _PAGE = Path(__file__).resolve().parents[1] / "models.md"

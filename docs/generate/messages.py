@@ -10,7 +10,7 @@ from types import ModuleType
 
 import msgspec
 
-from async_rl.core import output_rules, types
+from async_rl.core import programs, types
 from async_rl.core.frozen import Value
 from async_rl.protocol import base, buffer, control, generator, learner, membership, weights
 from docs.generate.settings import table
@@ -18,7 +18,7 @@ from docs.generate.settings import table
 _HEAD = """# Messages
 
 `make docs` generates this page from `async_rl/protocol/`, `async_rl/core/types.py` and
-`async_rl/core/output_rules.py`, whose docstrings say more. The processes of a run exchange these
+`async_rl/core/programs.py`, whose docstrings say more. The processes of a run exchange these
 messages over ZeroMQ, as MessagePack maps with the name of the message in `type`. An unknown field
 is refused. A request is repeated if its reply is lost, so every handler accepts it twice.
 `control.json` of a run has a fingerprint of all messages; a process or a command of a version with
@@ -37,7 +37,7 @@ _MODULES = {
     "Replies without content, and failures": base,
     "Weights": weights,
     "Values in messages": types,
-    "Values of tests by printed text": output_rules,
+    "Values of tests by printed text": programs,
 }
 
 

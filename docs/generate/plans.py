@@ -9,8 +9,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import gb, gpu_memory_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.nodes import fleet
-from async_rl.planning.presets import fitted
+from async_rl.planning.presets import fitted, fleet
 from async_rl.planning.shape import ModelShape, shape_from_hf
 from docs.generate.settings import table
 

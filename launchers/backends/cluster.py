@@ -1,12 +1,15 @@
 """A process spec on a cluster, where Ray or Slurm assigns cores and GPUs instead of this machine.
 
-Both cluster launchers and `--dry-run` use it. Pure.
+Both cluster launchers and `--dry-run` use it. Pure: knows the options of Ray but does not import
+Ray. Invariant: buffer and learner have placement groups, which stay reserved when a process
+restarts; no other process has one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.pools import config_of, pool_of
@@ -68,3 +71,79 @@ def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
     is_heavy = spec.role in ("generator", "learner")
     env["OMP_NUM_THREADS"] = str(cluster_cpus(config, spec)) if is_heavy else "1"
     return dataclasses.replace(spec, cores=(), env=env)
+
+
+Bundle = dict[str, float]
+_NODE_SHARE = 0.001  # every node offers 1 of its address, so 1,000 bundles fit
+
+
+def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
+    """Return the resources of a process on its node, and how Ray chooses nodes.
+
+    A cluster that the run started counts no CPUs, because it must work with any number of them.
+    """
+    resources: dict[str, float] = {}
+    if spec.role == "generator":
+        resource = launch_of(config, spec).node_kind
+        if resource is not None:
+            resources[resource] = 1
+    return {
+        "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
+        "num_gpus": spec.gpus,
+        "resources": resources,
+        # One node lost takes few generators with it.
+        "scheduling_strategy": "SPREAD",
+    }
+
+
+def bundles_of(
+    config: RunConfig, spec: ProcessSpec, *, supervisor_host: str, is_own_cluster: bool
+) -> tuple[str, list[Bundle]]:
+    """Return the role that owns the process's placement group, and the bundles of the group; empty
+    if it needs none. A colocated generator uses the learner's.
+    """
+    is_colocated = spec.role == "generator" and config.devices.are_handed_over
+    if spec.role == "learner" or is_colocated:
+        return "learner", learner_bundles(
+            config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
+        )
+    if spec.role == "buffer" and not is_own_cluster:
+        # Always on the supervisor's node.
+        return "buffer", [{"CPU": float(BUFFER_CPUS), f"node:{supervisor_host}": _NODE_SHARE}]
+    return spec.role, []
+
+
+def group_strategy(config: RunConfig) -> str:
+    """Return how Ray places the learner's ranks: on one node if they fit there, since they exchange
+    gradients; else on as few as possible.
+    """
+    assert isinstance(config.launcher, ClusterLaunch)
+    gpus = config.learner.ranks * config.learner.gpus_each
+    return "STRICT_PACK" if 0 < gpus <= config.launcher.gpus_per_node else "PACK"
+
+
+def learner_bundles(
+    config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
+) -> list[Bundle]:
+    """Return the bundle of each learner rank, on the supervisor's node unless all nodes share
+    the run's directory; empty if a rank needs no resources.
+
+    With placement=colocated the first bundle has room for the generators too: shares of a GPU in
+    one bundle are of the same GPU.
+    """
+    cluster = config.launcher
+    assert isinstance(cluster, ClusterLaunch)
+    bundle: Bundle = {"CPU": float(cluster.learner_cpus), "GPU": config.learner.gpus_each}
+    generator_cpus = cluster.generator_cpus
+    if is_own_cluster:
+        bundle["CPU"] = generator_cpus = 0
+    elif not cluster.has_shared_run_dir:
+        bundle[f"node:{supervisor_host}"] = _NODE_SHARE
+    bundles = [dict(bundle) for _ in range(config.learner.ranks)]
+    if config.devices.are_handed_over:
+        count = config.generators.count
+        bundles[0]["CPU"] += count * generator_cpus
+        bundles[0]["GPU"] += count * config.generators.gpus_each
+    bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+    # Ray refuses a bundle without resources.
+    return bundles if all(bundles) else []

@@ -37,9 +37,14 @@ from async_rl.config.launchers import RayLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.backend import PlacedProcess
-from async_rl.launchers.backends.cluster import needs, on_cluster
+from async_rl.launchers.backends.cluster import (
+    actor_options,
+    bundles_of,
+    group_strategy,
+    needs,
+    on_cluster,
+)
 from async_rl.launchers.backends.node_process import NodeProcess
-from async_rl.launchers.backends.ray_places import actor_options, bundles_of, group_strategy
 from async_rl.planning.topology import ProcessSpec
 from async_rl.runtime.context import load_control
 from async_rl.wire.addresses import LOOPBACK

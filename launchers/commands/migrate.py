@@ -17,8 +17,7 @@ import typer
 from async_rl.composition.choices import put
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration.applying import Line, Migration
-from async_rl.launchers.migration.sources import Unreadable
-from async_rl.launchers.migration.systems import read
+from async_rl.launchers.migration.sources import Unreadable, read
 
 REFUSED = 3
 """Exit status if the meaning of a key was lost; 2 is a wrong use."""

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from async_rl.buffer.store.browse import Filter
+from async_rl.buffer.store.trajectories import Filter
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import Group, Trajectory
 from async_rl.launchers.commands.options import OutputDir, Run, console

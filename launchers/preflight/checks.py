@@ -41,7 +41,7 @@ from async_rl.launchers.backends.backend import backend_of
 from async_rl.launchers.preflight.vllm import vllm_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.nodes import fleet
+from async_rl.planning.presets import fleet
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.rulings import load_headers
 from async_rl.sandbox.cell import CellFailed

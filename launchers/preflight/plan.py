@@ -20,7 +20,7 @@ from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.monitoring.terminal import open_table
 from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
-from async_rl.planning.nodes import fleet
+from async_rl.planning.presets import fleet
 from async_rl.planning.topology import ProcessSpec
 
 _UNKNOWN_NODES = "not known here, so nothing is fitted to it; describe a node with --machine"

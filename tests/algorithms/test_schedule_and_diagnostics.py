@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from async_rl.algorithms.schedule import learning_rate
 from async_rl.learner.metrics import (
     behavior_metrics,
     explained_variance,
     mismatch_metrics,
     reward_metrics,
 )
+from async_rl.learner.optimizer import learning_rate
 
 
 @pytest.mark.covers("lr_warmup_steps_ratio")

@@ -33,7 +33,7 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.protocol.learner import (
     CommitStep,

@@ -30,8 +30,8 @@ from buffer_support import (
 from tables import table
 
 from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.browse import Filter, ages, page_of, spans
 from async_rl.buffer.store.ledger import OF_PROMPT, OF_STATE, OF_STEP, histories, reading, summary
+from async_rl.buffer.store.trajectories import Filter, ages, page_of, spans
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.core.checksums import sums_of, write_sums

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from async_rl.buffer.tickets import ScoreFilter
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 
 BASE = compose_unchecked("grpo_code")
 

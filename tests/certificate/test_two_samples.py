@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from async_rl.core.ranges import ranges
-from async_rl.runs.certificate import two_samples
-from async_rl.runs.certificate.two_samples import LIMIT, excess_p_value, rank_test
+from async_rl.runs.certificate import selection
+from async_rl.runs.certificate.selection import LIMIT, excess_p_value, rank_test
 
 
 def exact(chosen: list[float], others: list[float], *, is_one_sided: bool) -> float:
@@ -45,7 +45,7 @@ def test_permutations_agree_with_all_subsets(
 def test_a_random_selection_is_called_biased_as_rarely_as_the_limit_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(two_samples, "NUM_PERMUTATIONS", 999)
+    monkeypatch.setattr(selection, "NUM_PERMUTATIONS", 999)
     rng = np.random.default_rng(1)
     values = [
         rank_test(rng.lognormal(3, 1, 12), rng.lognormal(3, 1, 60), is_one_sided=one)

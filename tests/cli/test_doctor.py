@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from async_rl.core.gpus import Gpu, Gpus
-from async_rl.core.machine import Machine
+from async_rl.core.machine import Gpu, Gpus, Machine
 from async_rl.launchers.commands import doctor as doctor_command
-from async_rl.launchers.commands.findings import (
+from async_rl.launchers.commands.doctor import (
     Finding,
     of_gpus,
     of_jail,

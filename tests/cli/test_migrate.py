@@ -21,8 +21,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import REFUSED
 from async_rl.launchers.migration.rules import read_table
-from async_rl.launchers.migration.sources import arguments
-from async_rl.launchers.migration.systems import SYSTEMS, read
+from async_rl.launchers.migration.sources import SYSTEMS, arguments, read
 
 VERL = "verl_first"
 AREAL = "areal_first"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from async_rl.algorithms.schedule import learning_rate
 from async_rl.composition import schema
 from async_rl.composition.compose import compose, write_config
 from async_rl.config.run import RunConfig
@@ -22,6 +21,7 @@ from async_rl.launchers.api.resuming import (
     reopen,
     resumed_config,
 )
+from async_rl.learner.optimizer import learning_rate
 from async_rl.runs.control import leave_mark, living_pid
 from async_rl.runs.status import config_of
 from async_rl.training.checkpoints import directory_of

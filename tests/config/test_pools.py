@@ -28,9 +28,8 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers.backends.cluster import cluster_cpus
+from async_rl.launchers.backends.cluster import actor_options, bundles_of, cluster_cpus
 from async_rl.launchers.backends.local import child_command
-from async_rl.launchers.backends.ray_places import actor_options, bundles_of
 from async_rl.launchers.backends.slurm import SlurmLauncher
 from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems

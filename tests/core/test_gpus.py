@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.core.gpus import Gpu, Gpus
-from async_rl.core.machine import visible_gpus
-from async_rl.launchers.commands import findings
+from async_rl.core.machine import Gpu, Gpus, Machine, visible_gpus
+from async_rl.launchers.commands.doctor import of_gpus
 
 SOURCE = Path(__file__).with_name("played_nvml.c")
 
@@ -37,7 +36,7 @@ def answer(played: Path, code: str, **variables: str) -> str:
 
 def read(played: Path, **variables: str) -> Gpus:
     shown = answer(
-        played, "from async_rl.core.gpus import read_gpus; print(read_gpus())", **variables
+        played, "from async_rl.core.machine import read_gpus; print(read_gpus())", **variables
     )
     gpus = eval(shown, {"Gpu": Gpu, "Gpus": Gpus})
     assert isinstance(gpus, Gpus)
@@ -114,8 +113,8 @@ def two(**changes: object) -> Gpus:
     ],
 )
 def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: str) -> None:
-    machine = findings.Machine(cores=(0,), num_gpus=2, memory_mb=9000)
-    finding = findings.of_gpus(machine, gpus, None, "2.29")
+    machine = Machine(cores=(0,), num_gpus=2, memory_mb=9000)
+    finding = of_gpus(machine, gpus, None, "2.29")
     assert (finding.state, words in finding.result) == (state, True)
     assert (finding.remedy == "") == (state == "ok")
 

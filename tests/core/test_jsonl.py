@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.core import jsonl
-from async_rl.core.jsonl import line_number, lines_backwards
+from async_rl.core import records
+from async_rl.core.records import line_number, lines_backwards
 
 
 @given(
@@ -23,12 +23,12 @@ def test_every_complete_line_comes_with_its_offset_from_the_last_to_the_first(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
-        before = jsonl.BLOCK_BYTES
-        jsonl.BLOCK_BYTES = block
+        before = records.BLOCK_BYTES
+        records.BLOCK_BYTES = block
         try:
             found = list(lines_backwards(path))
         finally:
-            jsonl.BLOCK_BYTES = before
+            records.BLOCK_BYTES = before
         assert [line for _, line in reversed(found)] == lines
         data = path.read_bytes()
         for number, (offset, line) in enumerate(reversed(found), start=1):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from async_rl.core.errors import DataError
-from async_rl.core.output_rules import OutputRules
+from async_rl.core.programs import OutputRules
 from async_rl.core.types import StdinTest
 from async_rl.data.problems import read_problem
 

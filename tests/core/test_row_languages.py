@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from async_rl.core.errors import DataError
-from async_rl.core.languages import LANGUAGES, language_of, names_of
+from async_rl.core.programs import LANGUAGES, language_of, names_of
 from async_rl.data.problems import read_problem
 
 PAIRS = {"inputs": ["1"], "outputs": ["1"]}

@@ -7,13 +7,13 @@ import pytest
 
 from async_rl.core import extras
 from async_rl.core.errors import ConfigError
-from async_rl.data.gguf import convert, main
+from benchmarks.gguf_model import convert, main
 
 
 def test_a_file_that_does_not_exist_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.data.gguf.require", lambda *_: None)
+    monkeypatch.setattr("benchmarks.gguf_model.require", lambda *_: None)
     with pytest.raises(ConfigError, match=r"none\.gguf does not exist; name a GGUF file"):
         convert(tmp_path / "none.gguf", tmp_path / "model")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 
 
 def test_every_epoch_has_every_prompt_once_in_an_order_of_its_own_seed_and_number() -> None:

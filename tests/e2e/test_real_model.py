@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from e2e_support import LiveRun
 
-from async_rl.data.gguf import convert
+from benchmarks.gguf_model import convert
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
-from async_rl.core.gpus import Gpu, Gpus
-from async_rl.core.machine import Machine
+from async_rl.core.machine import Gpu, Gpus, Machine
 from benchmarks.qualification import learner as learner_check
 from benchmarks.qualification import report as reporting
 from benchmarks.qualification.__main__ import app

@@ -8,12 +8,12 @@ from tables import table
 
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.launchers.backends.cluster import needs
-from async_rl.launchers.backends.ray_places import (
+from async_rl.launchers.backends.cluster import (
     actor_options,
     bundles_of,
     group_strategy,
     learner_bundles,
+    needs,
 )
 from async_rl.planning.topology import ProcessSpec, processes
 

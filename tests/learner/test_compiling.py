@@ -22,7 +22,7 @@ from async_rl.batching.packing import Pass, pack
 from async_rl.config.generation import LoraAdapter
 from async_rl.learner import attention, loading, models
 from async_rl.learner.attention import VarlenPlan, use_segments
-from async_rl.learner.compiling import compile_blocks
+from async_rl.learner.loading import compile_blocks
 from async_rl.learner.models import Policy
 from async_rl.learner.sharding import Ranks, full_tensor
 from async_rl.weights.lora import add_adapter, without_adapter

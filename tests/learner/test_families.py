@@ -22,7 +22,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.data.model_files import model_problems
 from async_rl.learner.loading import load_policy
 from async_rl.learner.pretrained import PretrainedWeights
-from async_rl.planning.families import families, refusal
+from async_rl.planning.shape import families, refusal
 from async_rl.weights.lora import merged_weights
 
 SIZES = {

@@ -18,7 +18,7 @@ from tensorboard.util import tensor_util
 from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core import jsonl
+from async_rl.core import records
 from async_rl.core.errors import DataError
 from async_rl.monitoring import recorder as recorder_module
 from async_rl.monitoring.recorder import is_evaluated
@@ -349,7 +349,7 @@ def test_a_resume_and_a_return_to_an_earlier_version_read_the_end_of_the_file_on
             file.write(json.dumps({"step": step, "time_s": step / 10, "x": "y" * 400}) + "\n")
     inode, size = path.stat().st_ino, path.stat().st_size
     num_read = 0
-    read = jsonl.lines_backwards
+    read = records.lines_backwards
 
     def counting(path: Path) -> Iterator[tuple[int, bytes]]:
         nonlocal num_read

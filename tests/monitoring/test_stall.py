@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from members import member
 
-from async_rl.monitoring.stall import sentence
 from async_rl.protocol.membership import Member
+from async_rl.supervision.liveness import sentence
 
 WAITS = member("learner-0", waits_for="a batch", since_s=40.0, version=7)
 TRAINS = member("learner-0", state="training", since_s=40.0, version=7)

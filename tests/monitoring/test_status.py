@@ -12,9 +12,8 @@ from rich.console import Console
 from tables import table
 
 from async_rl.composition.schema import settings
-from async_rl.monitoring.bottleneck import bottleneck
 from async_rl.monitoring.rates import per_second
-from async_rl.monitoring.status import render
+from async_rl.monitoring.status import bottleneck, render
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member, PoolCount
 

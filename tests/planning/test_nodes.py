@@ -12,8 +12,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.nodes import fleet, rank_counts
-from async_rl.planning.presets import fitted
+from async_rl.planning.presets import fitted, fleet, rank_counts
 from async_rl.planning.shape import shape_from_hf
 
 NODE = machine(8, memory_gb=2048)

@@ -12,7 +12,7 @@ from rewards_support import Jail
 from tables import table
 
 from async_rl.core.errors import DataError
-from async_rl.core.output_rules import Checker
+from async_rl.core.programs import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 from tables import table
 
-from async_rl.core.output_rules import OutputRules
+from async_rl.core.programs import OutputRules
 from async_rl.rewards.extraction import extract_code
 from async_rl.sandbox.comparison import Comparison, Returned, failure, shorten
 from async_rl.sandbox.values import encode

@@ -14,7 +14,7 @@ from tables import table
 from verifier_support import TOKEN, run_config, verifier
 
 from async_rl.core.errors import ProtocolError
-from async_rl.core.output_rules import Checker
+from async_rl.core.programs import Checker
 from async_rl.core.types import AssertTest, CallTest, CodeTest, StdinTest
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import VerifyRequest

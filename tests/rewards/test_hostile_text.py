@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from async_rl.core.output_rules import OutputRules
+from async_rl.core.programs import OutputRules
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem
 from async_rl.rewards import extraction, scoring
 from async_rl.rewards.answers import answer_of, boxed, is_right, vote_of

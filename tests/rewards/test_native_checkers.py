@@ -13,7 +13,7 @@ from tables import table
 
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, DataError
-from async_rl.core.output_rules import Checker
+from async_rl.core.programs import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.judging import Judge

@@ -24,7 +24,7 @@ from service_support import (
 )
 
 from async_rl.core.errors import Unavailable
-from async_rl.runs.certificate.service import service
+from async_rl.runs.certificate.certify import service
 from async_rl.service import proto
 from async_rl.service.address import FOLDER
 from async_rl.service.deviations import DEVIATIONS

@@ -26,8 +26,8 @@ from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec
 from async_rl.weights.broadcast import BroadcastReceiver, _Seated
-from async_rl.weights.buckets import buckets
 from async_rl.weights.communicator import NcclCommunicator, begin
+from async_rl.weights.outgoing import buckets
 from async_rl.weights.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")

@@ -53,7 +53,7 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.order import PromptOrder
+from async_rl.data.prompt_file import PromptOrder
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import Manifest, TensorEntry

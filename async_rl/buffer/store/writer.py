@@ -27,8 +27,7 @@ from typing import Any, Self
 
 from async_rl.buffer.changes import Change, Completed
 from async_rl.buffer.store.connection import BUSY_MS, connect, hold_lock, readers_of
-from async_rl.buffer.store.schema import SCHEMA_VERSION, create_schema
-from async_rl.buffer.store.triggers import Row, apply, create_triggers
+from async_rl.buffer.store.schema import SCHEMA_VERSION, Row, apply, create_schema, create_triggers
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.os import sync
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from async_rl.config.checks.algorithm import algorithm_problems
-from async_rl.config.checks.data import file_problems
-from async_rl.config.checks.launcher import launcher_problems, step_problems
 from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.service import service_problems
+from async_rl.config.checks.sections import (
+    file_problems,
+    launcher_problems,
+    service_problems,
+    step_problems,
+    weights_problems,
+)
 from async_rl.config.checks.vllm_extra import extra_problems
-from async_rl.config.checks.weights import weights_problems
 from async_rl.config.generation import ENGINES
 from async_rl.config.plugins import ENGINE, is_plugin
 from async_rl.config.pool_sizes import in_words_of

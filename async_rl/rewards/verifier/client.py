@@ -23,7 +23,7 @@ import httpx
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, RewardError, Unavailable
-from async_rl.core.languages import PYTHON, Language
+from async_rl.core.programs import PYTHON, Language
 from async_rl.core.types import CodeProblem, CodeTest, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from async_rl.core.errors import InfrastructureError, Unsupported
-from async_rl.core.output_rules import Checker
+from async_rl.core.programs import Checker
 from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.compiling import SCRATCH_BYTES, Compiler

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from async_rl.core.frozen import Value
-from async_rl.core.languages import PYTHON, Language
+from async_rl.core.programs import PYTHON, Language
 from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Verdict
 
 # What one request may take of a server that several clients share.

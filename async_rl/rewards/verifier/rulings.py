@@ -13,8 +13,7 @@ import msgspec
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import ConfigError
-from async_rl.core.languages import PYTHON
-from async_rl.core.output_rules import Checker
+from async_rl.core.programs import PYTHON, Checker
 from async_rl.core.types import AssertTest, StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ran, Ruling, rejected, result_of

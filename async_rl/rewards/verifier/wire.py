@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from async_rl.core.errors import at
 from async_rl.core.io_pairs import pair_test, read_input_output
-from async_rl.core.languages import LANGUAGES, PYTHON, language_of
+from async_rl.core.programs import LANGUAGES, PYTHON, language_of
 from async_rl.core.types import CodeTest, StdinTest, Verdict
 from async_rl.rewards.verifier.protocol import (
     MAX_MEMORY_MB,

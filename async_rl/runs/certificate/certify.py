@@ -6,31 +6,33 @@ log-probs, seeds, origin, faults, and the audit of the ledger.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from async_rl.buffer.store.audit import Audit, Promise, audit
-from async_rl.buffer.store.connection import STORE_FILE, Connection
+from async_rl.buffer.store.connection import STORE_FILE, Connection, connect
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.reader import LEARNER_VERSION
 from async_rl.config.run import RunConfig
 from async_rl.core import records
+from async_rl.core.checksums import damage
+from async_rl.core.errors import Unavailable
 from async_rl.core.ranges import ranges
 from async_rl.monitoring.events import EVENTS_FILE, Event
-from async_rl.runs.certificate.faults import faults
-from async_rl.runs.certificate.origin import origin
+from async_rl.runs.certificate.origin import ORIGIN, origin
 from async_rl.runs.certificate.prompts import prompts
 from async_rl.runs.certificate.pushes import weights
-from async_rl.runs.certificate.seeds import seeds
-from async_rl.runs.certificate.selection import selection
-from async_rl.runs.certificate.service import service
-from async_rl.runs.certificate.statements import Certificate, Statement, statement
+from async_rl.runs.certificate.selection import seeds, selection
+from async_rl.runs.certificate.statements import Certificate, Statement, at, listed, statement
 from async_rl.runs.metrics import Curves
 from async_rl.runs.status import config_of
+from async_rl.service import address
 from async_rl.training import checkpoints
 
 _AGREEMENT = {"float32": 1e-3, "bfloat16": 0.05}
@@ -120,4 +122,83 @@ def _agreement(curves: Curves, dtype: str) -> Statement:
             for values, what in ((fresh, "age 0"), (stale, "older samples"))
             if len(values)
         ],
+    )
+
+
+# Attempts that failed, by reason, and the time between the first and the last failure.
+_FAILED = (
+    "SELECT reason, count(*), min(at_s), max(at_s) FROM transitions WHERE reason != '' AND state IN"
+    " ('issued', 'dropped') GROUP BY reason ORDER BY 2 DESC"
+)
+_LIVES = "SELECT life, version, started_s FROM lives ORDER BY life"
+_UNDONE = "SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"
+_BOUNDS = ("start", "finished", "stopped", "failed")
+
+
+def faults(store: Connection, noted: Sequence[Event]) -> Iterator[Statement]:
+    """Yield the statements about starts, ends, restarts, returns of the learner, and failures."""
+    bounds = [event for event in noted if event.kind in _BOUNDS]
+    starts = [f"start at {at(event.at_s)}" for event in bounds if event.kind == "start"]
+    # A start that follows a start: nothing reported the end of the run in between.
+    killed = [
+        f"the run that started at {at(one.at_s)} was killed"
+        for one, then in itertools.pairwise(bounds)
+        if one.kind == then.kind == "start"
+    ]
+    shown = [event for event in noted if event.kind not in ("start", ORIGIN)]
+    yield statement(
+        "faults",
+        "each start, end, restart, silence and stall is recorded",
+        unknown=[] if starts else ["no start is on record"],
+        evidence=[
+            f"{len(starts)} starts, {len(killed)} of them killed; {len(shown)} other events",
+            *listed(killed),
+            *listed(f"{at(event.at_s)} {event.kind} {event.text}" for event in shown),
+        ],
+    )
+    lives = store.execute(_LIVES).fetchall()
+    yield statement(
+        "faults",
+        "each return of the learner and each failed attempt is recorded",
+        evidence=[
+            f"{len(lives)} lives of the learner; {store.execute(_UNDONE).fetchone()[0]} steps were"
+            " undone",
+            *listed(f"life {n} began with version {v} at {at(s)}" for n, v, s in lives),
+            *(
+                f"{number} attempts or groups failed ({reason}), between {at(first)} and {at(last)}"
+                for reason, number, first, last in store.execute(_FAILED)
+            ),
+        ],
+    )
+
+
+_GAPS = """
+SELECT owner, 1 + max(seq_id) - count(*) FROM requests
+WHERE kind NOT IN ('sample', 'create_custom_loss') AND answered_s IS NOT NULL GROUP BY owner
+"""
+
+
+def service(run_dir: Path) -> Iterator[Statement]:
+    """Yield the statements. Raises Unavailable if there is no table of requests yet."""
+    file = run_dir / address.FOLDER / address.STORE_FILE
+    if not file.is_file():
+        raise Unavailable(f"{file} does not exist: the service has accepted nothing yet")
+    with contextlib.closing(connect(file)) as store:
+        gaps = store.execute(_GAPS).fetchall()
+        count = "SELECT count(*), count(answered_s) FROM requests"
+        accepted, answered = store.execute(count).fetchone()
+        saved = "SELECT path, directory FROM checkpoints WHERE NOT is_gone"
+        kept = store.execute(saved).fetchall()
+    yield statement(
+        "requests",
+        "each training run executed its requests in the order of their numbers, each once",
+        broken=[f"{run} lacks {number} requests" for run, number in gaps if number],
+        evidence=[f"{len(gaps)} training runs; {accepted} requests, {answered} answered"],
+    )
+    problems = {path: damage(Path(directory)) for path, directory in kept}
+    yield statement(
+        "checkpoints",
+        "the files of each checkpoint have their checksums",
+        broken=[f"{path}: {problem}" for path, problem in problems.items() if problem],
+        evidence=[f"{len(kept)} checkpoints and weights of samplers"],
     )

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from async_rl.buffer.store import browse
-from async_rl.buffer.store.browse import Filter
+from async_rl.buffer.store import trajectories
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.trajectories import Rollout, rollout_of
+from async_rl.buffer.store.trajectories import Filter, Rollout, rollout_of
 from async_rl.runs.samples import Decode, response_of
 
 
@@ -26,7 +25,7 @@ def lines(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[bytes]:
         # Read the page into memory: a slow client must not keep a transaction of a live store open,
         # because the write-ahead log could then not be shortened.
         with reading(run_dir / STORE_FILE) as store:
-            listed = browse.page_of(store, page, most=browse.PAGE)
+            listed = trajectories.page_of(store, page, most=trajectories.PAGE)
             stored = [rollout_of(store, row) for row in listed]
         for row, rollout in zip(listed, stored, strict=True):
             if rollout is not None:
@@ -36,7 +35,7 @@ def lines(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[bytes]:
                     if not is_left_out and chosen.response.lower() in sample["response"].lower():
                         yield msgspec.json.encode(sample) + b"\n"
         # A page that is not full is the last one.
-        if len(listed) < browse.PAGE:
+        if len(listed) < trajectories.PAGE:
             return
         before = listed[-1].group_id
 

@@ -11,11 +11,10 @@ from urllib.parse import urlencode
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store import browse
-from async_rl.buffer.store.browse import Filter
+from async_rl.buffer.store import trajectories
 from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import OF_GROUP, GroupRow, group_rows
-from async_rl.buffer.store.trajectories import Rollout, rollout_of
+from async_rl.buffer.store.trajectories import Filter, Rollout, rollout_of
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Trajectory
@@ -175,12 +174,12 @@ def run_page(visit: Visit) -> Content:
     content = _curves([run], Query())
     summary = run.summary()
     chosen = summary.step if visit.query.step is None else visit.query.step
-    waterfall: dict[int, list[browse.Span]] = {}
+    waterfall: dict[int, list[trajectories.Span]] = {}
     ages: list[tuple[int, int]] = []
     # A run that has stored nothing yet has a page that says so.
     with contextlib.suppress(Unavailable), run.store() as store:
-        waterfall = browse.spans(store, chosen)
-        ages = browse.ages(store)
+        waterfall = trajectories.spans(store, chosen)
+        ages = trajectories.ages(store)
     # A step of thousands of groups would be a page of thousands of rows.
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
     newest = newest_rows(run.path, summary.step - _STEPS_OF_MEAN + 1)
@@ -207,11 +206,11 @@ def sample_list(visit: Visit) -> Content:
     run = visit.run
     chosen = visit.query
     # Responses are decoded to be searched, so a page looks at some stored groups only.
-    most = _MOST_DECODED if chosen.response else browse.PAGE
+    most = _MOST_DECODED if chosen.response else trajectories.PAGE
     wanted = msgspec.structs.replace(chosen, stored=chosen.stored or bool(chosen.response))
     with run.store() as store:
         # One row more than a page shows whether there is a next page.
-        rows = browse.page_of(store, wanted, most=most + 1)
+        rows = trajectories.page_of(store, wanted, most=most + 1)
         # Other orders are of the newest groups only and have no next page.
         has_more = len(rows) > most and chosen.sort == "newest"
         rows = rows[:most]
@@ -221,8 +220,8 @@ def sample_list(visit: Visit) -> Content:
         "chosen": chosen,
         "rows": shown,
         "next_before": rows[-1].group_id if has_more else None,
-        "sorts": browse.SORTS,
-        "window": browse.WINDOW,
+        "sorts": trajectories.SORTS,
+        "window": trajectories.WINDOW,
     }
 
 
@@ -244,7 +243,7 @@ def group_page(visit: Visit) -> Content:
         if row is None:
             raise ConfigError(f"{run.name} has no group {group_id}")
         stored = rollout_of(store, row)
-        prompt = browse.prompt_text(store, row.purpose, row.prompt_id)
+        prompt = trajectories.prompt_text(store, row.purpose, row.prompt_id)
     return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
 
 

@@ -1,13 +1,43 @@
-"""How printed text is compared: the rules, and a checker in their place. Pure."""
+"""The languages of programs, with the names that others use for them, and how printed text is
+compared: the rules, and a checker in their place. Pure.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta
 
 from async_rl.core.frozen import Value
-from async_rl.core.languages import PYTHON
+
+Language = Literal["python", "cpp", "c", "java", "javascript", "rust", "go", "shell"]
+PYTHON: Final = "python"
+LANGUAGES: tuple[Language, ...] = get_args(Language)
+
+# Words after a fence, and the names of data sets, SandboxFusion and AReaL, in lower case.
+_OTHER_NAMES: dict[Language, tuple[str, ...]] = {
+    "python": ("python3", "py"),
+    "cpp": ("c++", "cxx", "cc", "cplusplus", "g++", "cpp17", "cpp20"),
+    "c": (),
+    "java": (),
+    "javascript": ("js", "node", "nodejs"),
+    "rust": ("rs",),
+    "go": ("golang",),
+    "shell": ("bash", "sh"),
+}
+_BY_NAME = {
+    name: language for language, others in _OTHER_NAMES.items() for name in (language, *others)
+}
+
+
+def language_of(name: str) -> Language | None:
+    """The language with this name in any case; None if there is none."""
+    return _BY_NAME.get(name.strip().lower())
+
+
+def names_of(language: Language) -> frozenset[str]:
+    """Every name of the language, in lower case."""
+    return frozenset((language, *_OTHER_NAMES[language]))
 
 
 class OutputRules(Value, frozen=True):

@@ -1,6 +1,6 @@
 """Convert a quantised GGUF file to the directory of a Hugging Face model in float32.
 
-`python -m async_rl.data.gguf FILE DIRECTORY`; `make real` calls it. Needs the packages gguf and
+`python -m benchmarks.gguf_model FILE DIRECTORY`; `make real` calls it. Needs the packages gguf and
 accelerate.
 Invariant: the directory is complete or absent, and is not written again.
 """
@@ -57,7 +57,7 @@ def _write(file: Path, target: Path) -> None:
 def main() -> int:
     """Convert the file that the command line names."""
     if len(sys.argv) != 3:
-        sys.stderr.write("usage: python -m async_rl.data.gguf FILE DIRECTORY\n")
+        sys.stderr.write("usage: python -m benchmarks.gguf_model FILE DIRECTORY\n")
         return 2
     try:
         convert(Path(sys.argv[1]), Path(sys.argv[2]))
