@@ -9,8 +9,6 @@ promise.
 Importing this package is light; a name loads its module when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -5,8 +5,6 @@ line per problem and no traceback; importing this module loads nothing heavy (to
 transformers); output goes to stdout, problems to stderr.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated, NoReturn
 

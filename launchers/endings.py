@@ -2,8 +2,6 @@
 per problem and no traceback.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import sys

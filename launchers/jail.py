@@ -1,7 +1,5 @@
 """One command in a jail of its own: what a person's file asks for, which nobody has checked."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A trainer of another kind starts a verifier and waits for it, and the imports of
 as long as its own start.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from contextlib import suppress

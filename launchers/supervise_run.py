@@ -3,8 +3,6 @@
 The batch step of a Slurm job, and the background process of `async_rl.launch` in Python.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A row has its tests in any of the layouts of `async_rl/data/problems.py`; the pr
 from the response as in a run. Waits while the server is full or restarts, for `timeout_s`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ Observations become messages of the user, answers become actions; the sum of the
 reward of the sample. Without room for another answer the episode stops as it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The label of a prompt (`--data.label_key`) is its row, as JSON. A response that 
 raises, so its reward is absent and OpenRLHF drops the sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

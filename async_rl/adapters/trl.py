@@ -4,8 +4,6 @@ The columns of the data set are the row. If the verifier is away for longer than
 the whole batch has the reward None, which TRL leaves out.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

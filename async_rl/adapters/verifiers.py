@@ -6,8 +6,6 @@
 A response that cannot be judged raises: the rollout has an error and no reward.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from async_rl.adapters.grader import Grader

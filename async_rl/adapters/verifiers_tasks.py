@@ -12,8 +12,6 @@ The policy plays every agent of the environment that has no separate client. The
 of its agents, averaged over the agents, are the rewards of the sample.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

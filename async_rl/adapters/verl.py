@@ -6,8 +6,6 @@
 A response that cannot be judged raises, which stops verl's step; it is never scored.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from async_rl.adapters.grader import Grader

@@ -7,8 +7,6 @@ raise RuntimeError in torch. Rewards are in the unit of the scaled score; values
 here, because the learner checks every loss and gradient.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

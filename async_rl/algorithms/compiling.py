@@ -4,8 +4,6 @@ torch.compile joins operations that read the same tensor into one kernel. A func
 same with and without; only the order of roundings differs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

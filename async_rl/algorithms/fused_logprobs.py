@@ -5,8 +5,6 @@ the head and read once or twice, by one kernel.  Blocks of the vocabulary and no
 gradient of the head is complete with its block, and is never read again to be added to.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ The learner's logits exist in this file and, on a GPU, in fused_logprobs.py, now
 reference has three uses: in the reward, in the loss, and for metrics.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -11,8 +11,6 @@ Invariants
 Log-probs are in nats; shapes that do not match raise RuntimeError in torch.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ Each rank of the learner has some elements of a batch. `Across` adds up the valu
 every rank must compute the same sums in the same order, whatever elements it has.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

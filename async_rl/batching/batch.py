@@ -7,8 +7,6 @@ Invariants
   per-token tensor of the learner has this order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ top-p leave depends on the last bits of the logits, so the engine that drew reco
 Written against xgrammar 0.2.8 and its use in vLLM 0.32.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -12,8 +12,6 @@ Invariants
 - A generating group has exactly one generator, an issued one has none.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Collection, Iterable, Iterator

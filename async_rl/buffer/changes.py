@@ -6,8 +6,6 @@ becomes a trigger (store/writer.py). Each change of a group's state adds a row t
 Tables in store/schema.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 

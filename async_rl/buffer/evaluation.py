@@ -6,8 +6,6 @@ Invariant: an evaluation that was reported once is reported again with the same 
 trajectories are deleted since.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import statistics

@@ -3,8 +3,6 @@
 An open group is admitted and not finished. A stored group is complete and not trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from async_rl.core.frozen import frozen

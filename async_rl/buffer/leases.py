@@ -8,8 +8,6 @@ reached is replaced while it may still run, for example behind a broken network,
 commit steps of weights that the run no longer uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from async_rl.buffer.changes import LifeBegan

@@ -9,8 +9,6 @@ evaluations first, so the batches of the two steps after an evaluated version ha
 Pure: times are monotonic seconds of the caller.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

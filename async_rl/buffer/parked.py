@@ -6,8 +6,6 @@ Invariants
 - A newer request of a generator answers its parked one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import heapq

@@ -19,8 +19,6 @@ max_staleness versions of the learner's. When groups are dropped instead, fewer 
 + 1) x groups_per_step are active and new ones are admitted.
 """
 
-from __future__ import annotations
-
 import bisect
 import heapq
 from collections.abc import Iterable, Sequence

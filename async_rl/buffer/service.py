@@ -7,8 +7,6 @@ is sent after `store.flush()`. If the store fails, no reply is sent: the process
 store always contains a prefix of the decisions, and no process acts on one that a crash could undo.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

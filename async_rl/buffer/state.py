@@ -10,8 +10,6 @@ Invariants
   timeouts.lease_s) has no group: its groups are handed out again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace

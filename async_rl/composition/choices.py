@@ -5,8 +5,6 @@ conf/variants.yaml has the parameters of every variant.  In a tree a choice is t
 variant, or a mapping with the name as `kind` and some of its parameters.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterable, Iterator

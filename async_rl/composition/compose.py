@@ -4,8 +4,6 @@ Invariants: every problem is a ConfigError of one or more lines, each naming pat
 paths in the result are absolute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ error of yaml, OmegaConf or hydra, whose messages name their own classes and sea
 ConfigError with the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -2,8 +2,6 @@
 GPUs, and the settings that fit a model to the machine.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path

@@ -4,8 +4,6 @@ Invariants: text needs no quotes (paths with spaces, names that look like number
 name the same setting, so their order does not matter.  The schema reports unknown settings.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 what is wrong, the remedy and the description of the setting.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ A choice is one setting, whose value is the name of a variant; the parameters of
 settings below it, and a parameter that several variants have is one setting.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ variant has only its own parameters, so a contradiction cannot be written.  algo
 docs/algorithms.md have the formulas.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ A section is immutable, rejects unknown fields and never converts text to number
 a field is its description; error messages and docs/configuration.md show it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

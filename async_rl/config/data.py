@@ -4,8 +4,6 @@ by score.
 Part of the schema in `run.py`, whose invariants hold here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -3,8 +3,6 @@
 Part of the schema in `run.py`, whose invariants hold here.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal

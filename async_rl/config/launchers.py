@@ -3,8 +3,6 @@
 Part of the schema in `run.py`, whose invariants hold here.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, ClassVar, Literal
 

@@ -3,8 +3,6 @@
 Part of the schema in `run.py`, whose invariants hold here.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -6,8 +6,6 @@ is a ConfigError that names the setting.  Preflight loads the functions before a
 starts.  Modules in the working directory can be imported too.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

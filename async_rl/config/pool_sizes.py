@@ -4,8 +4,6 @@ runs. A process of a run needs `pools.py` only.
 Pure. Docs: docs/decisions/pools.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from async_rl.config.base import replace

@@ -11,8 +11,6 @@ Invariants
 Pure. Docs: docs/decisions/pools.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Pure. The buffer requests `generation.num_drawn` samples; the generator keeps th
 once all are scored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ the interval of heartbeats is below the silence after which a process is killed,
 lease.
 """
 
-from __future__ import annotations
-
 from async_rl.config.base import PositiveFloat, Section
 
 # 10 tokens/s for 120 s, the default of group_s: a slow engine on a CPU.

@@ -3,8 +3,6 @@
 Invariant: a lock is released with its owner, so a killed process does not block others.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,8 +4,6 @@ Invariants: same settings and seed, same corpus; it contains no text of a spec t
 Only the preparation of the model needs it; the task itself is list_functions.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ Invariants
 - No row vanishes: each becomes a prompt or is rejected, with its origin and the reason.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ different model sets `model.path`.  Functions take the values as parameters, so 
 models.  Every value is part of the key of the cached model.
 """
 
-from __future__ import annotations
-
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 

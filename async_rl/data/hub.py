@@ -3,8 +3,6 @@
 Invariant: the cache is asked before the network, which a node of a cluster often lacks.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

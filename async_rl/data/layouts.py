@@ -1,7 +1,5 @@
 """The layouts of rows in data files (layouts.toml): which one a row has, and its prompt."""
 
-from __future__ import annotations
-
 import base64
 import pickletools
 import zlib

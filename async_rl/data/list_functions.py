@@ -11,8 +11,6 @@ Invariants
 Pure Python, so that importing it costs nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Both the checks before a run and the preparation of its model report missing and damaged files.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

@@ -10,8 +10,6 @@ Invariants
 torch is imported only if the embedded model has to be built.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from collections.abc import Callable

@@ -19,8 +19,6 @@ open-r1/codeforces.
 Invariant: a row without usable tests is a DataError.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ Invariants
   run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import logging

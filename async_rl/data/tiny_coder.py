@@ -9,8 +9,6 @@ Invariants
 The only module of data/ that needs torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ outcome and may write another one.
 `rollout.fn` in conf/grpo_code_retry.yaml names it; docs/tutorials/own_environment.md explains it.
 """
 
-from __future__ import annotations
-
 from async_rl.core.types import Verdict
 from async_rl.data.list_functions import second_prompt
 from async_rl.rollouts.conversation import Conversation

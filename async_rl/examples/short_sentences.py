@@ -8,8 +8,6 @@ Invariant: a word of a held-out prompt is in no training prompt. The rows are
 the same in every process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

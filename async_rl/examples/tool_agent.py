@@ -5,8 +5,6 @@ the model reads the outcome and writes another one. `rollout.fn` in conf/agent_c
 docs/agents.md explains it.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -16,8 +16,6 @@ Invariants
   tokens only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ Invariants
 - Reading runs nothing that a file says, and allocates nothing of a size that a file says.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 docs/checkpoints.md describes the format for readers without this project.
 """
 
-from __future__ import annotations
-
 import shlex
 import stat
 from pathlib import Path

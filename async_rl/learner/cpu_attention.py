@@ -8,8 +8,6 @@ Invariant: memory is linear in the tokens of the row for any lengths, prompts an
 the masks and the repeated keys of one kernel call are bounded.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

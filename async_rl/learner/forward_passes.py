@@ -4,8 +4,6 @@ If no target depends on the policy's log-probs, the training passes of the only 
 otherwise passes without a graph record them first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

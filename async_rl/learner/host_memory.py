@@ -5,8 +5,6 @@ memory does not block, and has the full rate of the bus. New memory of either ki
 the copy, so it is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ the first layers are compared. An architecture that packed rows or the direct us
 would compute wrongly is rejected at the start, not trained wrongly.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path

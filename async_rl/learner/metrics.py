@@ -4,8 +4,6 @@ The metrics show how far behavior, proximal and current policy differ, and why. 
 trained tokens of the whole batch: `across` adds up the tokens of all ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ These are pure functions of tensors and settings. Every rank computes them for i
 statistics of the batch are sums over the ranks (`batch.across`).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

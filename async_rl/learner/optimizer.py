@@ -5,8 +5,6 @@ Moments may be in page-locked host memory between steps, because copies from and
 Invariant: after an exception neither parameters nor moments have changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple

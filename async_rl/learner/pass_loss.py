@@ -4,8 +4,6 @@ Invariant: every quantity of a sequence is computed from its trained tokens only
 whole sequences. So the losses of passes add up to the loss of the minibatch for any packing.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 The memory is allocated at the first use and kept: new memory costs several times the copy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

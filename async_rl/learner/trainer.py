@@ -9,8 +9,6 @@ Invariants
 - Nothing has changed if a call raises StalenessError or NonFiniteError, except PartlyTrained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path

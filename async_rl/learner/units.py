@@ -1,7 +1,5 @@
 """The units of FSDP: the modules of a model that are sharded and gathered separately."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from torch import nn

@@ -7,8 +7,6 @@ Invariants
 - Every rank runs the step with its own sequences of one batch, and makes the same collectives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 

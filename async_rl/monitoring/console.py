@@ -8,8 +8,6 @@ Nothing here blocks or starts a thread. Output is best effort: once the terminal
 pipe has no reader, the run continues without it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

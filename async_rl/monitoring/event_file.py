@@ -4,8 +4,6 @@ TensorFlow.
 The only file that imports TensorBoard's writer.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 import threading

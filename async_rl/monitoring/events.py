@@ -2,8 +2,6 @@
 its cause, and each restart, silence, stall and alarm, in order.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

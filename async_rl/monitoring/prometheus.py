@@ -6,8 +6,6 @@ Metrics that the catalogue does not declare are left out. Read-only, on the addr
 (network.host); the path is a secret, as TensorBoard's, and every other path is 404.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping

@@ -17,8 +17,6 @@ Rules
 Pure state, without a clock: times come from the counters and the caller.
 """
 
-from __future__ import annotations
-
 import collections
 import statistics
 from collections.abc import Callable, Iterable, Mapping

@@ -17,8 +17,6 @@ Rules
 Not safe for threads.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -4,8 +4,6 @@ and the work and the wait of each process.
 Pure: from a StatusReply, an earlier one and the time to something rich can print.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

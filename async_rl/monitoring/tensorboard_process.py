@@ -10,8 +10,6 @@ begins with a secret, which the child has from its environment, since command li
 data server, a faster reader, has a port without such an address, and is not used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -2,8 +2,6 @@
 and tables that a narrow terminal shows row by row.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ The only file that imports wandb, which is not a dependency of this project.  WA
 keeps everything in the run's directory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -5,8 +5,6 @@ angle brackets matches one path element that is known only at run time (`failure
 tests refuse a name that the table does not declare; docs and dashboards are generated from it.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import re

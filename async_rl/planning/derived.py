@@ -2,8 +2,6 @@
 and engines use the memory of the GPUs.
 """
 
-from __future__ import annotations
-
 import math
 
 from async_rl.config.base import with_settings

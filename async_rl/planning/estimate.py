@@ -6,8 +6,6 @@ Invariant: an estimate is an upper bound of the use of a healthy run, within a f
 for main memory. So a run is rejected only if it cannot fit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

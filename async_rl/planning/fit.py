@@ -5,8 +5,6 @@ Headroom counts a process that is still starting as one that needs all of its me
 a launcher of one machine: what is free on the nodes of a cluster is not known here.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ storage and compares; the estimate is within 10 percent of that account for GPUs
 the memory outside tensors (CUDA's context, the buffers of NCCL, gaps of the allocator).  Pure.
 """
 
-from __future__ import annotations
-
 from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES, shard_ranks
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen

@@ -8,8 +8,6 @@ recomputed ones, then longer passes. If no plan fits, the result is the plan wit
 which the checks refuse with its numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator

@@ -2,8 +2,6 @@
 can train its family (families.toml).
 """
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Invariants
   only repeats it.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Mapping, Sequence

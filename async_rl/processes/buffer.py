@@ -7,8 +7,6 @@ returns: tickets, batches, held-out metrics, samples to look at
 woken by: requests, the end of a generator, deadlines
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -7,8 +7,6 @@ woken by: the calls of agents, the exit of an environment, Drain (finish the gro
 exit), `stopping` (exit now; the buffer issues the groups again)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator

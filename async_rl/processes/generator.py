@@ -8,8 +8,6 @@ woken by: a written group (room for another), new weights, the buffer's answer, 
 groups in flight, then exit), `stopping` (exit now; the buffer issues the groups again)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator

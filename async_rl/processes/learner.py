@@ -12,8 +12,6 @@ With placement=colocated all steps between two pushes are made in one handover.
 Rank 0 runs `Learner`; the other ranks follow it (training/ranks.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

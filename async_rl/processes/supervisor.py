@@ -7,8 +7,6 @@ returns: the run's directory; exit code 0 (finished or stopped on request) or 1 
 root cause)
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform

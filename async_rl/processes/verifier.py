@@ -6,8 +6,6 @@ returns: one verdict per test
 woken by: a request; `stopping`, after which it finishes the admitted requests
 """
 
-from __future__ import annotations
-
 from async_rl.rewards.verifier.serving import open_service, serve
 from async_rl.runtime.context import ProcessContext
 from async_rl.wire.http import listen

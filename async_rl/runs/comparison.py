@@ -5,8 +5,6 @@ sampled tokens, their versions and log-probs, the rewards, the order of the batc
 rate, the other numbers of the learner, the weights after it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -6,8 +6,6 @@ Invariants
 - One process at a time launches or resumes a run: it holds the lock of the run's directory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -5,8 +5,6 @@ newest run is the run that was launched last. The name of a new run is like `amb
 (month and day, hour and minute).
 """
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

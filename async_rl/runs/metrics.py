@@ -1,7 +1,5 @@
 """The metrics of a run: as columns, and row by row while the run writes them."""
 
-from __future__ import annotations
-
 import array
 import itertools
 import math

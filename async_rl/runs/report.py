@@ -1,7 +1,5 @@
 """A report on runs: sentences, tables and graphs. Commands print it, the web view draws it."""
 
-from __future__ import annotations
-
 from async_rl.core.frozen import frozen
 from async_rl.core.types import DoubleArray
 

@@ -1,7 +1,5 @@
 """A run's configuration, state and result, while it runs and after its end."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator, Sequence
 from pathlib import Path

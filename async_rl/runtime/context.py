@@ -7,8 +7,6 @@ Invariants
 - SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes its work and returns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ again if another process replaces it during the call. Only requests that are saf
 peers, and every request to the supervisor is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

@@ -5,8 +5,6 @@ One of the two places that catch every exception: it writes the log, reports the
 supervisor, and exits 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import faulthandler

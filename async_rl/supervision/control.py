@@ -1,7 +1,5 @@
 """The supervisor's answers to the requests of children and of people."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

@@ -12,8 +12,6 @@ Rules
 - A process that was removed is not restarted; it is forgotten.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

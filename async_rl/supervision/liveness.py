@@ -7,8 +7,6 @@ Status, the log and the report of a stall then name it. It is lost, and the flee
 timeouts.silence_s. The buffer sees a lost generator leave the member list.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence

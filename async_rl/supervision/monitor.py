@@ -4,8 +4,6 @@
 Opens and closes the outputs in `monitoring/`, including the TensorBoard process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

@@ -4,8 +4,6 @@ Invariant: it can be written although the disk is full. Room for it is reserved 
 starts; without it a run that failed because of a full disk would look like a killed run.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -6,8 +6,6 @@ per step of progress, a line with the model's path once the processes may start,
 there is an error. It prepares the last prompts while the processes start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -4,8 +4,6 @@ Every other process follows `Registry.directory`.
 Invariant: a heartbeat costs the same however many processes there are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import itertools

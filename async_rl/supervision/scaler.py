@@ -7,8 +7,6 @@ returns: specs to the fleet; `<run>/scale.json`, so that a resumed run has the s
 woken by: a request to scale, a process that has left
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

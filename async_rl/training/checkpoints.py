@@ -9,8 +9,6 @@ published again, after a return to an earlier checkpoint, has another line; the 
 `<run>/pushes.jsonl` has a line for each answer of a generator to a push.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path

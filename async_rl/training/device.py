@@ -5,8 +5,6 @@ generators (placement=colocated).
 time is expelled: the supervisor starts it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

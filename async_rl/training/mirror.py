@@ -6,8 +6,6 @@ In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the l
 checkpoint's checksums, because a run that went back may save another checkpoint of that version.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ They are messages and not broadcasts: a rank may wait for the next one for as lo
 for generators, and a collective has a time limit.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from async_rl.core.frozen import Value

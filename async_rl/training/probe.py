@@ -7,8 +7,6 @@ Two probes of one life also show whether its log-probs changed as the learner's 
 which detects old weights where both versions are within the tolerance.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

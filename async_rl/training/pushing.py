@@ -9,8 +9,6 @@ continue. With placement=colocated pushes wake generators, so no push starts bet
 and `publish`, which returns the device.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

@@ -7,8 +7,6 @@ Invariant: with the settings, ranks and threads of the run, the weights have the
 run: a step depends on the checkpoint, its batch and its version only.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import time

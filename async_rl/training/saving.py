@@ -5,8 +5,6 @@ The learner waits until the store is on the disk and for the copy to memory, not
 After each checkpoint the buffer deletes the trajectories that no kept checkpoint could need.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from concurrent.futures import Future

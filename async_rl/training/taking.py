@@ -8,8 +8,6 @@ Invariants
   owners. The ranks of a context read the same part.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """An adapter as a value, its file, and PEFT's directory with that file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

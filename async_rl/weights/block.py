@@ -9,8 +9,6 @@ Invariant: there is one block for all versions, so a version may be written only
 reads the previous version (`Membership.is_free`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import mmap

@@ -17,8 +17,6 @@ Invariants
 - A rank receives or copies the next piece while the engine takes, or NCCL sends, the previous one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -7,8 +7,6 @@ number of unchanged words before it. A gap of 255 or more is written as bytes of
 value, followed by a smaller one.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np

@@ -9,8 +9,6 @@ Invariant: a generator receives the URL of a file only after the file is complet
 content, or its block after changes, with the manifest of the push.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -17,8 +17,6 @@ listener: a local user could exhaust its descriptors, and read or change nothing
 A dropped packet is repeated by the kernel after a second, so ranks connect in about a second.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import ctypes

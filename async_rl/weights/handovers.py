@@ -17,8 +17,6 @@ Invariants
 - No state survives the learner: its next life starts with a handover.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from async_rl.core.errors import WeightsError

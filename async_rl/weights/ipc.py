@@ -5,8 +5,6 @@ Invariant: the buffers exist until every generator that serves has the version; 
 joins later uses the next medium, the shared block. Needs a GPU, except `packed` and `described`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

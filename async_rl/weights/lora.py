@@ -10,8 +10,6 @@ Invariants
 PEFT is imported only for a model with an adapter: importing it takes seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

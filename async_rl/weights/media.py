@@ -6,8 +6,6 @@ To add a medium, write one file next to this one with both halves, add its addre
 `protocol/weights.py`, and register it in `weights/routes.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

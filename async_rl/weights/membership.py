@@ -23,8 +23,6 @@ Invariants
   learner waits for one deadline at most, after the senders have written.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Collection
 from dataclasses import dataclass, field

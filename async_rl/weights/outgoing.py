@@ -7,8 +7,6 @@ copies and NCCL follow a stream of their own, with a high priority.
 Invariant: two pieces are under way at most. While NCCL sends one, the next one is copied.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The way of a version to one generator: which media may carry it, and the call that loads it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

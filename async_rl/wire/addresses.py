@@ -8,8 +8,6 @@ Invariants
   address.
 """
 
-from __future__ import annotations
-
 import socket
 
 import psutil

@@ -2,8 +2,6 @@
 that are cancelled when their clients disconnect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -6,8 +6,6 @@ A socket accepts only clients with the run's client key, so two runs on one mach
 each other by mistake.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

@@ -12,8 +12,6 @@ Invariants
   slows its clients down.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -7,8 +7,6 @@ Invariants
   uses. A function that needs more than its source is refused.
 """
 
-from __future__ import annotations
-
 import ast
 import dis
 import hashlib

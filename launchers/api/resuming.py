@@ -4,8 +4,6 @@ Invariants: nothing is written unless the run can be resumed; earlier configurat
 run's directory as `config.<n>.yaml`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ Invariants: nothing is started or written unless the configuration fits this mac
 configuration in the run's directory is complete before the first process starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import subprocess

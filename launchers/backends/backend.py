@@ -4,8 +4,6 @@ To add a launcher, write that module, add its section to `async_rl/config/launch
 it can do, and its values to `conf/variants.yaml`. Nothing else names a launcher.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ Ray. Invariant: buffer and learner have placement groups, which stay reserved wh
 restarts; no other process has one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

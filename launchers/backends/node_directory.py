@@ -7,8 +7,6 @@ Invariants
 - After a crash of the node, the next maker removes the directories without a locked file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -3,8 +3,6 @@
 Runs inside an actor. Knows nothing of Ray, which only ray.py imports.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

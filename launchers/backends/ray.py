@@ -1,7 +1,5 @@
 """`launcher=ray`: every process is an actor of a Ray cluster (ray_actors.py)."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`async-rl certify`: the certificate of a run, to attach to a result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

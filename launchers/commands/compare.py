@@ -1,7 +1,5 @@
 """`async-rl compare`: where two runs part, and how settings, results and times differ."""
 
-from __future__ import annotations
-
 from async_rl.launchers.commands.options import OutputDir, RunName
 from async_rl.launchers.commands.reports import print_report
 from async_rl.runs import comparison

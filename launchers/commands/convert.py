@@ -4,8 +4,6 @@ Invariants: its pickle is read in the jail and nowhere else, by a program that s
 host; the answer of the program is checked as one of a stranger; the earlier files are kept.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys

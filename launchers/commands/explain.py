@@ -1,7 +1,5 @@
 """`async-rl explain`: where the time of a run went, and which change would have saved most."""
 
-from __future__ import annotations
-
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.directory import find_run

@@ -3,8 +3,6 @@
 Runs in the command's process on one CPU; the run may continue at the same time.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ Invariants: writes into a new directory only; the data are specs of the embedded
 embedded model can learn them without changes.
 """
 
-from __future__ import annotations
-
 import enum
 from importlib import resources
 from pathlib import Path

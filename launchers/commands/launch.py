@@ -3,8 +3,6 @@
 Invariant: nothing is started or written unless the configuration fits this machine.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ Reads the store of the run through async_rl/buffer/store/ledger.py and audit.py.
 and only while no buffer does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`async-rl runs`: the runs of a directory in a table, the newest first."""
 
-from __future__ import annotations
-
 from async_rl.launchers.commands.options import OutputDir, console
 from async_rl.launchers.commands.reports import print_table
 from async_rl.runs.directory import default_output_dir

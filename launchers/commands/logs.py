@@ -4,8 +4,6 @@ Invariants: an entry is a line with the indented lines after it (tracebacks); th
 processes are ordered by their time. Reads files only, so it works during and after a run.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -5,8 +5,6 @@ report; every key of the source is listed with its fate; the written file is val
 values that it lacks; the exit status is 3 if a key was refused or has another effect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +14,8 @@ import typer
 
 from async_rl.composition.choices import put
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.migration.applying import Line, Migration
-from async_rl.launchers.migration.sources import Unreadable, read
+from async_rl.launchers.migration.applying import Line, Migration, read
+from async_rl.launchers.migration.sources import Unreadable
 
 REFUSED = 3
 """Exit status if the meaning of a key was lost; 2 is a wrong use."""

@@ -1,7 +1,5 @@
 """Arguments and output that several commands share: runs, settings, tables, the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`async-rl plan`: a table of forecasts of a recorded run with other settings."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -5,8 +5,6 @@ Invariants: nothing of the run is changed; everything that can be refused is ref
 is loaded; the processes exit with the command.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

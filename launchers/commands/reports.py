@@ -1,7 +1,5 @@
 """Reports on runs, printed on the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from async_rl.launchers.commands.options import console

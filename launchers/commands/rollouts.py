@@ -3,8 +3,6 @@
 Reads the run's store and the tokenizer of its start model; loads neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import statistics

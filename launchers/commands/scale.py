@@ -4,8 +4,6 @@ Invariants: a wrong name or number is reported with its remedy and changes nothi
 returns immediately, and `status` shows the progress.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`async-rl serve`: starts a training service for programs that speak the Tinker API."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -4,8 +4,6 @@ Invariants: every picture is a new request to the run's control socket, so a run
 restarts appears; a run that does not answer is described from its files.
 """
 
-from __future__ import annotations
-
 import collections
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`async-rl stop`: stops a run and waits until it has exited."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

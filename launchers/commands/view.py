@@ -3,8 +3,6 @@
 Invariants: it only reads; it binds loopback by default; every request needs the printed token.
 """
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 from typing import Annotated

@@ -1,8 +1,8 @@
 """Applies the table of a source system to every key, so that none is dropped silently."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from async_rl.composition.choices import choices_first
 from async_rl.composition.compose import compose
 from async_rl.composition.overrides import as_words
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.migration import shared
 from async_rl.launchers.migration.rules import (
     Fate,
     Function,
@@ -19,12 +20,13 @@ from async_rl.launchers.migration.rules import (
     Settings,
     Source,
     Table,
+    read_table,
     refused,
     same,
     split_at,
     translated,
 )
-from async_rl.launchers.migration.sources import Unreadable
+from async_rl.launchers.migration.sources import Unreadable, arguments, read_source
 
 _MEGATRON = {
     "linear_qkv": ["q_proj", "k_proj", "v_proj"],
@@ -219,3 +221,34 @@ def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:
     if value == source.get(other, value):
         return same(rule.same or f"equal to {other}; both are one setting here")
     return refused(rule.refused or f"differs from {other}, but both are one setting here")
+
+
+SYSTEMS = ("verl", "areal", "areal_now", "trl")
+"""Each has a table, `<name>.yaml`, and a module with the functions that the table names; the first
+that recognizes a source is it.
+"""
+
+
+def read(
+    file: Path, overrides: Sequence[str] = (), *, release: str = "", given: Settings | None = None
+) -> Migration:
+    """Translate a file. Raises ConfigError if no system is recognized.
+
+    release: name of the release whose defaults absent keys have; given: settings that win.
+    """
+    tables = {name: read_table(name) for name in SYSTEMS}
+    recognized = [
+        (source, name)
+        for source in read_source(file, overrides)
+        for name, table in tables.items()
+        if table.recognizes(source)
+    ]
+    if not recognized:
+        raise ConfigError(f"{file}: of no system that migrate knows by its keys (docs/migrate.md)")
+    source, name = recognized[0]
+    if recognized[-1][0] is not source:
+        source["the script"] = Unreadable("it starts several runs; this is the first")
+    module = import_module(f"{__package__}.{name}")
+    code = vars(shared) | vars(module)
+    complete = source | arguments(overrides)
+    return migrate(complete, tables[name], code, given or {}, release=release)

@@ -1,7 +1,5 @@
 """The rules of an AReaL configuration that depend on more than one key; see areal.yaml."""
 
-from __future__ import annotations
-
 from async_rl.launchers.migration.rules import Fate, Given, refused, same
 
 

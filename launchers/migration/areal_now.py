@@ -1,8 +1,6 @@
 """The rules of AReaL's configurations since 1.0 that depend on more than one key; see
 areal_now.yaml."""
 
-from __future__ import annotations
-
 import math
 import re
 

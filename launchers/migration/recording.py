@@ -4,8 +4,6 @@ Invariants: nothing of the script runs outside the jail, which has neither the p
 network; of the files next to the script only scripts and modules are copied into it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ An exact key wins over `*.part.*`, that over `section.*`, and an inner section o
 A key without a rule is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from importlib import resources

@@ -1,7 +1,5 @@
 """Rules that several source systems share and that depend on more than one key."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 

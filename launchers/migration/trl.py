@@ -3,8 +3,6 @@
 The table completes every source with the defaults of its release, so the keys below exist.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, translated

@@ -3,8 +3,6 @@
 The table completes every source with the defaults of its release, so the keys below exist.
 """
 
-from __future__ import annotations
-
 import math
 
 from async_rl.launchers.migration.rules import Fate, Given, refused, translated

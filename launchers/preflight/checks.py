@@ -4,8 +4,6 @@ Invariants: a check leaves no files or open ports; every problem is one line wit
 remedy; all problems are reported together.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -4,8 +4,6 @@ Files are usually wrong for one reason, which the first rows show: a column that
 Without this check such a run starts all its processes and loads its model first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Display only; topology.py and estimate.py compute the values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

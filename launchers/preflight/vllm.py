@@ -2,8 +2,6 @@
 import would take seconds and hundreds of MB.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence

@@ -13,8 +13,7 @@ from empty_model import write_model
 from async_rl.composition.compose import compose
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.commands.migrate import to_yaml
-from async_rl.launchers.migration.applying import Migration
-from async_rl.launchers.migration.sources import read
+from async_rl.launchers.migration.applying import Migration, read
 from async_rl.launchers.preflight.checks import preflight
 from async_rl.planning.topology import processes
 

@@ -20,8 +20,8 @@ from async_rl.composition.compose import compose
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import REFUSED
+from async_rl.launchers.migration.applying import SYSTEMS, arguments, read
 from async_rl.launchers.migration.rules import read_table
-from async_rl.launchers.migration.sources import SYSTEMS, arguments, read
 
 VERL = "verl_first"
 AREAL = "areal_first"

@@ -10,8 +10,8 @@ import yaml
 from tables import table
 
 from async_rl.composition.compose import compose
+from async_rl.launchers.migration.applying import SYSTEMS, read
 from async_rl.launchers.migration.rules import read_table
-from async_rl.launchers.migration.sources import SYSTEMS, read
 
 FALLBACKS = {
     ("verl", "0.1"): "0.4",

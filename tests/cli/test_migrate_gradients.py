@@ -25,7 +25,7 @@ from async_rl.batching.batch import Batch, collate
 from async_rl.batching.packing import Pass
 from async_rl.config.run import RunConfig
 from async_rl.launchers.commands.migrate import to_yaml
-from async_rl.launchers.migration.sources import read
+from async_rl.launchers.migration.applying import read
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
 from async_rl.learner.objective_state import ValueUnits

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from migration_support import check_answers, check_launch
 
-from async_rl.launchers.migration.sources import read
+from async_rl.launchers.migration.applying import read
 
 PACKAGES = Path(__file__).parents[2] / "build" / "adapters"
 CONFIGURATIONS = PACKAGES / "verl" / "trainer" / "config"

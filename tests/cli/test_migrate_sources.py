@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.migration import recording
-from async_rl.launchers.migration.applying import Migration
-from async_rl.launchers.migration.sources import read
+from async_rl.launchers.migration.applying import Migration, read
 
 MAIN = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet data.val_files=b.parquet"
 MODEL = "actor_rollout_ref.model.path=org/model"

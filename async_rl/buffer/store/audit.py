@@ -8,8 +8,6 @@ trained once; what may still be trained is stored. Tables in schema.py.
 The history of compacted groups is deleted. Only their counts are checked, and the audit reports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

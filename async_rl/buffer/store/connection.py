@@ -4,8 +4,6 @@ A column `name [stored_json]` of a query is decoded JSON, and `name [stored_grou
 The function `checksum` of SQL is the one of core/checksums.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

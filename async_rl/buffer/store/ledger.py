@@ -5,8 +5,6 @@ Invariants: reads only, also while the run writes; one answer comes from one mom
 opens. Tables in schema.py, the audit of the whole history in audit.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

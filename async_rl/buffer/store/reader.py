@@ -1,7 +1,5 @@
 """The reads of a run's store by its buffer: the state at a start, trajectories, evaluations."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence

@@ -13,8 +13,6 @@ the version that a batch is trained on, so its step is one more. Versions of tok
 they are unknown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -13,8 +13,6 @@ Invariants
   state and reason, and the samples of such an evaluation are deleted.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

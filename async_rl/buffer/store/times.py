@@ -1,7 +1,5 @@
 """The times of the groups of a run, from its store: hand-out, generation, storing. Reads only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ number of newest groups that it looks at, so that a page of a long run takes mil
 that the learner undid are not part of the history.
 """
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 

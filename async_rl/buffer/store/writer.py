@@ -12,8 +12,6 @@ Invariants
   all earlier commits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ have no effect.
 Part of `checks/run.py`, whose invariants hold here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from async_rl.config.policy_losses import BehaviorLoss

@@ -1,7 +1,5 @@
 """Checks of the configuration against the machine that it is to run on: its cores and GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from async_rl.config.pool_sizes import in_words_of, pool_counts

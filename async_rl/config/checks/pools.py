@@ -3,8 +3,6 @@
 Part of `checks/run.py`, whose invariants hold here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ without effect.
 Part of `checks/run.py`, whose invariants hold here.  Named functions are not imported here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ Invariants: each problem is one line with path=value, the reason and the remedy;
 reported together; these checks read the configuration alone, `machine.py` reads the machine too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from async_rl.config.checks.algorithm import algorithm_problems

@@ -7,8 +7,6 @@ log-probs stay what generation/engine.py promises. An argument that changes how 
 `mismatch/engine_abs_mean` measure it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Any

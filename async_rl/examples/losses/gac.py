@@ -3,8 +3,6 @@
 Start it with `async-rl launch conf=grpo_code algorithm=gac`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import torch

@@ -4,8 +4,6 @@ bounds.
 Start it with `async-rl launch conf=grpo_code algorithm=geometric`.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from async_rl.algorithms.losses import BehaviorWeights, behavior_weights

@@ -6,8 +6,6 @@ Changed: a correction knows no advantages, so tokens of both directions are mask
 only the tokens that an update would move further: A > 0 and ratio > 1, or A < 0 and ratio < 1.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

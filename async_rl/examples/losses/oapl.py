@@ -4,8 +4,6 @@ Start it with `async-rl launch conf=grpo_code algorithm=oapl`.
 Changed: BETA is 1; the experiments of the paper have 1e-3.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

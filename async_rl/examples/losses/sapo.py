@@ -5,8 +5,6 @@ Changed: tokens are averaged as algorithm.aggregation says, by default over the 
 takes the mean over sequences of their token means: algorithm.aggregation=sequence_mean.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

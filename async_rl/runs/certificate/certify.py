@@ -4,8 +4,6 @@ The statements are in the order in which a reader trusts them: weights, prompts,
 log-probs, seeds, origin, faults, and the audit of the ledger.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

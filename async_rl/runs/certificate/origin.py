@@ -2,8 +2,6 @@
 model, from the run's directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import platform

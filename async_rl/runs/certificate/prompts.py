@@ -5,8 +5,6 @@ Evidence: the ledger and, for the order itself, the run's prompts.sqlite. A gap 
 no group has although later ones were issued; the start before it shows when it was skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ the generator reports and its probe). A probe compares changes, so a generator t
 weights is detected although both versions are within the tolerance.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -13,8 +13,6 @@ without a model: a shared seed makes many more, also where responses are short o
 Pure: the permutations have a fixed seed, so a certificate that is made again says the same.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

@@ -3,8 +3,6 @@
 Invariant: a statement has the numbers behind it; without evidence it cannot be known.
 """
 
-from __future__ import annotations
-
 import enum
 import time
 from collections.abc import Iterable

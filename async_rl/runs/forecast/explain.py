@@ -1,7 +1,5 @@
 """Where the time of a run went, and which change would have saved most."""
 
-from __future__ import annotations
-
 import heapq
 import statistics
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Forecasts of a run with other settings: a row of a table for every combination of values."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ by that factor. A group is complete with its longest sample; until then it has o
 its lengths divided by the longest in flight.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math

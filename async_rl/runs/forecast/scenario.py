@@ -1,7 +1,5 @@
 """A run to forecast: its recorded times, its settings, and the same run with other settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A sample that waits for a place is recorded as one that is scored for longer. Th
 the order of arrival and the number of places in the settings.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

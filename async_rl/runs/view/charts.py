@@ -3,8 +3,6 @@
 Pure. Coordinates are in units of the drawing, whose origin is the upper left corner.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stored trajectories as JSONL for other tools. docs/operations.md describes the columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

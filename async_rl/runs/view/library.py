@@ -2,8 +2,6 @@
 changed and remembered otherwise.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Sequence

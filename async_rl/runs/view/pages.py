@@ -1,7 +1,5 @@
 """The content of each page: from a run's files to what its template writes. Reads only."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ loopback too. A page of another site that points its own name at 127.0.0.1 (DNS 
 cookie for that name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import signal

@@ -1,7 +1,5 @@
 """Numbers, times and sizes as people read them."""
 
-from __future__ import annotations
-
 import math
 
 from async_rl.monitoring import status

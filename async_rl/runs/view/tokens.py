@@ -1,7 +1,5 @@
 """The response tokens of a sample with the values that a page colours them by. Pure."""
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Sequence
