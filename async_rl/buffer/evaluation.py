@@ -1,5 +1,5 @@
 """Evaluations: how many of their groups are open, and the report of a complete one from its stored
-samples: held-out metrics with their confidence, and a few samples as text.
+samples: held-out metrics with their confidence.
 
 Samples that failed for a reason outside the policy count neither as right nor as wrong.
 Invariant: an evaluation that was reported once is reported again with the same metrics, even if its
@@ -15,14 +15,10 @@ from typing import Literal
 
 from async_rl.buffer.groups import Recovered
 from async_rl.buffer.store.reader import StoreReader
-from async_rl.buffer.store.store import KEPT_SAMPLES
-from async_rl.core.frozen import frozen
 from async_rl.core.heads import means_by_name
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.answers import vote_of
 
-NUM_SHOWN = 4
-_SEPARATOR = "\n\n---\n\n"
 _Z95 = 1.96
 _ERRORS = {
     "eval/pass_at_1": "eval/pass_at_1_error",
@@ -78,15 +74,6 @@ class EvaluationProgress:
         """Report an evaluation if no group of it is open, unless it was forgotten."""
         if self._num_open.get(version) == 0:
             self.finished.append(version)
-
-
-@frozen
-class EvaluationReport:
-    """The metrics and sample texts of one evaluation; num_failed: prompts without a sample."""
-
-    scalars: dict[str, float]
-    texts: dict[str, str]
-    num_failed: int
 
 
 def result_of(
@@ -152,31 +139,6 @@ def interval(values: Sequence[float]) -> float:
     return _Z95 * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def training_texts(groups: Sequence[Group], decode: Decode) -> dict[str, str]:
-    """The first sample of each group, as one page of Markdown under its name."""
-    texts = []
-    for group in groups:
-        first = group.trajectories[0]
-        prompt = decode(first.token_ids[: first.prompt_length].tolist())
-        texts.append(sample_text(prompt, group, decode))
-    return {"samples/training": _SEPARATOR.join(texts)}
-
-
-def sample_text(prompt: str, group: Group, decode: Decode) -> str:
-    """One sample as Markdown: prompt, response, reward with its parts, verdicts of the tests, and
-    the versions that wrote it.
-    """
-    sample = group.trajectories[0]
-    verdicts = ", ".join(v.value for v in sample.score.verdicts) or "no test was run"
-    versions = sorted(set(sample.versions[sample.prompt_length :].tolist()))
-    parts = "".join(f", {name} {value:g}" for name, value in sorted(sample.score.parts.items()))
-    head = (
-        f"**{group.prompt_id}**: reward {sample.score.reward:g}{parts} ({verdicts}), written by"
-        f" version {', '.join(map(str, versions))}"
-    )
-    return f"{head}\n\n{prompt}\n\n```\n{_response(sample, decode)}\n```"
-
-
 async def report_of(
     store: StoreReader,
     version: int,
@@ -184,8 +146,10 @@ async def report_of(
     decode: Decode,
     *,
     extraction: Extraction,
-) -> EvaluationReport:
-    """The report of a complete evaluation, from the store. held_out: the prompts in their order."""
+) -> tuple[dict[str, float], int]:
+    """Return the metrics of a complete evaluation, from the store, and the number of prompts
+    without a sample. held_out: the prompts in their order.
+    """
     rows = await store.evaluation_groups(version)
     complete = {
         group_id: held_out[index]
@@ -207,17 +171,7 @@ async def report_of(
                 )
                 results.append(result)
         scalars = evaluation_scalars(results)
-    kept = [group_id for group_id, _ in rows[:KEPT_SAMPLES] if group_id in complete]
-    # Of the kept groups only: a report that is repeated after a restart shows the same samples.
-    groups = await store.groups(kept[:NUM_SHOWN])
-    texts = [
-        sample_text(complete[group.group_id].text, group.unpacked(), decode) for group in groups
-    ]
-    return EvaluationReport(
-        scalars=scalars,
-        texts={"samples/evaluation": _SEPARATOR.join(texts)} if texts else {},
-        num_failed=len(rows) - len(complete),
-    )
+    return scalars, len(rows) - len(complete)
 
 
 def _response(sample: Trajectory, decode: Decode) -> str:

@@ -46,7 +46,7 @@ def role_of(pool: str) -> Role:
 
 
 def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
-    """Return the configuration with these numbers of generators."""
+    """Return the configuration with these numbers of generators and verifiers."""
     generators = config.generators
     pools = {
         name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count))
@@ -55,6 +55,7 @@ def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
     return replace(
         config,
         generators=replace(generators, count=counts.get(GENERATORS, generators.count), pools=pools),
+        verifiers=replace(config.verifiers, count=counts.get(VERIFIERS, config.verifiers.count)),
     )
 
 

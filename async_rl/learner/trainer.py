@@ -31,7 +31,7 @@ from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.host_memory import Owned, Resting
 from async_rl.learner.loading import load_models, ranks_of
-from async_rl.learner.metrics import Step, part_scalars, step_histograms, step_scalars
+from async_rl.learner.metrics import Step, part_scalars, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
@@ -46,12 +46,11 @@ from async_rl.weights.lora import merged_weights, whole_adapter
 class StepResult:
     """The results of a step for other processes.
 
-    scalars, histograms: under the names of the metric catalogue; advantages: of the response tokens
-    of each sequence that this rank reports; empty without a critic.
+    scalars: under the names of the metric catalogue; advantages: of the response tokens of each
+    sequence that this rank reports; empty without a critic.
     """
 
     scalars: dict[str, float]
-    histograms: dict[str, list[float]]
     advantages: dict[SampleId, FloatArray]
 
 
@@ -186,7 +185,6 @@ class Trainer:
                 **part_scalars(samples),
                 "reward/failed_share": failed,
             },
-            histograms=step_histograms(step, version=version),
             advantages=self._advantages(part, step),
         )
 

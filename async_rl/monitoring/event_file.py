@@ -5,30 +5,24 @@ The only file that imports TensorBoard's writer.
 """
 
 import re
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
-from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from async_rl.config.base import as_builtins
-from async_rl.config.run import RunConfig
 from async_rl.observability.catalogue import FIRST_SCREEN, describe, with_unit
 
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
-_BUCKETS = 30
 
 
 class EventFile:
@@ -45,39 +39,22 @@ class EventFile:
         self._writer = EventFileWriter(
             str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
         )
+        self._add(_first_screen(), 0)
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """Add a point of a curve."""
         self._add(self._described_once(name, scalar_pb(name, value)), step)
 
-    def histogram(self, name: str, values: Sequence[float], step: int) -> None:
-        """Add a distribution at one step; values may be empty."""
-        # float64 holds every counter and version exactly.
-        data = np.asarray(values, dtype=np.float64)
-        self._add(self._described_once(name, histogram_pb(name, data, buckets=_BUCKETS)), step)
-
     def text(self, name: str, markdown: str, step: int) -> None:
-        """Add a page of Markdown."""
+        """Add a page of Markdown, which a person sees before the next periodic flush."""
         self._add(text_pb(name, markdown), step)
-
-    def describe_run(self, config: RunConfig) -> None:
-        """Write the first screen, and the configuration as text."""
-        self._add(_first_screen(), 0)
-        settings = as_builtins(config)
-        # Markdown shows text with an indent of four spaces unchanged.
-        text = textwrap.indent(msgspec.yaml.encode(settings).decode(), "    ")
-        self.text("run/config", text, 0)
-        self.flush()
+        self._writer.flush()
 
     def restart(self, step: int) -> None:
         """Continue the run at `step`: TensorBoard discards its earlier values and later steps."""
         # TensorBoard drops later steps only at a START event.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
-        self._writer.flush()
-
-    def flush(self) -> None:
-        """Write everything that was added so far."""
         self._writer.flush()
 
     def close(self) -> None:

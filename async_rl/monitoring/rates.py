@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from async_rl.config.pools import pool_of
 from async_rl.observability.activity import GAUGE
-from async_rl.observability.catalogue import MetricKind, describe
+from async_rl.observability.catalogue import describe
 from async_rl.protocol.membership import Member
 
 _CONDITIONS = {
@@ -196,8 +196,7 @@ class Rates:
 
 def _add_gauge(numbers: dict[str, float], gauge: str, value: float) -> None:
     """Gauges under a catalogue name are metrics as they are; others are for `status` only."""
-    spec = describe(gauge)
-    if spec is None or spec.kind is not MetricKind.SCALAR:
+    if describe(gauge) is None:
         return
     # Only counts add up; a latency of two processes is the latency of the slower process.
     if gauge.startswith(_ADDED):

@@ -1,7 +1,7 @@
 """The one metrics writer of a run: TensorBoard events immediately, and metrics.jsonl with one JSON
 object per step, in order.
 
-Input: scalars, histograms and texts of a step, from any process, in any order.
+Input: scalars of a step, from any process, in any order; events of the run.
 Output: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`, `<run_dir>/events.jsonl`.
 Rules
 - A row is written when it and all rows before it are complete: the learner's part (every step
@@ -38,7 +38,6 @@ from async_rl.protocol.membership import ReportMetrics
 _LEARNER_PART = "reward/mean"
 _SERVICE_PART = "policy/lr"
 _EVALUATION_PART = "eval/pass_at_1"
-_EVENTS = "run/"
 HOLD_S = 600.0
 _DRAW_EVERY_S = 0.5
 """A step takes about 10 KB of an event file; so two hours of the quickest run stay below 200 MB.
@@ -103,35 +102,28 @@ class Recorder:
         self._path.touch()
         # Half a row of a killed writer is lost.
         os.truncate(self._path, end)
-        self._events.describe_run(config)
 
     def record(self, message: ReportMetrics) -> None:
         """Record one part of a step."""
         step = message.step
         self._newest = max(self._newest, step)
         self._draw(message)
-        for name, text in message.texts.items():
-            # Pages of samples are left out.
-            if name.startswith(_EVENTS):
-                events.note(self._run_dir, name.removeprefix(_EVENTS), text, step=step)
         self._add_to_row(step, message.source, message.scalars)
         self.flush()
         # The incomplete rows survive a killed supervisor.
         replace_file(self._held_path, msgspec.json.encode(self._rows))
 
     def _draw(self, message: ReportMetrics) -> None:
-        """Write to TensorBoard: all texts, and the numbers unless learner steps come too fast."""
+        """Write to TensorBoard unless learner steps come too fast."""
         step = message.step
         if self._is_due(step, message.scalars):
             for name, value in message.scalars.items():
                 self._events.scalar(name, value, step)
-            for name, values in message.histograms.items():
-                self._events.histogram(name, values, step)
-        for name, text in message.texts.items():
-            self._events.text(name, text, step)
-        if message.texts:
-            # Texts report events, which a person must see before the next periodic flush.
-            self._events.flush()
+
+    def note(self, kind: str, text: str, step: int) -> None:
+        """Record an event of the run: a restart, a silence, a stall, an alarm."""
+        events.note(self._run_dir, kind, text, step=step)
+        self._events.text(f"run/{kind}", text, step)
 
     def _is_due(self, step: int, scalars: Scalars) -> bool:
         # The last step is what people look at, so it is always drawn.

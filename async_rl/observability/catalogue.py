@@ -5,7 +5,6 @@ angle brackets matches one path element that is known only at run time (`failure
 tests refuse a name that the table does not declare; docs and dashboards are generated from it.
 """
 
-import enum
 import functools
 import re
 from collections.abc import Mapping
@@ -19,14 +18,6 @@ _Table = TypeVar("_Table")
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
-class MetricKind(enum.StrEnum):
-    """The recorded form of a metric."""
-
-    SCALAR = "scalar"
-    HISTOGRAM = "histogram"
-    TEXT = "text"
-
-
 class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of the ten charts."""
 
@@ -35,11 +26,10 @@ class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MetricSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One declared metric: a line of the table."""
+    """One declared metric: a line of the table. unit: `text` for an event of the run."""
 
     unit: _Text
     meaning: _Text
-    kind: MetricKind = MetricKind.SCALAR
 
     @property
     def description(self) -> str:

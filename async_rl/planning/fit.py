@@ -1,16 +1,12 @@
-"""The reasons why a run cannot fit a machine: at its start (positions, KV cache, memory of hosts
-and GPUs), and while it grows (`Headroom`).
-
-Headroom counts a process that is still starting as one that needs all of its memory. It checks only
-a launcher of one machine: what is free on the nodes of a cluster is not known here.
+"""The reasons why a run cannot fit a machine, at its start and when it grows: positions, KV cache,
+memory of hosts and GPUs.
 """
 
 import collections
 import math
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
-from async_rl.config.pool_sizes import in_words_of, role_of
+from async_rl.config.pool_sizes import in_words_of
 from async_rl.config.pools import config_of, generator_pools, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
@@ -22,9 +18,8 @@ from async_rl.planning.estimate import (
     total_memory_mb,
 )
 from async_rl.planning.learner_memory import longest_sequence
-from async_rl.planning.shape import ModelShape, read_shape
+from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec, gpus_of, processes
-from async_rl.protocol.membership import PoolCount
 
 _REMEDIES = {
     # More ranks before host memory, which slows every step; shared sequences last, because only
@@ -137,37 +132,3 @@ def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Ite
                 f" GPU has {gb(machine.gpu_mb)}; {' and '.join(remedies)}, or take a smaller model"
             )
             return
-
-
-class Headroom:
-    """The memory of one machine for one run. free_mb: returns the free memory now."""
-
-    def __init__(self, config: RunConfig, model_path: Path, free_mb: Callable[[], int]) -> None:
-        self._config = config
-        self._shape = read_shape(model_path)
-        self._free_mb = free_mb
-
-    def problems(self, pools: list[PoolCount], wanted: Mapping[str, int]) -> list[str]:
-        """Return why the wanted processes do not fit, as one line, or nothing if they fit."""
-        counts = {pool.pool: wanted.get(pool.pool, pool.wanted) for pool in pools}
-        grown = {pool.pool: counts[pool.pool] for pool in pools if counts[pool.pool] > pool.wanted}
-        if not grown or not self._config.launcher.is_one_machine:
-            return []
-        free_mb = self._free_mb()
-        needed_mb = 0
-        parts = []
-        for pool in pools:
-            # Processes that still start have not taken their memory yet.
-            missing = counts[pool.pool] - pool.live
-            own = config_of(self._config, pool.pool)
-            each_mb = memory_mb(own, role_of(pool.pool), self._shape)
-            if missing > 0:
-                needed_mb += missing * each_mb
-                parts.append(f"{missing} of {pool.pool} at {each_mb} MB")
-        if needed_mb <= free_mb:
-            return []
-        request = " ".join(f"{pool}={count}" for pool, count in grown.items())
-        return [
-            f"{request}: needs about {needed_mb} MB more ({' and '.join(parts)}), {free_mb} MB are"
-            " free on this machine; request fewer, free some memory, or add --force to try it"
-        ]

@@ -3,7 +3,7 @@
 takes: requests for work, complete and failed groups from generators; takes, commits and evaluations
 from the learner
 waits for: requests; it parks those that cannot be answered yet
-returns: tickets, batches, held-out metrics, samples to look at
+returns: tickets, batches, held-out metrics
 woken by: requests, the end of a generator, deadlines
 """
 
@@ -15,12 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from async_rl.buffer.evaluation import NUM_SHOWN, report_of, training_texts
+from async_rl.buffer.evaluation import report_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
-from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import DropReason, Prompt
 from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
@@ -31,8 +30,6 @@ OBJECTS_PER_COLLECTION = 50_000
 """The groups in memory are some hundred thousand objects without a cycle. With Python's own 700,
 collections took half of the time of a group.
 """
-_SHOW_EVERY = 5
-"""Steps between two pages of training samples; TensorBoard itself keeps ten."""
 _PROMPTS_S = 5.0
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""
@@ -66,7 +63,6 @@ async def run(context: ProcessContext) -> None:
             "watch leases": tasks.watch_leases(),
             "follow generators": tasks.follow_generators(),
             "report evaluations": tasks.report_evaluations(prompts.held_out, decode),
-            "show samples": tasks.show_samples(decode),
             "show state": tasks.show_state(),
         }
         # The handlers work until a stop; only a store that fails ends them earlier.
@@ -122,43 +118,22 @@ class Tasks:
             num_returns = self._service.num_returns
             # The report reads the file, and the last group may still be queued.
             await self._store.flush()
-            report = await report_of(reader, version, held_out, decode, extraction=extraction)
-            if report.num_failed:
+            scalars, num_failed = await report_of(
+                reader, version, held_out, decode, extraction=extraction
+            )
+            if num_failed:
                 self._context.log.warning(
                     "evaluation of version %d: %d prompts have no sample and do not count",
                     version,
-                    report.num_failed,
+                    num_failed,
                 )
-            await self._context.report(version, scalars=report.scalars, texts=report.texts)
+            await self._context.report(version, scalars=scalars)
             # Figures of discarded weights must not be booked on those that are evaluated next.
             if self._service.num_returns == num_returns:
-                self._store.finish_evaluation(version, report.scalars)
+                self._store.finish_evaluation(version, scalars)
                 await self._store.flush()
             else:
                 self._service.state.evaluations.report_closed(version)
-
-    async def show_samples(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """takes: trained steps · waits for: every fifth · returns: some of its samples as text ·
-        woken by: every change
-        """
-        replay = self._service.state.replay
-        reader = self._store.reader
-        shown = replay.learner_version
-        while True:
-            await self._service.changed()
-            # Not only at multiples: one change may commit several steps of a resumed learner.
-            is_due = replay.learner_version // _SHOW_EVERY > shown // _SHOW_EVERY
-            shown = replay.learner_version
-            if not is_due:
-                continue
-            await self._store.flush()
-            trained = [group.group_id for group in await reader.trained_after(shown - 1)]
-            try:
-                groups = [g.unpacked() for g in await reader.groups(trained[:NUM_SHOWN])]
-            except InfrastructureError:
-                continue  # recording=off, and a checkpoint was faster
-            if groups:
-                await self._context.report(shown, texts=training_texts(groups, decode))
 
     async def show_state(self) -> None:
         """takes: the buffer's state · waits for: its change · returns: gauges, counts and the

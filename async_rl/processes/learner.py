@@ -183,7 +183,6 @@ class Learner:
         await self._context.report(
             self._version,
             scalars={**result.scalars, **self._pusher.metrics(), **times},
-            histograms=result.histograms,
         )
         if not is_last:  # the last version is evaluated by `train`, once it is live
             await self._evaluate_if_due()

@@ -17,11 +17,11 @@ import msgspec
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError, InfrastructureError, RunFailed, root_cause
-from async_rl.core.machine import Machine, free_memory_mb, this_machine
+from async_rl.core.machine import Machine, this_machine
 from async_rl.monitoring import events
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
-from async_rl.planning.fit import Headroom
+from async_rl.planning.shape import read_shape
 from async_rl.planning.topology import processes
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
@@ -159,7 +159,7 @@ class Supervisor:
             fleet=fleet,
             registry=self._registry,
             connect=connections,
-            headroom=Headroom(self._config, model_path, free_memory_mb),
+            shape=read_shape(model_path),
             log=self._log,
         )
         service = ControlService(

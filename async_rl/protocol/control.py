@@ -52,12 +52,8 @@ class Pools(Message):
 
 
 class Scale(Message):
-    """Set the number of processes of these pools; other pools keep theirs.
-
-    is_forced: also when the free memory seems too small.
-    """
+    """Set the number of processes of these pools; other pools keep theirs."""
 
     Reply: ClassVar[type] = Pools
     # Numbers of processes, not differences: a repeated request must not add processes twice.
     wanted: dict[str, int]
-    is_forced: bool

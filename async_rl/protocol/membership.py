@@ -154,8 +154,6 @@ class ReportMetrics(Message):
     source: str
     step: int
     scalars: dict[str, float]
-    histograms: dict[str, list[float]]
-    texts: dict[str, str]
 
 
 class ReportFatal(Message):

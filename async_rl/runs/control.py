@@ -119,11 +119,11 @@ def ask_status(run_dir: Path, *, timeout_s: float = _CALL_S) -> StatusReply | No
     return reply
 
 
-def ask_scale(run_dir: Path, wanted: dict[str, int], *, is_forced: bool) -> list[PoolCount]:
+def ask_scale(run_dir: Path, wanted: dict[str, int]) -> list[PoolCount]:
     """Ask the run for a number of processes per pool. Raises Unavailable if it does not answer,
     ConfigError if it refuses.
     """
-    reply = _call(run_dir, Scale(wanted=wanted, is_forced=is_forced))
+    reply = _call(run_dir, Scale(wanted=wanted))
     assert isinstance(reply, Pools)
     return reply.pools
 

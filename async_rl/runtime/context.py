@@ -197,22 +197,9 @@ class ProcessContext:
         await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
         self._is_serving = True
 
-    async def report(
-        self,
-        step: int,
-        *,
-        scalars: Mapping[str, float] | None = None,
-        histograms: Mapping[str, list[float]] | None = None,
-        texts: Mapping[str, str] | None = None,
-    ) -> None:
+    async def report(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send numbers of one learner step to the metrics writer."""
-        request = ReportMetrics(
-            source=self.name,
-            step=step,
-            scalars=dict(scalars or {}),
-            histograms=dict(histograms or {}),
-            texts=dict(texts or {}),
-        )
+        request = ReportMetrics(source=self.name, step=step, scalars=dict(scalars))
         await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
 
     async def work_until_stopped(

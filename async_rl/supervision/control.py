@@ -146,7 +146,7 @@ class ControlService:
         return self.monitor.status()
 
     async def _scale(self, message: Scale) -> Message:
-        self.scaler.scale(message.wanted, "as requested by a person", is_forced=message.is_forced)
+        self.scaler.scale(message.wanted, "as requested by a person")
         return Pools(pools=self.registry.pools())
 
 

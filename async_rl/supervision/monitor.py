@@ -106,7 +106,7 @@ class Monitor:
         # Also between steps: status and console must not show numbers of the last step for minutes.
         self.newest.update(self._rates.now())
         for sentence in self._liveness.changes():
-            self._note("run/silent", sentence)
+            self._note("silent", sentence, self.step)
         self._show()
 
     def status(self) -> StatusReply:
@@ -134,14 +134,14 @@ class Monitor:
             self._stalled = sentence
             if sentence:
                 self._log.warning("%s", sentence)
-            self._record_text("run/stalled", sentence or "the run continues")
+            self._recorder.note("stalled", sentence or "the run continues", self.step)
 
     def on_restart(self, name: str, reason: str) -> None:
         """Record that a process restarts."""
         self._rates.restarted(name)
         self._restarts[name] += 1
         self._restarted_because[name] = reason
-        self._record_text("run/restarts", f"{name} is restarted: {reason}")
+        self._recorder.note("restarts", f"{name} is restarted: {reason}", self.step)
 
     def start_from(self, message: StartFrom) -> None:
         """Continue from this learner version; numbers of later steps belong to a lost history.
@@ -171,7 +171,7 @@ class Monitor:
         # An alarm at the first step without a rewarded sample, and again only after one with.
         is_unrewarded = scalars.get("reward/failed_share") == 1
         if is_unrewarded and self.newest.get("reward/failed_share") != 1:
-            self._note("run/alarm", f"step {message.step}: {NOTHING_REWARDED}", step=message.step)
+            self._note("alarm", f"step {message.step}: {NOTHING_REWARDED}", message.step)
         if "eval/pass_at_1" in scalars:
             self._evaluated.add(message.step)
         self._recorder.record(replace(message, scalars=scalars))
@@ -198,20 +198,9 @@ class Monitor:
                 timeout_s,
             )
 
-    def _note(self, name: str, sentence: str, *, step: int | None = None) -> None:
+    def _note(self, kind: str, sentence: str, step: int) -> None:
         self._log.warning("%s", sentence)
-        self._record_text(name, sentence, step=step)
-
-    def _record_text(self, name: str, text: str, *, step: int | None = None) -> None:
-        self._recorder.record(
-            ReportMetrics(
-                source="supervisor",
-                step=self.step if step is None else step,
-                scalars={},
-                histograms={},
-                texts={name: text},
-            )
-        )
+        self._recorder.note(kind, sentence, step)
 
     def _show(self) -> None:
         self._console.progress(

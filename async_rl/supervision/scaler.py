@@ -30,7 +30,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
 from async_rl.core.os import replace_synced
-from async_rl.planning.fit import Headroom
+from async_rl.planning.fit import fit_problems
+from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
@@ -73,12 +74,12 @@ class Scaler:
         fleet: Fleet,
         registry: Registry,
         connect: Connections,
-        headroom: Headroom,
+        shape: ModelShape | None,
         log: logging.Logger,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._headroom = headroom
+        self._shape = shape
         self._machine = machine
         self._fleet = fleet
         self._registry = registry
@@ -93,17 +94,13 @@ class Scaler:
             self._reconcile()
             await asyncio.Event().wait()  # keep the group open for processes that leave
 
-    def scale(self, wanted: Mapping[str, int], reason: str, *, is_forced: bool) -> None:
+    def scale(self, wanted: Mapping[str, int], reason: str) -> None:
         """Set the number of processes of these pools. Raises ConfigError, and changes nothing, if
         that is not possible.
-
-        is_forced: also when the free memory seems too small.
         """
         # All checks come before the first change, so that a request is done as a whole or not at
         # all.
         raise_if_any(self._refusals(wanted))
-        if not is_forced:
-            raise_if_any(self._headroom.problems(self._registry.pools(), wanted))
         for pool, count in wanted.items():
             if count != self._registry.wanted[pool]:
                 self._want(pool, count, reason)
@@ -134,9 +131,14 @@ class Scaler:
                 problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
             if pool in _WITHOUT and count == 0:
                 problems.append(f"{pool}=0: {_WITHOUT[pool]}; keep at least 1")
-        if not problems and wanted.keys() - {VERIFIERS}:
-            counts = {**self._registry.wanted, **wanted}
-            problems += machine_problems(with_counts(self._config, counts), self._machine)
+        if problems:
+            return problems
+        grown = with_counts(self._config, {**self._registry.wanted, **wanted})
+        problems += machine_problems(grown, self._machine)
+        # The memory of the nodes of a cluster is not known here. A run may always shrink.
+        is_more = any(count > self._registry.wanted[pool] for pool, count in wanted.items())
+        if is_more and not problems and self._shape and self._config.launcher.is_one_machine:
+            problems += fit_problems(grown, self._shape, self._machine)
         return problems
 
     def _reconcile(self) -> None:

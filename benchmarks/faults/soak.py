@@ -41,7 +41,7 @@ from async_rl.core.heads import pack_group
 from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory
 from async_rl.data.prompt_file import PromptOrder
 from async_rl.monitoring.recorder import Recorder
-from async_rl.observability.catalogue import METRICS, MetricKind
+from async_rl.observability.catalogue import METRICS
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import (
     CommitStep,
@@ -63,7 +63,7 @@ WINDOWS = 6
 _NAMES = [
     name
     for name, spec in METRICS.items()
-    if spec.kind is MetricKind.SCALAR and "<" not in name and not name.startswith("eval/")
+    if spec.unit != "text" and "<" not in name and not name.startswith("eval/")
 ]
 
 
@@ -195,8 +195,6 @@ class _Run:
                 source="learner-0",
                 step=self.version,
                 scalars={**scalars, "reward/mean": 0.5},
-                histograms={},
-                texts={},
             )
         )
         self.metrics_s.append(time.process_time() - started)

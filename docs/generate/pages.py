@@ -19,7 +19,6 @@ from async_rl.observability.catalogue import (
     FIRST_SCREEN,
     HOW_TO_READ,
     METRICS,
-    MetricKind,
     MetricSpec,
     describe,
     with_unit,
@@ -150,10 +149,7 @@ def metrics_page() -> str:
         (title, ", ".join(f"`{n}`" for n in names), HOW_TO_READ[title])
         for title, names in FIRST_SCREEN
     ]
-    rows = [
-        (f"`{name}`", f"histogram of {s.unit}" if _is_histogram(s) else s.unit, s.meaning)
-        for name, s in sorted(METRICS.items())
-    ]
+    rows = [(f"`{name}`", spec.unit, spec.meaning) for name, spec in sorted(METRICS.items())]
     parts = [
         _HEAD,
         table(("chart", "metrics", "how to read it"), charts),
@@ -161,10 +157,6 @@ def metrics_page() -> str:
         table(("metric", "unit", "meaning"), rows),
     ]
     return "\n".join(parts) + "\n"
-
-
-def _is_histogram(spec: MetricSpec) -> bool:
-    return spec.kind is MetricKind.HISTOGRAM
 
 
 def main() -> None:

@@ -132,11 +132,10 @@ class Run:
                 raise DeadlineExceeded(f"run {self.name} has not ended after {timeout_s:g} s")
         return self._raise_if_failed()
 
-    def scale(self, *, is_forced: bool = False, **counts: int) -> list[PoolCount]:
+    def scale(self, **counts: int) -> list[PoolCount]:
         """Set the number of processes of pools, as in `scale(generators=2, verifiers=1)`.
 
         Args:
-            is_forced: Add processes even if this machine may have too little memory.
             **counts: The wanted number of each pool; other pools keep theirs. For a pool with a
                 dot in its name write `scale(**{"generators.big": 1})`.
 
@@ -149,7 +148,7 @@ class Run:
         """
         if living_pid(self.directory) is None:
             raise ConfigError(f"{ended(self.status())}; async-rl resume {self.name} continues it")
-        return ask_scale(self.directory, counts, is_forced=is_forced)
+        return ask_scale(self.directory, counts)
 
     def stop(self, *, now: bool = False) -> RunStatus:
         """Let the run finish its step and save, wait for its end, and return its last state.

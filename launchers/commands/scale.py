@@ -26,9 +26,6 @@ def scale(
             ),
         ),
     ],
-    is_forced: Annotated[
-        bool, typer.Option("--force", help="even if this machine may have too little memory")
-    ] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Change how many generators, verifiers or gateways (of agents) a live run has.
@@ -40,7 +37,7 @@ def scale(
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
     opened = open_run(find_run(run, output_dir))
-    for pool in opened.scale(is_forced=is_forced, **wanted):
+    for pool in opened.scale(**wanted):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
 

@@ -41,12 +41,10 @@ class Surroundings:
         self.activity = Activity()
         self.log = logging.getLogger("test")
         self.version = -1
-        self.reports: asyncio.Queue[tuple[int, dict[str, float], dict[str, str]]] = asyncio.Queue()
+        self.reports: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue()
 
-    async def report(
-        self, step: int, *, texts: dict[str, str], scalars: dict[str, float] | None = None
-    ) -> None:
-        await self.reports.put((step, scalars or {}, texts))
+    async def report(self, step: int, *, scalars: dict[str, float]) -> None:
+        await self.reports.put((step, scalars))
 
 
 @asynccontextmanager
@@ -73,9 +71,8 @@ async def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(
         await evaluate(it.service, 0)
         for ticket in await tickets(it.service, 0, credit=1):
             await put(it.service, ticket)
-        step, scalars, texts = await it.context.reports.get()
+        step, scalars = await it.context.reports.get()
         assert (step, scalars["eval/pass_at_1"], scalars["eval/num_samples"]) == (0, 1.0, 2.0)
-        assert "text of e0" in texts["samples/evaluation"]
         await it.service.store.flush()
         await ended(task)
     async with working(tmp_path) as it:
@@ -109,18 +106,6 @@ async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
         await service.store.flush()
         # Its groups are open: it has begun again.
         assert await service.store.reader.evaluation_scores() == {}
-        await ended(task)
-
-
-async def test_every_fifth_step_shows_samples_that_it_trained(tmp_path: Path) -> None:
-    async with working(tmp_path) as it:
-        task = asyncio.create_task(it.tasks.show_samples(str))
-        for version in range(6):
-            await step(it.service, version)
-        version, scalars, texts = await it.context.reports.get()
-        assert (version, scalars) == (5, {})
-        assert texts["samples/training"].count("reward 1") == 2
-        assert it.context.reports.empty()
         await ended(task)
 
 

@@ -71,7 +71,7 @@ class Pool:
         scalars = dict.fromkeys(
             ("tokens/trained", "policy/effective_sequences", "policy/step_scale"), 1.0
         )
-        return SimpleNamespace(scalars=scalars, advantages={}, histograms={})
+        return SimpleNamespace(scalars=scalars, advantages={})
 
 
 class Quiet:

@@ -88,7 +88,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     run = story.run
     try:
         run.until(lambda: bool(run.rows) and run.step >= 2, "two steps and their evaluation")
-        run.until(lambda: bool(texts(run, "run/config")), "TensorBoard answers")
+        run.until(lambda: ask(run, "plugin/custom_scalars/layout") != "", "TensorBoard answers")
         for process in (BIG, "verifier-0", "buffer"):
             stop_and_kill(story, process)
         kill_in_a_push(story)
@@ -192,12 +192,15 @@ def scale(story: Story) -> None:
 
 def texts(run: LiveRun, tag: str) -> str:
     """All that TensorBoard serves under a text tag."""
+    return ask(run, f"plugin/text/text?run={run.run_dir.name}&tag={tag}")
+
+
+def ask(run: LiveRun, page: str) -> str:
+    """What TensorBoard serves; empty before it does."""
     found = re.search(r"TensorBoard  (http://[^#]+)/#", run.terminal)
     assert found, run.terminal
     try:
-        with urllib.request.urlopen(
-            f"{found[1]}/data/plugin/text/text?run={run.run_dir.name}&tag={tag}", timeout=10
-        ) as reply:
+        with urllib.request.urlopen(f"{found[1]}/data/{page}", timeout=10) as reply:
             return str(json.loads(reply.read()))
     except (urllib.error.URLError, ValueError):  # not up yet, or no such tag yet
         return ""

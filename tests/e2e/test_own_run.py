@@ -170,7 +170,7 @@ def follow(run: async_rl.Run) -> Own:
     shown = command("status", str(run.directory), "--json")
     assert shown.returncode == 0, shown.stderr
     watched = watch(run)
-    pools = {pool.pool: pool for pool in run.scale(is_forced=True, generators=2)}
+    pools = {pool.pool: pool for pool in run.scale(generators=2)}
     samples = run.rollouts(step=1)
     failed = [sample.index for sample in run.rollouts(step=1, failed=True)]
     ended = run.stop()

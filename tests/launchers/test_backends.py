@@ -16,8 +16,6 @@ from async_rl.config.run import RunConfig
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import Backend, Job, backend_of, job_to_submit
 from async_rl.launchers.backends.local import LocalLauncher
-from async_rl.planning.fit import Headroom
-from async_rl.protocol.membership import PoolCount
 
 
 class PaperLaunch(LaunchConfig):
@@ -79,15 +77,3 @@ def test_inside_its_job_the_supervisor_starts_here(monkeypatch: pytest.MonkeyPat
     job = Job(script=lambda *_: "", submit=lambda *_: "", is_inside=lambda: True)
     add(monkeypatch, Backend(make=lambda run_dir, _: LocalLauncher(run_dir), job=job))
     assert job_to_submit(on_paper()) is None
-
-
-def test_the_memory_of_this_machine_limits_a_launcher_of_one_machine_only(tmp_path: Path) -> None:
-    pools = [PoolCount(pool="generators", wanted=1, live=1, starting=0, draining=0)]
-    local = compose("grpo_code", [])
-
-    def problems(config: RunConfig) -> list[str]:
-        headroom = Headroom(config, tmp_path, free_mb=lambda: 1)
-        return headroom.problems(pools, {"generators": 9})
-
-    assert problems(local)
-    assert problems(on_paper()) == []

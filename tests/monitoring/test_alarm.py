@@ -24,9 +24,7 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
     with monitor_of() as monitor:
         for step, share in enumerate((0.5, 1.0, 1.0, 0.99, 1.0), 1):
             told = {"reward/failed_share": share}
-            monitor.on_metrics(
-                ReportMetrics(source="learner-0", step=step, scalars=told, histograms={}, texts={})
-            )
+            monitor.on_metrics(ReportMetrics(source="learner-0", step=step, scalars=told))
     warned = [
         line
         for line in log_path(tmp_path, "supervisor").read_text().splitlines()

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.monitoring.prometheus import Endpoint, exported_name
-from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, describe
+from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, describe
 from async_rl.supervision.monitor import Monitor
 from docs.generate.pages import dashboard
 
@@ -73,7 +73,7 @@ def test_a_port_in_use_is_an_error_with_the_setting(endpoint: Endpoint) -> None:
 
 
 def test_no_two_metrics_of_the_catalogue_have_the_same_name_in_prometheus() -> None:
-    scalars = [name for name, spec in METRICS.items() if spec.kind is MetricKind.SCALAR]
+    scalars = [name for name, spec in METRICS.items() if spec.unit != "text"]
     names = [exported_name(name) for name in scalars]
     assert len(set(names)) == len(names)
 

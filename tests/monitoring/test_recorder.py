@@ -22,7 +22,7 @@ from async_rl.core import records
 from async_rl.core.errors import DataError
 from async_rl.monitoring import recorder as recorder_module
 from async_rl.monitoring.recorder import is_evaluated
-from async_rl.observability.catalogue import METRICS, MetricKind
+from async_rl.observability.catalogue import METRICS
 from async_rl.protocol.membership import ReportMetrics
 
 
@@ -34,16 +34,12 @@ class Recorder(recorder_module.Recorder):
         step: int,
         source: str,
         scalars: dict[str, float] | None = None,
-        histograms: dict[str, list[float]] | None = None,
-        texts: dict[str, str] | None = None,
     ) -> None:
         super().record(
             ReportMetrics(
                 source=source,
                 step=step,
                 scalars=scalars or {},
-                histograms=histograms or {},
-                texts=texts or {},
             )
         )
 
@@ -184,7 +180,7 @@ def test_a_number_that_is_not_finite_leaves_valid_json(recorder: Recorder, tmp_p
     assert rows(tmp_path)[0]["eval/pass_at_1"] is None
 
 
-def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen(
+def test_tensorboard_gets_scalars_events_and_the_first_screen(
     tmp_path: Path, config: RunConfig
 ) -> None:
     recorder = Recorder(tmp_path, config)
@@ -192,9 +188,8 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
         1,
         "learner-0",
         {"reward/mean": 0.75},
-        {"staleness/versions": [0, 0, 1, 3]},
-        {"samples/best": "def f(x): ..."},
     )
+    recorder.note("stalled", "who waits for what", 1)
     recorder.close()
     values = {
         (e.step, v.tag): v
@@ -208,11 +203,7 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
         == "mean task reward of the step's samples, before scaling (reward)"
     )
     assert values[1, "reward/mean"].metadata.display_name == "reward/mean [reward]"
-    buckets = tensor_util.make_ndarray(values[1, "staleness/versions"].tensor)
-    assert buckets[:, 2].sum() == 4
-    assert (buckets[0, 0], buckets[-1, 1]) == (0, 3)
-    assert tensor_util.make_ndarray(values[1, "samples/best"].tensor).item() == b"def f(x): ..."
-    assert b"num_steps: 4" in tensor_util.make_ndarray(values[0, "run/config"].tensor).item()
+    assert tensor_util.make_ndarray(values[1, "run/stalled"].tensor).item() == b"who waits for what"
     layout = layout_pb2.Layout.FromString(
         tensor_util.make_ndarray(values[0, "custom_scalars__config__"].tensor).item()
     )
@@ -310,7 +301,7 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
         re.sub(r"<(\w+)>", r"\1-0", name): 0.5
         for name, spec in METRICS.items()
         # A run of agents never makes eight steps per second.
-        if spec.kind is MetricKind.SCALAR and not name.startswith("sessions/")
+        if spec.unit != "text" and not name.startswith("sessions/")
     }
     per_process = {
         name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)
@@ -324,11 +315,9 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
     sizes = []
     for step in range(1, 401):
         clock.now += 0.125
-        recorder.record(
-            step, "learner-0", scalars | per_process, {"staleness/versions": [0.0, 1.0, 2.0] * 100}
-        )
+        recorder.record(step, "learner-0", scalars | per_process)
         if step in (200, 400):
-            recorder._events.flush()
+            recorder.note("stalled", "", step)
             sizes.append(sum(path.stat().st_size for path in (tmp_path / "tensorboard").iterdir()))
     recorder.close()
     assert len(rows(tmp_path)) == 400

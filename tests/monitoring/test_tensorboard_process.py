@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from composing import compose
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.monitoring.event_file import EventFile
@@ -74,7 +73,6 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_path: Path) -> None:
     events = EventFile(tmp_path / "tensorboard")
-    events.describe_run(compose("ppo_code", ["run_name=first"]))
     events.scalar("reward/mean", 0.5, 1)
     events.close()
     board = open_board(tmp_path)

@@ -1,8 +1,8 @@
 """From wanted counts to processes that come and go, with a fleet of scripted processes."""
 
 import asyncio
+import dataclasses
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,14 +18,15 @@ from fleet_support import (
 )
 from tables import table
 
+from async_rl.composition.hardware import model_shape
+from async_rl.config.base import replace
 from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.planning.estimate import memory_mb
-from async_rl.planning.fit import Headroom
+from async_rl.planning.estimate import gb, total_memory_mb
 from async_rl.planning.topology import ProcessSpec, processes
-from async_rl.protocol.membership import Member, PoolCount, Register
+from async_rl.protocol.membership import Member, Register
 from async_rl.runtime.directory import Connections
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.scaler import Scaler, wanted_counts
@@ -40,7 +41,6 @@ class ScaledRun:
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
-        self.free_mb = 100_000
         self.registry = virtual_registry()
         self.registry.wanted = wanted_counts(config, run_dir)
         self.launcher = ScriptedLauncher(self.serve)
@@ -54,7 +54,6 @@ class ScaledRun:
             **surroundings(self.registry, run_dir),
         )
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
-        headroom = Headroom(config, run_dir, lambda: self.free_mb)
         self.scaler = Scaler(
             config,
             run_dir,
@@ -62,7 +61,7 @@ class ScaledRun:
             fleet=self.fleet,
             registry=self.registry,
             connect=connect,
-            headroom=headroom,
+            shape=None if machine is MACHINE else model_shape(config),
             log=log,
         )
 
@@ -102,7 +101,7 @@ def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
     async def act(run: ScaledRun) -> None:
         before = dict(run.registry.wanted)
         with pytest.raises(ConfigError, match=remedy):
-            run.scaler.scale(wanted, "test", is_forced=False)
+            run.scaler.scale(wanted, "test")
         assert run.registry.wanted == before
         assert not (tmp_path / SCALE_FILE).exists()
 
@@ -129,9 +128,9 @@ def test_gateways_are_scaled_and_asked_to_finish_their_groups(
     async def act(run: ScaledRun) -> None:
         start = ("buffer", "learner-0", "verifier-0", "generator-0", "gateway-0")
         await run.until(*start)
-        run.scaler.scale({"gateways": 3}, "test", is_forced=False)
+        run.scaler.scale({"gateways": 3}, "test")
         await run.until(*start, "gateway-1", "gateway-2")
-        run.scaler.scale({"gateways": 1}, "test", is_forced=False)
+        run.scaler.scale({"gateways": 1}, "test")
         # The scaler asks in a task of its own, before the processes leave.
         assert sorted([await asked.get(), await asked.get()]) == ["gateway-1", "gateway-2"]
         await run.until(*start)
@@ -152,9 +151,9 @@ def test_each_pool_is_scaled_by_itself_and_kept_for_a_later_life(
 
     async def act(run: ScaledRun) -> None:
         await run.until(*START)
-        run.scaler.scale({"generators.big": 3, "generators.judge": 0}, "test", is_forced=False)
+        run.scaler.scale({"generators.big": 3, "generators.judge": 0}, "test")
         await run.until(*START[:-1], "generator-big-1", "generator-big-2")
-        run.scaler.scale({"generators.big": 1, "generators": 2}, "test", is_forced=False)
+        run.scaler.scale({"generators.big": 1, "generators": 2}, "test")
         await run.until(*START[:-1], "generator-1")
         found = {pool.pool: (pool.wanted, pool.live, pool.work) for pool in run.registry.pools()}
         assert found == {
@@ -180,7 +179,7 @@ def test_a_wrong_pool_is_told_with_those_that_the_run_has(
 ) -> None:
     async def act(run: ScaledRun) -> None:
         with pytest.raises(ConfigError, match=remedy):
-            run.scaler.scale(wanted, "test", is_forced=False)
+            run.scaler.scale(wanted, "test")
 
     gpus = (
         "generators.pools.big.gpus_each=1",
@@ -198,49 +197,35 @@ def test_a_wrong_pool_is_told_with_those_that_the_run_has(
 def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.scaler.scale({"generators": 2}, "test", is_forced=False)
+        run.scaler.scale({"generators": 2}, "test")
         run.scaler.give_up(run.fleet.children["generator-1"].spec, "failed: OutOfMemory")
         assert run.registry.wanted["generators"] == 1
 
     with_run(compose("grpo_code", []), tmp_path, act)
 
 
-def test_more_than_fits_in_memory_is_refused_with_figures_unless_forced_and_fewer_never(
-    tmp_path: Path,
-) -> None:
+def test_more_than_fits_in_memory_is_refused_with_figures_and_fewer_never(tmp_path: Path) -> None:
     config = compose("grpo_code", ["verifiers.count=2"])
-    each_mb = memory_mb(config, "generator", None)
+    grown = replace(config, generators=replace(config.generators, count=3))
+    needed_mb = total_memory_mb(grown, model_shape(config))
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "generator-0")
-        run.free_mb = 2 * each_mb - 1
-        told = (
-            f"generators=3: needs about {2 * each_mb} MB more (2 of generators at {each_mb} MB),"
-            f" {run.free_mb} MB are free on this machine"
-        )
-        with pytest.raises(ConfigError, match=re.escape(told) + ".*--force"):
-            run.scaler.scale({"generators": 3}, "test", is_forced=False)
+        with pytest.raises(ConfigError, match=f"needs about {gb(needed_mb)} of memory"):
+            run.scaler.scale({"generators": 3}, "test")
         assert run.registry.wanted["generators"] == 1
-        run.free_mb = 0
-        run.scaler.scale({"verifiers": 1}, "test", is_forced=False)
-        run.scaler.scale({"generators": 3}, "test", is_forced=True)
-        assert run.registry.wanted == {"generators": 3, "verifiers": 1}
+        run.scaler.scale({"generators": 2}, "test")
+        run.scaler.scale({"generators": 1, "verifiers": 1}, "test")
+        assert run.registry.wanted == {"generators": 1, "verifiers": 1}
 
-    with_run(config, tmp_path, act)
+    with_run(config, tmp_path, act, dataclasses.replace(MACHINE, memory_mb=needed_mb - 1))
 
 
-def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> None:
-    config = compose("grpo_code", [])
-    each_mb = memory_mb(config, "generator", None)
-    pools = [PoolCount(pool="generators", wanted=3, live=1, starting=2, draining=0)]
-    assert Headroom(config, tmp_path, lambda: 3 * each_mb).problems(pools, {"generators": 4}) == []
-    assert (
-        Headroom(config, tmp_path, lambda: 3 * each_mb - 1).problems(pools, {"generators": 4}) != []
-    )
-    big = compose("grpo_code", [*POOLS, "generators.pools.big.kv_cache_mb=1000"])
-    added_mb = 1000 - big.generation.vllm.kv_cache_mb
-    of_big = [PoolCount(pool="generators.big", wanted=1, live=1, starting=0, draining=0)]
-    (told,) = Headroom(big, tmp_path, lambda: 0).problems(of_big, {"generators.big": 3})
-    assert f"(2 of generators.big at {each_mb + added_mb} MB)" in told
+def test_the_memory_of_this_machine_does_not_limit_a_cluster(tmp_path: Path) -> None:
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"generators": 9}, "test")
+        assert run.registry.wanted["generators"] == 9
+
     on_cluster = compose("grpo_code", ["launcher=ray"])
-    assert Headroom(on_cluster, tmp_path, lambda: 0).problems(pools, {"generators": 4}) == []
+    with_run(on_cluster, tmp_path, act, dataclasses.replace(MACHINE, memory_mb=1))

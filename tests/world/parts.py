@@ -331,7 +331,6 @@ class Pool:
 class _Result:
     def __init__(self, scalars: dict[str, float]) -> None:
         self.scalars = scalars
-        self.histograms: dict[str, list[float]] = {}
         self.advantages: Mapping[SampleId, FloatArray] = {}
 
 

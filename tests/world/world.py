@@ -360,7 +360,7 @@ class World:
             with contextlib.suppress(AsyncRLError, FileNotFoundError):
                 control = context.load_control(self.run_dir)
                 client = network.Client(control.address, KEYS)
-                await client.call(Scale(wanted=wanted, is_forced=True), timeout_s=10.0)
+                await client.call(Scale(wanted=wanted), timeout_s=10.0)
                 return
             await asyncio.sleep(5.0)
 
@@ -504,7 +504,7 @@ class World:
         yield supervisor, "create_keys", lambda directory: KEYS
         yield supervisor, "configure_logging", lambda run_dir, name: self._logger(name)
         yield supervisor, "Console", _Nothing
-        yield supervisor, "Headroom", _Nothing
+        yield supervisor, "read_shape", lambda model_path: None
         yield supervisor, "prepare", _prepared
         # Their clock is a default, which is bound when the class is made.
         yield registry, "AwakeClock", lambda: AwakeClock(loop.time)
