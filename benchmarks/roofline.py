@@ -255,13 +255,8 @@ def head_kernels(config: Any, row: Row, *, is_fused: bool) -> list[Kernel]:
                     hidden, head, targets, 1.0, LOGITS_BYTES // 4
                 )
             else:
-                logprobs, _ = logprobs_by_rows(
-                    hidden,
-                    head=head,
-                    targets=targets,
-                    temperature=1.0,
-                    chunk_tokens=LOGITS_BYTES // 4 // config.vocab_size,
-                )
+                chunk_tokens = LOGITS_BYTES // 4 // config.vocab_size
+                logprobs, _ = logprobs_by_rows(hidden, head, targets, 1.0, chunk_tokens, None)
             logprobs.backward(torch.empty_like(logprobs))
     finally:
         fused_logprobs._run = plain

@@ -42,14 +42,7 @@ def token_logprobs(
         from async_rl.algorithms.fused_logprobs import fused_logprobs
 
         return fused_logprobs(hidden, head, targets, temperature, chunk_tokens * len(head))
-    return _by_rows(hidden, head, targets, temperature, chunk_tokens, edits)
-
-
-def logprobs_by_rows(
-    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
-) -> tuple[Tensor, Tensor]:
-    """Compute `token_logprobs` for some rows and the whole vocabulary at a time."""
-    return _by_rows(hidden, head, targets, temperature, chunk_tokens, None)
+    return logprobs_by_rows(hidden, head, targets, temperature, chunk_tokens, edits)
 
 
 def chosen_logprobs(
@@ -182,7 +175,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, whole, None, None, None, None
 
 
-_by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
+logprobs_by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 _FARTHEST = -3.0

@@ -15,11 +15,12 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
+from async_rl.core.closing import Closing
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.weights.changes import Bytes, Changes, Words
@@ -130,7 +131,7 @@ def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
         )
 
 
-class SharedTensors:
+class SharedTensors(Closing):
     """The writer of one block.
 
     content: uint8 [size of the block], the header included; valid until `close`.
@@ -236,14 +237,8 @@ class SharedTensors:
             self._map.close()
         os.close(self._fd)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class SharedTensorsReader:
+class SharedTensorsReader(Closing):
     """The reader of one manifest: `verify()`, then `tensors()`, then `verify_unchanged()`."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -298,12 +293,6 @@ class SharedTensorsReader:
         del self.block
         with contextlib.suppress(BufferError):
             self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def tensor_views(reader: SharedTensorsReader) -> Tensors:

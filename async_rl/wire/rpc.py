@@ -27,6 +27,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from async_rl.core import errors
+from async_rl.core.closing import Closing
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
 from async_rl.protocol.base import Failure, Message
@@ -104,7 +105,7 @@ def reply_of(request: Message, payload: bytes, address: str) -> Any:
     raise InfrastructureError(f"{address} answered {reply.error}: {reply.message}")
 
 
-class RpcServer:
+class RpcServer(Closing):
     """Answers the messages of `handlers`: a context manager around `serve()`.
 
     gather_s: pause once no request waits, so that later requests are read together.
@@ -194,12 +195,6 @@ class RpcServer:
         self._authenticator.stop()
         # With every socket of it: one that stays open would hold up the end for ever.
         self._context.destroy()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RpcClient:

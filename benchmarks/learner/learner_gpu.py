@@ -157,12 +157,17 @@ def ceilings() -> dict[str, float]:
     }
 
 
+def _logprobs_by_rows(hidden: Any, **given: Any) -> Any:
+    names = ("head", "targets", "temperature", "chunk_tokens", "edits")
+    return logprobs.logprobs_by_rows(hidden, *(given.get(name) for name in names))
+
+
 def choose(variant: str) -> None:
     """Make this process run the learner as the variant does."""
     if variant in ("eager", "head"):
         loading.compile_blocks = lambda blocks: None
     if variant in ("eager", "blocks"):
-        models.token_logprobs = logprobs.logprobs_by_rows
+        models.token_logprobs = _logprobs_by_rows
     if variant == "outside":
         whole = attention.VarlenPlan.attend
         attention.VarlenPlan.attend = torch.compiler.disable(whole)  # type: ignore[method-assign]

@@ -122,7 +122,6 @@ _SPANS = (
     " (PARTITION BY group_id ORDER BY transition_id) - min(at_s) OVER () AS end_s FROM transitions"
     f" WHERE group_id IN (SELECT group_id FROM groups {OF_STEP})) WHERE end_s IS NOT NULL"
 )
-STAGES = ("issued", "generating", "ready", "leased")
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
