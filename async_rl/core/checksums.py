@@ -4,8 +4,6 @@ values in a row of a store.
 A flipped bit in a checkpoint would otherwise load as a slightly different weight.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping

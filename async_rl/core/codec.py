@@ -6,8 +6,6 @@ dimension as uint32, then the raw little-endian bytes.  Only the dtypes in `_DTY
 no payload can name code or objects.  Decoded arrays are read-only.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 from typing import Any, TypeVar

@@ -23,8 +23,6 @@
 Every message says what happened, the value, and what to do about it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

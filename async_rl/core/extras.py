@@ -4,8 +4,6 @@ Invariant: a feature whose package is missing is refused by a message that names
 anything starts.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 from async_rl.core.errors import ConfigError

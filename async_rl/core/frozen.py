@@ -2,8 +2,6 @@
 the disk.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TypeVar, dataclass_transform
 

@@ -1,7 +1,5 @@
 """An event loop in a thread of its own, for callers that block or run in another loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine

@@ -4,8 +4,6 @@ old or new.
 The jail in sandbox/ has its own calls, because it imports nothing of the project.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """Numbers as text for people: unbroken runs of them by their ends. Pure."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 

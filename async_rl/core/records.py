@@ -4,8 +4,6 @@ A line that its writer did not finish is not part of the file. Long files are re
 so that the time does not depend on their length.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 is needed: messages, copies, gathers, sends.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeVar

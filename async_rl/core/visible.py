@@ -3,8 +3,6 @@
 An escape sequence in a response could set the clipboard or the title of the terminal that shows it.
 """
 
-from __future__ import annotations
-
 _PICTURES = 0x2400  # Unicode has a picture for each control character: U+241B for escape
 # Tables and programs need these two, and no terminal acts on them.
 _KEPT = "\t\n"
