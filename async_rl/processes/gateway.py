@@ -34,12 +34,6 @@ from async_rl.wire.keys import write_private
 async def run(context: ProcessContext) -> None:
     """Serve sessions and make groups until a stop."""
     config = context.config
-    if config.agent.is_service:
-        # Only a service's gateway needs it; it imports torch, which takes 260 MB.
-        from async_rl.service.front import serve
-
-        await serve(context)
-        return
     # A gateway has no model, and transformers would load torch, which takes 260 MB.
     spare_torch(config)
     await context.directory.changed(-1)  # the first member list

@@ -43,12 +43,6 @@ _MOST_DROPPED = 3
 async def run(context: ProcessContext) -> None:
     """One rank of the learner from its start to its last step."""
     rank_device = learner_device(context.config.learner.gpus_each)
-    if context.config.agent.is_service:
-        # Another program, which no other run needs.
-        from async_rl.service.serving import serve
-
-        await serve(context, rank_device)
-        return
     make_trainer = functools.partial(build_trainer, context, rank_device)
     config = context.config
     number = context.rank // config.learner.context_ranks

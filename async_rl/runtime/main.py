@@ -21,10 +21,13 @@ from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
 from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
 from async_rl.protocol.membership import ReportFatal
+from async_rl.runtime import context as contexts
 from async_rl.runtime.context import connect_control, open_context
 
 # The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0
+_OF_SERVICES = ("learner", "gateway")
+"""Roles whose processes execute another program in a training service."""
 
 
 def describe(error: BaseException) -> str:
@@ -36,7 +39,9 @@ def describe(error: BaseException) -> str:
 
 
 async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: logging.Logger) -> None:
-    role = importlib.import_module(f"async_rl.processes.{arguments.role}")
+    is_service = contexts.load_config(arguments.run_dir).agent.is_service
+    program = "service" if is_service and arguments.role in _OF_SERVICES else arguments.role
+    process = importlib.import_module(f"async_rl.processes.{program}")
     async with open_context(
         name=arguments.name,
         role=arguments.role,
@@ -45,7 +50,7 @@ async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: loggi
         run_dir=arguments.run_dir,
         log=log,
     ) as context:
-        await role.run(context)
+        await process.run(context)
 
 
 async def _report(run_dir: Path, name: str, error: Exception) -> None:
