@@ -2,8 +2,8 @@
 one rank or on several ranks that share a row.
 
 `use_segments(model)` makes a model attend by a `Plan`, so that tokens shared by several sequences
-are computed once. No device builds a mask of queries by keys. On a GPU this file runs one kernel
-call for all segments; on a CPU cpu_attention.py plans the calls.
+are computed once. No device builds a mask of all queries by all keys. On a GPU this file runs one
+kernel call for all segments; on a CPU cpu_attention.py runs one or more for each.
 With a `Context` several ranks compute one row, so that a sequence may be longer than the memory of
 one rank allows. Each rank has a piece of the row's tokens in every layer but attention. There it
 has all tokens of a part of the heads, after an exchange among the ranks (DeepSpeed Ulysses,
@@ -31,7 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from async_rl.batching.packing import Indices, Pass, followed
 from async_rl.core.frozen import frozen
-from async_rl.learner.cpu_attention import PartsPlan
+from async_rl.learner.cpu_attention import SegmentsPlan
 
 _NAME = "async_rl_segments"
 # The causal mask of the memory-efficient kernel that is aligned to the last query and the last key.
@@ -138,7 +138,7 @@ def _key_index(segments: Indices, before: Sequence[Indices]) -> Tensor:
 
 def plan(segments: Indices, device: torch.device) -> Plan:
     """Return the plan of a row for the kernels of the device. segments: as in `Pass`."""
-    return PartsPlan(segments) if device.type == "cpu" else VarlenPlan(segments, device)
+    return SegmentsPlan(segments) if device.type == "cpu" else VarlenPlan(segments, device)
 
 
 def _segment_attention(

@@ -33,7 +33,6 @@ from torch import Tensor
 from async_rl.batching.packing import Indices, followed
 from async_rl.learner import models
 from async_rl.learner.attention import plan
-from async_rl.learner.cpu_attention import _padded
 from benchmarks.figures import figure
 from benchmarks.learner.learner import batches, framework_step, make_groups, random_model, status_mb
 
@@ -97,6 +96,17 @@ class DensePlan:
             outputs.append(out.transpose(1, 2).reshape(len(queries), -1))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return joined.index_select(0, self._output).view(query.shape)
+
+
+def _padded(rows: list[Indices]) -> tuple[Indices, np.ndarray]:
+    """Return int64 [N, L] and the cells that are no padding, bool [N, L]. Padding repeats the row's
+    first token.
+    """
+    lengths = np.array([len(row) for row in rows])
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    index = np.repeat(np.array([row[0] for row in rows])[:, None], lengths.max(), 1)
+    index[is_real] = np.concatenate(rows)
+    return index, is_real
 
 
 FORMS = {"dense": DensePlan, "parts": plan}

@@ -96,7 +96,7 @@ def gradients(policy: Policy, samples: list[Trajectory], pulls: Iterator[float])
 def test_a_tree_has_the_gradients_of_separate_rows(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int, seed: int
 ) -> None:
-    monkeypatch.setattr(cpu_attention, "_ROW_QUERIES", queries)
+    monkeypatch.setattr(cpu_attention, "_BLOCK_QUERIES", queries)
     policy = load_policy(model_path, trust_remote_code=False).double()
     rng = np.random.default_rng(seed)
     trees = as_trees(make_groups(seed, num_groups=1, size=6), rng)[0].trajectories
