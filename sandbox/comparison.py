@@ -47,7 +47,7 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 class Rules(NamedTuple):
-    """The rules of comparing printed text; core.output_rules.OutputRules has the meanings."""
+    """The rules of comparing printed text; core.programs.OutputRules has the meanings."""
 
     layout: str = "lines"
     ignores_case: bool = False

@@ -25,7 +25,7 @@ from operator import itemgetter
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import Call, asked_by
 from async_rl.core.errors import ConfigError, Unsupported
-from async_rl.core.output_rules import Checker
+from async_rl.core.programs import Checker
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,

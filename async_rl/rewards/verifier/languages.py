@@ -14,7 +14,7 @@ from importlib.resources import files
 import msgspec
 
 from async_rl.core.errors import Unsupported
-from async_rl.core.languages import PYTHON
+from async_rl.core.programs import PYTHON
 
 # A tool of the machine may be a script that waits for a network.
 _LOCATE_S = 30
