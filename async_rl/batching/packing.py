@@ -14,8 +14,6 @@ Invariants
 - Only this file knows that the hidden state of a token predicts the next token (`predict_index`).
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ The codec checks the types of fields only. What passes here can be summarized, s
 without a further check.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,14 +1,8 @@
-<<<<<<< HEAD
 """The prompts and tickets of groups: a group has an index, a ticket the prompt with this index.
-=======
-"""The prompts, tickets and checks of groups: a group has an index, a ticket the prompt with it.
->>>>>>> 6c3ff1c7 (Keep the file of tickets short)
 
 Prompts that are too easy or too hard may leave the training data at the start of a pass over it
 (data.filter); the order of prompts changes here, before the first prompt of that pass is read.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
