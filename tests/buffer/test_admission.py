@@ -64,9 +64,10 @@ def test_gate_admits_exactly_what_is_within_the_bound_when_trained_in_turn(
 
 
 def test_refusals_name_their_reason() -> None:
-    full = admission(learner_version=6).gate(4, 6, 0.0)
-    assert "4 groups are active" in full
-    assert "step 7" in full
+    assert admission(learner_version=6).gate(4, 6, 0.0) == (
+        "4 groups are active, the limit is (max_staleness + 1) x groups_per_step = 4; the learner"
+        " has to finish step 7"
+    )
     lagging = admission(learner_version=6).gate(2, 3, 0.0)
     assert "version 6 or later, the generator has 3" in lagging
     assert "no weights" in admission().gate(0, NO_VERSION, 0.0)
@@ -89,6 +90,31 @@ def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt
         GroupState.GENERATING,
     )
     assert desk.next_index == 3
+
+
+@pytest.mark.parametrize(("returned", "is_open"), [(1, True), (2, False), (3, False)])
+def test_the_groups_before_a_returned_one_decide_about_its_turn(
+    returned: int, is_open: bool
+) -> None:
+    desk = admission(learner_version=1)
+    free = [desk.num_free(Purpose.TRAIN, 0.0)]
+    for _ in range(4):
+        hand_out(desk, version=1)
+        free.append(desk.num_free(Purpose.TRAIN, 0.0))
+    desk.return_ticket(returned)
+    assert [*free, desk.num_free(Purpose.TRAIN, 0.0)] == [4, 3, 2, 1, 0, 1]
+    # Tokens of version 0 may be trained in the next step and not in the one after it.
+    group = hand_out(desk, version=0)
+    assert (group is not None and group.version == 0) is is_open
+
+
+def test_a_spared_attempt_does_not_count() -> None:
+    desk = admission(max_attempts=1)
+    hand_out(desk)
+    assert desk.return_ticket(0, is_spared=True)
+    hand_out(desk)
+    assert not desk.return_ticket(0)
+    assert not (desk.open or desk.generators)
 
 
 def test_a_ticket_that_came_back_is_refused_to_a_generator_that_lags_too_far() -> None:
