@@ -28,7 +28,7 @@ from composing import compose_unchecked
 
 from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
-from async_rl.core.errors import ProtocolError
+from async_rl.core.errors import ProtocolError, Superseded
 from async_rl.protocol.buffer import ReleaseGenerator, Work
 from async_rl.protocol.learner import ReadSequences, Sequences
 
@@ -236,6 +236,8 @@ async def test_a_new_incarnation_gets_the_groups_of_the_lost_one(tmp_path: Path)
         assert [(t.group_id, t.attempt) for t in again] == [(0, 2), (1, 2)]
         # Late news of the old one does not concern the new one.
         await release(service, "a")
+        with pytest.raises(Superseded, match="generator-0 runs as another process since"):
+            await tickets(service, 0, incarnation="a")
         assert queue(service) == [0, 2, 0, 0]
 
 
