@@ -22,9 +22,7 @@ def test_the_late_start_of_an_earlier_life_deletes_no_rows(
             monitor.start_from(StartFrom(life=life, version=version))
         for step in (1, 3):
             scalars = {"reward/mean": 0.5}
-            report = ReportMetrics(
-                source="learner-0", step=step, scalars=scalars, histograms={}, texts={}
-            )
+            report = ReportMetrics(source="learner-0", step=step, scalars=scalars)
             monitor.on_metrics(report)
         with pytest.raises(Superseded, match="life 2 of the learner is refused: life 3 runs"):
             monitor.start_from(StartFrom(life=2, version=0))
