@@ -114,7 +114,8 @@ def test_a_spared_attempt_does_not_count() -> None:
     assert desk.return_ticket(0, is_spared=True)
     hand_out(desk)
     assert not desk.return_ticket(0)
-    assert not (desk.open or desk.generators)
+    assert not desk.open
+    assert not desk.generators
 
 
 def test_a_ticket_that_came_back_is_refused_to_a_generator_that_lags_too_far() -> None:
