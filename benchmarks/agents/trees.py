@@ -1,7 +1,8 @@
-"""Compare the session of an agent as a tree of tokens with a row for each of its histories: tokens,
+"""Compare the sessions of a group of agents as trees of tokens with a row for each history: tokens,
 bytes on the wire and in the store, time of the gateway, and time of the learner.
 
-Run: `python -m benchmarks.agents.trees [--turns N] [--only NAME] [--agent COMMAND...]`.
+Run: `python -m benchmarks.agents.trees [--samples N] [--turns N] [--only NAME] [--no-training]
+[--own-directories] [--agent COMMAND...]`.
 
 The built-in agents each make N calls. `--agent` starts any other program instead, with the
 variables of an agent of a run. For Claude Code: `--agent claude -p --model policy "Say hello."`
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import os
 import random
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -36,6 +38,7 @@ from async_rl.core.types import Group, IntArray, Purpose, Score, Trajectory
 from async_rl.learner.loading import load_policy
 from async_rl.learner.models import Policy
 from async_rl.protocol.generator import Completion, joined, only_read
+from async_rl.rollouts.common_prompt import with_common_prompt
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
@@ -120,9 +123,9 @@ AGENTS = {
 }
 
 
-def open_session(words: Any) -> Session:
+def open_session(words: Any, seed: int) -> Session:
     """Return a session whose policy writes random words."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     ids = np.array(words(text(random.Random(0), 400), add_special_tokens=False)["input_ids"])
     end = words.convert_tokens_to_ids("<|end|>")
 
@@ -143,9 +146,9 @@ def open_session(words: Any) -> Session:
     return Session(record=Record(prompt), chat=Chat(words), write=write, task={}, run=run, **limits)
 
 
-async def played(words: Any, agent: Any, turns: int) -> tuple[Session, float]:
+async def played(words: Any, seed: int, agent: Any, turns: int) -> tuple[Session, float]:
     """Return the session of a built-in agent, and the CPU seconds of a call."""
-    session = open_session(words)
+    session = open_session(words, seed)
     num_calls = 0
 
     async def say(messages: list[Any]) -> Any:
@@ -158,25 +161,25 @@ async def played(words: Any, agent: Any, turns: int) -> tuple[Session, float]:
     return session, (time.process_time() - started_s) / num_calls
 
 
-async def served(words: Any, command: Sequence[str]) -> Session:
-    """Return the session of a program."""
-    session = open_session(words)
+async def served(words: Any, seed: int, command: Sequence[str], home: Path) -> Session:
+    """Return the session of a program in a new directory."""
+    session = open_session(words, seed)
     sessions = Sessions()
     with (
-        tempfile.TemporaryDirectory() as home,
         sessions.open(session),
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         async with serving(build_app(sessions), listener):
             endpoint = Endpoint.of(url_of(listener), session.token, session.session_key)
             variables = {
-                "HOME": home,
+                "HOME": str(home),
                 "OPENAI_BASE_URL": endpoint.base_url,
                 "OPENAI_API_KEY": endpoint.api_key,
                 "ANTHROPIC_BASE_URL": endpoint.anthropic_base_url,
                 "ANTHROPIC_API_KEY": endpoint.api_key,
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             }
+            await asyncio.to_thread(home.mkdir)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=home,
@@ -185,6 +188,7 @@ async def served(words: Any, command: Sequence[str]) -> Session:
                 stdout=subprocess.DEVNULL,
             )
             await process.wait()
+            await asyncio.to_thread(shutil.rmtree, home)
     return session
 
 
@@ -261,34 +265,38 @@ def update_s(policy: Policy, rows: Sequence[list[Trajectory]]) -> float:
     return time.process_time() - started_s
 
 
-def report(name: str, session: Session, policy: Policy, *, trains: bool) -> None:
-    """Print the figures of a session."""
-    tree = tree_of(session)
-    rows = rows_of(tree)
+def report(name: str, sessions: Sequence[Session], policy: Policy, *, trains: bool) -> None:
+    """Print the figures of a group."""
+    trees = with_common_prompt([tree_of(session) for session in sessions])
+    rows = [row for tree in trees for row in rows_of(tree)]
     num_rows = sum(len(row.token_ids) for row in rows)
-    num_tree = len(tree.token_ids)
-    num_bytes = len(pack_group(group_of([tree])))
-    figure(f"{name}: calls", len(session.record.turns), "")
-    figure(f"{name}: trained tokens", int(tree.loss_mask.sum()), "")
+    num_tree = trees[0].prompt_length + sum(tree.response_length for tree in trees)
+    figure(f"{name}: samples", len(sessions), "")
+    figure(f"{name}: calls", sum(len(session.record.turns) for session in sessions), "")
+    figure(f"{name}: trained tokens", sum(int(tree.loss_mask.sum()) for tree in trees), "")
     figure(f"{name}: tokens as rows", num_rows, "")
-    figure(f"{name}: tokens as a tree", num_tree, "")
+    figure(f"{name}: tokens as trees", num_tree, "")
     # An id and a log-prob of each token.
     figure(f"{name}: bytes as rows", 8 * num_rows, "")
-    figure(f"{name}: bytes as a tree", num_bytes, "")
+    figure(f"{name}: bytes as trees", len(pack_group(group_of(trees))), "")
     if trains:
-        tree_s = update_s(policy, [[tree]])
+        tree_s = update_s(policy, [trees])
         rows_s = update_s(policy, [[row] for row in rows])
         figure(f"{name}: update as rows", rows_s, "CPU s")
-        figure(f"{name}: update as a tree", tree_s, "CPU s")
-        figure(f"{name}: speed of the tree", rows_s / tree_s, "x")
+        figure(f"{name}: update as trees", tree_s, "CPU s")
+        figure(f"{name}: speed of the trees", rows_s / tree_s, "x")
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--turns", type=int, default=16)
     parser.add_argument("--only", choices=[*AGENTS])
     parser.add_argument("--no-training", action="store_true")
+    parser.add_argument(
+        "--own-directories", action="store_true", help="directories of different names, not one"
+    )
     parser.add_argument("--agent", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     words = tokenizer()
@@ -296,13 +304,22 @@ def main() -> None:
         made = random_model(Path(folder) / "model", vocabulary=len(words), hidden=64, heads=2)
         policy = load_policy(made, trust_remote_code=False)
     how: Any = {"policy": policy, "trains": not args.no_training}
+    seeds = range(args.samples)
     if args.agent:
-        report(args.agent[0], asyncio.run(served(words, args.agent)), **how)
+        with tempfile.TemporaryDirectory() as folder:
+            # Claude Code has the name of its directory in its prompt.
+            names = [f"agent-{seed if args.own_directories else 0}" for seed in seeds]
+            sessions = [
+                asyncio.run(served(words, seed, args.agent, Path(folder) / name))
+                for seed, name in zip(seeds, names, strict=True)
+            ]
+        report(args.agent[0], sessions, **how)
         return
     for name in [args.only] if args.only else AGENTS:
-        session, call_s = asyncio.run(played(words, AGENTS[name], args.turns))
-        figure(f"{name}: CPU time of a call", 1000 * call_s, "ms")
-        report(name, session, **how)
+        made_by = [asyncio.run(played(words, seed, AGENTS[name], args.turns)) for seed in seeds]
+        sessions, calls_s = zip(*made_by, strict=True)
+        figure(f"{name}: CPU time of a call", 1000 * sum(calls_s) / len(calls_s), "ms")
+        report(name, sessions, **how)
 
 
 if __name__ == "__main__":
