@@ -301,7 +301,7 @@ def main() -> None:
     args = parser.parse_args()
     words = tokenizer()
     with tempfile.TemporaryDirectory() as folder:
-        made = random_model(Path(folder) / "model", vocabulary=len(words), hidden=64, heads=2)
+        made = random_model(Path(folder) / "model", vocabulary=len(words), hidden=384, heads=4)
         policy = load_policy(made, trust_remote_code=False)
     how: Any = {"policy": policy, "trains": not args.no_training}
     seeds = range(args.samples)
