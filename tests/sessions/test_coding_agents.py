@@ -73,6 +73,29 @@ def test_claude_code_with_a_tool_is_one_segment() -> None:
     assert "web_search" not in shown
 
 
+def test_the_calls_of_sub_agents_are_branches_of_their_session() -> None:
+    helper = [{"type": "text", "text": "You are a helper."}]
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        async def call(messages: list[Any], text: str, **more: Any) -> Any:
+            policy.say(text)
+            reply = await found.http.post("/v1/messages", json=claude(messages, **more))
+            return {"role": "assistant", "content": reply.json()["content"]}
+
+        begun = [user("hello"), await call([user("hello")], "I ask two helpers")]
+        for task in ("one", "two"):
+            first = await call([user(task)], "so", system=helper)
+            await call([user(task), first, user("on")], "done", system=helper)
+        await call([*begun, user("they are done")], "good")
+
+    session = use(agent, [])
+    row = Row(session)
+    # The caller, the first helper, and the second one after what both of them read first.
+    (_, caller), (helper_start, _), (_, shared) = row.branches
+    assert (row.num_segments, caller) == (3, -1)
+    assert shared > helper_start
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_beginning_of_an_answer_is_continued_and_not_repeated(stream: bool) -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
