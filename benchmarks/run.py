@@ -25,7 +25,16 @@ from benchmarks.figures import MARK  # noqa: E402
 
 # The league of staleness.py takes days; lora, agent_learning and chaos_agents take hours and write
 # into benchmarks/results/ and docs/images/.
-NO_BENCHMARKS = {"run", "figures", "staleness_results", "lora", "agent_learning", "chaos_agents"}
+NO_BENCHMARKS = {
+    "run",
+    "figures",
+    "staleness_results",
+    "lora",
+    "agent_learning",
+    "service_arithmetic",
+    "service_distillation",
+    "chaos_agents",
+}
 
 
 def names() -> list[str]:

@@ -6,9 +6,9 @@ Adam with the same values, and samples of the newest weights. A repetition diffe
 and in the start of its adapter.
 
 Run: `python -m benchmarks.learning.service_arithmetic run [--ways service own] [--seeds 0 1 2]`,
-then `... report`, which prints the table of docs/service.md. It needs the model of `make real` and
+then `... report`, which prints the table. It needs the model of `make real` and
 a directory with tinker-cookbook 0.6.1 and what it imports:
-`pip install --no-deps --target DIR` of benchmarks/learning/cookbook.txt; name it by --cookbook DIR.
+`uv pip install --target DIR tinker-cookbook==0.6.1 math-verify pylatexenc`; name it by --cookbook DIR.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.figures import with_table
 from benchmarks.study import RESULTS, Recorded, recorded
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "service_arithmetic.jsonl"
-PAGE = ROOT / "docs" / "service.md"
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS, MAX_TOKENS, LR = 8, 8, 24, 8, 3e-4
 _WINDOW = 6
 """Steps at each end of a curve whose mean is in the table."""
@@ -195,7 +193,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     options = parser.parse_args()
     if options.command == "report":
-        PAGE.write_text(with_table(PAGE.read_text(), "arithmetic", table()))
+        sys.stdout.write(table())
         return
     for seed in options.seeds:
         for way in options.ways:

@@ -8,7 +8,7 @@ importance_sampling. The advantage of a token is log teacher - log student, wher
 - `sampled`: the weights that drew the token, as tinker-cookbook does.
 
 Run: `python -m benchmarks.learning.service_distillation run [--ages 0 2 8] [--seeds 0 1 2]`, then
-`... report`, which writes the table of docs/service.md.
+`... report`, which prints the table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import collections
 import os
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,9 @@ import numpy as np
 import async_rl
 from async_rl.core.types import Verdict
 from async_rl.data.list_functions import LIST_FUNCTIONS, Spec, hidden_tests, split, wording
-from benchmarks.figures import with_table
 from benchmarks.study import RESULTS, Recorded, recorded
 
-ROOT = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "service_distillation.jsonl"
-PAGE = ROOT / "docs" / "service.md"
 RANK, NUM_PROMPTS, NUM_SAMPLES, MAX_TOKENS = 16, 8, 8, 48
 TEACHER_STEPS, TEACHER_LR, STEPS, LR = 40, 2e-3, 24, 2e-3
 NUM_HELD_OUT = 32
@@ -207,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if options.command == "report":
-        PAGE.write_text(with_table(PAGE.read_text(), "distillation", table()))
+        sys.stdout.write(table())
     else:
         run(options)
 
