@@ -8,7 +8,8 @@ and in the start of its adapter.
 Run: `python -m benchmarks.learning.service_arithmetic run [--ways service own] [--seeds 0 1 2]`,
 then `... report`, which prints the table. It needs the model of `make real` and
 a directory with tinker-cookbook 0.6.1 and what it imports:
-`uv pip install --target DIR tinker-cookbook==0.6.1 math-verify pylatexenc`; name it by --cookbook DIR.
+`uv pip install --target DIR tinker-cookbook==0.6.1 math-verify pylatexenc`; `--cookbook DIR` names
+it.
 """
 
 from __future__ import annotations
