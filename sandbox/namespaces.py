@@ -2,8 +2,9 @@
 
 Runs in a fresh, single-threaded process, before pid 1 of the cell. Invariants: a program sees
 nothing of the host except /usr, the directories of the interpreter and of packages, and five device
-nodes, all read-only; only /tmp and /dev/null can be written. The cell never has host uid 0: cells
-of a root server run as `CELL_UID`, the cells of an ordinary user as that user.
+nodes, all read-only; only /dev/null and /tmp, to which /dev/shm is a link, can be written. The cell
+never has host uid 0: cells of a root server run as `CELL_UID`, the cells of an ordinary user as
+that user.
 """
 
 from __future__ import annotations
