@@ -8,19 +8,24 @@ A row of the data has `environment`, the configuration of the environment (its `
     python -m async_rl.adapters.verifiers_tasks '{"taskset": {"id": "my-taskset"},
         "agent": {"runtime": {"type": "subprocess"}}}' 1000 > tasks.jsonl
 
-The policy plays every agent of the environment that has no separate client. The weighted rewards
-of its agents, averaged over the agents, are the rewards of the sample.
+The policy plays every agent of the environment that has no separate client. Each agent is a role of
+the session with the mean of its weighted rewards; one that the environment marks as not trainable
+is not trained.
 """
 
+import collections
 import contextlib
+import dataclasses
 import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import httpx
 import msgspec
 import verifiers.v1 as vf
+from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils import loaders
 
 from async_rl.sessions.endpoint import Endpoint
@@ -28,8 +33,8 @@ from async_rl.sessions.endpoint import Endpoint
 _keys = itertools.count()
 
 
-async def play(task: Mapping[str, Any], endpoint: Endpoint) -> dict[str, float]:
-    """Play the episode of the row; return its rewards by name."""
+async def play(task: Mapping[str, Any], endpoint: Endpoint) -> float:
+    """Play the episode of the row, and post the rewards of its agents."""
     row = task["row"]
     env = _load(row["environment"])
     kind = type(env.taskset).task_type()
@@ -37,6 +42,7 @@ async def play(task: Mapping[str, Any], endpoint: Endpoint) -> dict[str, float]:
     with _variable(endpoint.api_key) as variable:
         client = vf.EvalClientConfig(base_url=endpoint.base_url, api_key_var=variable)
         context = vf.ModelContext(model=endpoint.model, client=client)
+        _name_roles(env, context)
         # Per episode: an environment that serves keeps a client for every token it has seen.
         async with env.serving():
             episode = await env.run_episode(kind(data, env.config.taskset.task), context)
@@ -44,21 +50,46 @@ async def play(task: Mapping[str, Any], endpoint: Endpoint) -> dict[str, float]:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         reasons = "; ".join(f"{error.type}: {error.message}" for error in errors)
         raise RuntimeError(f"the episode of verifiers failed: {reasons or 'no reason was given'}")
-    return _rewards(episode)
+    key = {"Authorization": f"Bearer {endpoint.session_key}"}
+    async with httpx.AsyncClient(headers=key) as http:
+        for role, rewards in _rewards(episode).items():
+            credit = {"role": role, "reward": rewards}
+            (await http.post(f"{endpoint.session_url}/reward", json=credit)).raise_for_status()
+    # The rewards of the roles are all: the verifiers do not score the sample.
+    return 0.0
 
 
-def _rewards(episode: Any) -> dict[str, float]:
-    # An agent that an environment marks as not trainable is a judge or an opponent, whose reward is
-    # not the policy's.
+def _name_roles(env: Any, context: Any) -> None:
+    """Let each agent of an episode request the policy as a role, once the environment has decided
+    which of them are trained.
+    """
+    own_setup = env.setup
+
+    async def setup(agents: Any) -> None:
+        await own_setup(agents)
+        for name in agent_config_fields(env.config):
+            agent = getattr(agents, name)
+            if agent.ctx.client == context.client:
+                suffix = "" if agent.trainable else ":untrained"
+                agent.ctx = dataclasses.replace(agent.ctx, model=f"{context.model}/{name}{suffix}")
+
+    env.setup = setup
+
+
+def _rewards(episode: Any) -> dict[str, dict[str, float]]:
+    """Return the mean rewards by name of each agent that is trained."""
     traces = [trace for trace in episode.traces if trace.agent.trainable]
-    rewards: dict[str, float] = {}
+    num_traces = collections.Counter(trace.agent.name for trace in traces)
+    rewards: dict[str, dict[str, float]] = {}
     for trace in traces:
+        of_role = rewards.setdefault(trace.agent.name, {})
         for name, reward in trace.rewards.items():
             if reward is not None:
-                rewards[name] = rewards.get(name, 0.0) + reward.value / len(traces)
-    if not rewards:
+                share = reward.value / num_traces[trace.agent.name]
+                of_role[name] = of_role.get(name, 0.0) + share
+    if not any(rewards.values()):
         raise ValueError("no agent of the environment has a reward; give its tasks a vf.reward")
-    return rewards
+    return {role: parts for role, parts in rewards.items() if parts}
 
 
 def _load(environment: Mapping[str, Any]) -> Any:

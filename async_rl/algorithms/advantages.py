@@ -17,28 +17,37 @@ from async_rl.algorithms.parts import Parts
 GroupEstimator = Literal["grpo", "dr_grpo", "rloo"]
 
 
-def group_advantages(rewards: Tensor, *, groups: Parts, estimator: GroupEstimator) -> Tensor:
-    """Compare the reward of each sample with the other samples of its group.
+def group_advantages(
+    returns: Tensor, *, calls: Tensor, groups: Parts, estimator: GroupEstimator
+) -> Tensor:
+    """Compare the return of each call with the other samples of its group.
 
-    rewards: float32 [B]; groups: the groups of the B samples -> float32 [B].  With n, mean and
-    unbiased std over the counted samples of the group:
-      grpo     (r - mean) / (std + 1e-6)                          arXiv 2402.03300 eq. 3
-      dr_grpo  r - mean                                           arXiv 2503.20783 sec. 3.1
-      rloo     r - mean of other samples = (r - mean) n / (n - 1)    arXiv 2402.14740 eq. 6
+    returns: float32 [P, K], of up to K calls of each sample; calls: bool [P, K], True where there
+    is one, at least once in a row; groups: the groups of the P samples -> float32 [P, K].  A sample
+    weighs one, however many calls it has: with m the mean return of its calls, n, mean and unbiased
+    std over the counted samples of the group, the variance being the mean over the calls of each,
+      grpo     (r - mean) / (std + 1e-6)            arXiv 2402.03300 eq. 3; returns: sec. 4.1.3
+      dr_grpo  r - mean                             arXiv 2503.20783 sec. 3.1
+      rloo     r - mean of m of other samples       arXiv 2402.14740 eq. 6
     A sample that does not count, and the only counted sample of a group, have advantage 0.
     """
-    n = groups.total(torch.ones_like(rewards))
-    centered = torch.where(groups.mask, rewards - groups.mean(rewards), 0.0)
+
+    def mean_of_calls(x: Tensor) -> Tensor:
+        return torch.where(calls, x, 0.0).sum(1) / calls.sum(1)
+
+    own = mean_of_calls(returns)
+    n = groups.total(torch.ones_like(own))
+    mean = groups.mean(own)
     # At least 1: the result of a group of one is replaced by 0 below.
     others = (n - 1).clamp(min=1)
+    advantages = returns - mean[:, None]
     if estimator == "grpo":
-        std = (groups.total(centered.square()) / others).sqrt()
-        advantages = centered / (std + 1e-6)
+        std = (groups.total(mean_of_calls(advantages.square())) / others).sqrt()
+        advantages = advantages / (std + 1e-6)[:, None]
     elif estimator == "rloo":
-        advantages = centered * (n / others)
-    else:
-        advantages = centered
-    return torch.where(n > 1, advantages, 0.0)
+        advantages = advantages + ((own - mean) / others)[:, None]
+    is_compared = calls & ((n > 1) & groups.mask)[:, None]
+    return torch.where(is_compared, advantages, 0.0)
 
 
 def gae(

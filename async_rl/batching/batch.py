@@ -15,6 +15,7 @@ from torch import Tensor
 
 from async_rl.algorithms.edits import Edits
 from async_rl.algorithms.parts import ALONE, Across, Parts
+from async_rl.batching.calls import Calls, calls_of
 from async_rl.batching.support import NO_GRAMMARS, Grammars, edits_of
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
@@ -135,6 +136,7 @@ class Batch(Sizes):
     behavior_logprobs: Tensor
     versions: Tensor
     steps: Steps
+    calls: Calls
     baselines: Baselines | None
     across: Across
     edits: Edits | None
@@ -154,26 +156,19 @@ class Batch(Sizes):
     def rows(self, flat: Tensor) -> Tensor:
         """Lay a per-token tensor out as right-padded rows: any dtype [R] -> the same dtype [N, L].
 
-        N counts the own sequences, L is the longest of their responses; padding is 0.
+        A row has the tokens of one part of the calls of an own sequence (N: `Calls.rows`); L is the
+        longest of them; padding is 0.
         """
-        longest = max((self.response_lengths[s] for s in self.own), default=0)
-        padded = flat.new_zeros(len(self.own), longest)
-        padded[self._cells] = flat
+        numbers, row, column = self.calls.rows()
+        # Without any token both are 0.
+        longest = int(column.max()) + 1 if len(column) else 0
+        padded = flat.new_zeros(len(numbers), longest)
+        padded[row, column] = flat
         return padded
 
     def flat(self, rows: Tensor) -> Tensor:
         """Invert `rows`: any dtype [N, L] -> the same dtype [R]."""
-        return rows[self._cells]
-
-    @property
-    def _cells(self) -> tuple[Tensor, Tensor]:
-        """Row and column of each token."""
-        device = self.sequence_index.device
-        lengths = torch.tensor([self.response_lengths[s] for s in self.own], dtype=torch.int64)
-        # Lengths alone: the row of each token, as often as its sequence is long.
-        row = torch.repeat_interleave(lengths).to(device)
-        offsets = torch.tensor([self.offsets[s] for s in self.own], device=device)
-        return row, torch.arange(self.num_tokens, device=device) - offsets[row]
+        return rows[self.calls.rows()[1:]]
 
 
 def sizes_of(heads: Sequence[GroupHead]) -> Sizes:
@@ -252,6 +247,7 @@ def collate_part(
         behavior_logprobs=responses(lambda t: t.behavior_logprobs, torch.float32),
         versions=responses(lambda t: t.versions, torch.int64),
         steps=_steps(samples, device),
+        calls=calls_of(part.heads, own=own, device=device),
         baselines=_baselines(part.heads, device),
         across=across,
         edits=edits,

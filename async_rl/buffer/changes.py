@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from async_rl.buffer.groups import OpenGroup
+from async_rl.core.calls import AgentCall
 from async_rl.core.checksums import checksum
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import PackedGroup, Summary, means_by_name
@@ -140,13 +141,16 @@ class Dropped(Change):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a complete group adds to its row. parts: the mean of each part of the reward."""
+    """What a complete group adds to its row. parts: the mean of each part of the reward. calls: of
+    each sample, empty without agents.
+    """
 
     group_id: int
     summary: Summary
     generation_s: float
     rewards: Sequence[float]
     parts: Mapping[str, float]
+    calls: Sequence[Sequence[AgentCall]]
 
 
 class Completed(Change):
@@ -162,7 +166,7 @@ class Completed(Change):
             " num_trained_tokens=:summary.num_trained_tokens, reward_mean=:summary.reward_mean,"
             " pass_rate=:summary.pass_rate, response_length_mean=:summary.response_length_mean,"
             " truncated_share=:summary.truncated_share, generation_s=:generation_s,"
-            " times=:times, rewards=:rewards, parts=:parts",
+            " times=:times, rewards=:rewards, parts=:parts, calls=:calls",
         ),
         _note(_ONE, version=":summary.oldest_version"),
     )
@@ -281,6 +285,7 @@ def completed(group: PackedGroup, summary: Summary, payload: memoryview) -> Comp
         generation_s=group.generation_s,
         rewards=[sample.score.reward for sample in samples],
         parts=means_by_name(sample.score.parts for sample in samples),
+        calls=[sample.calls for sample in samples if sample.calls],
     )
     return Completed(
         facts=facts,

@@ -52,6 +52,8 @@ def check_group(
             _check_score(sample.score, sample.response_length)
             if sample.branches:
                 _check_branches(sample, len(prompt), group.prompt_length)
+            if sample.calls:
+                _check_calls(sample)
             if len(sample.clock) not in _CLOCK:
                 raise ProtocolError(f"its clock has {len(sample.clock)} moments")
         except ProtocolError as error:
@@ -118,6 +120,16 @@ def _check_branches(sample: PackedSample, num_issued: int, num_prompt: int) -> N
     roots = [root for root in roots if root >= 0]
     if np.repeat(is_trained, lengths)[roots].any():
         raise ProtocolError("a token that follows nothing is marked as trained")
+
+
+def _check_calls(sample: PackedSample) -> None:
+    ends = sorted(call.end_tokens for call in sample.calls if call.end_tokens)
+    bounds = (0, *ends, sample.response_length + 1)
+    if any(first >= then for first, then in itertools.pairwise(bounds)):
+        raise ProtocolError(f"its calls end after {ends} of {sample.response_length} tokens")
+    for call in sample.calls:
+        if not is_score(call.reward):
+            raise ProtocolError(f"a call has reward {call.reward}")
 
 
 def _check_score(score: Score, num_tokens: int) -> None:

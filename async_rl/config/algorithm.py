@@ -46,25 +46,29 @@ class CriticConfig(Section):
     or over all tokens so far (ma)"""
 
 
-class GroupAdvantage(Section):
+class DiscountedAdvantage(Section):
+    """Rewards count for what came before them."""
+
+    gamma: Annotated[float, Field(gt=0, le=1)]
+    """discount of later rewards: of grpo, dr_grpo and rloo per call of an agent, of other
+    estimators per token"""
+
+
+class GroupAdvantage(DiscountedAdvantage):
     """Each reward is compared with those of its group."""
 
     kind: Literal["grpo", "dr_grpo", "rloo"]
 
 
-class ReturnAdvantage(Section):
+class ReturnAdvantage(DiscountedAdvantage):
     """The sum of a token's later rewards, minus a baseline that needs no critic."""
 
     kind: Literal["reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"]
-    gamma: Annotated[float, Field(gt=0, le=1)]
-    """discount per token"""
 
 
-class CriticAdvantage(Section):
+class CriticAdvantage(DiscountedAdvantage):
     """Temporal differences of a critic's values."""
 
-    gamma: Annotated[float, Field(gt=0, le=1)]
-    """discount per token"""
     gae_lambda: Annotated[float, Field(ge=0, le=1)]
     """lambda of gae and vtrace"""
     critic: CriticConfig

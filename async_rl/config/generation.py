@@ -85,9 +85,9 @@ class ModelConfig(Section):
         return self.adapter is not None and self.adapter.slots > 0
 
 
-TOOL_PARSER = "tool_call_parser"
-"""The entry of `generation.vllm.extra` that no engine reads: the parser of tool calls, under its
-name in `vllm serve`.
+TOOL_PARSER, THINKING_PARSER = PARSERS = ("tool_call_parser", "reasoning_parser")
+"""The entries of `generation.vllm.extra` that no engine reads: the parsers of tool calls and of
+thinking, under their names in `vllm serve`.
 """
 
 
@@ -110,20 +110,19 @@ class VllmConfig(Section):
     enforce_eager: bool
     """disable compilation and CUDA graphs"""
     extra: Entries
-    """name=value pairs of further vLLM engine arguments, and tool_call_parser; the value is JSON or
-    text"""
+    """name=value pairs of further vLLM engine arguments, tool_call_parser and reasoning_parser; the
+    value is JSON or text"""
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The engine's arguments in `extra`; checks/vllm_extra.py decides which may be given."""
         pairs = (entry.partition("=") for entry in self.extra)
-        return {name: _json_or_text(text) for name, _, text in pairs if name != TOOL_PARSER}
+        return {name: _json_or_text(text) for name, _, text in pairs if name not in PARSERS}
 
-    @property
-    def tool_parser(self) -> str:
-        """The parser of tool calls in `extra`; empty if the chat template decides."""
+    def parser(self, kind: str) -> str:
+        """Return the parser of this kind in `extra`; empty if the chat template decides."""
         pairs = (entry.partition("=") for entry in self.extra)
-        return next((text for name, _, text in pairs if name == TOOL_PARSER), "")
+        return next((text for name, _, text in pairs if name == kind), "")
 
     @property
     def num_stages(self) -> int:

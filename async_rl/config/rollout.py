@@ -14,6 +14,8 @@ from async_rl.core.frozen import frozen
 
 EXTERNAL = "external"
 """The value of rollout.fn that lets programs outside the run request sessions."""
+JAIL = "jail"
+"""The first word of a command that runs in a jail."""
 SERVICE = "tinker"
 """The value of rollout.fn that makes the run a training service (docs/service.md)."""
 _MEMORY_MB = 4096
@@ -26,13 +28,15 @@ class Agent:
     them if programs outside the run do.
 
     workers: processes of fn, each for many samples at a time, or of command at a time. memory_mb:
-    MB of private memory of each of them. is_service: programs outside the run train, too.
+    MB of private memory of each of them. is_jailed: the command runs in a jail. is_service:
+    programs outside the run train, too.
     """
 
     command: list[str]
     fn: str | None
     workers: int
     memory_mb: int = _MEMORY_MB
+    is_jailed: bool = False
     is_external: bool = False
     is_service: bool = False
 
@@ -56,9 +60,10 @@ class RolloutConfig(Section):
 
     fn: Text | Annotated[list[str], Field(min_length=1)] | None
     """async function that conducts the turns of each sample: package.module:function or
-    file.py:function; a list = an agent that calls an endpoint: [program, argument, ...], or
-    [function] of (task, endpoint); external = programs that the run does not start request
-    sessions; tinker = such programs train too, by the Tinker API; null = one answer per sample"""
+    file.py:function; a list = an agent that calls an endpoint: [program, argument, ...], with
+    jail as the first word in a jail, or [function] of (task, endpoint); external = programs that
+    the run does not start request sessions; tinker = such programs train too, by the Tinker API;
+    null = one answer per sample"""
     max_turns: PositiveInt
     """largest number of turns of the policy in one sample"""
 
@@ -73,4 +78,5 @@ class RolloutConfig(Section):
         workers = os.cpu_count() or 1
         if len(words) == 1 and is_function(words[0]):
             return Agent(command=[], fn=words[0], workers=workers)
-        return Agent(command=words, fn=None, workers=workers)
+        is_jailed = words[:1] == [JAIL]
+        return Agent(command=words[is_jailed:], fn=None, workers=workers, is_jailed=is_jailed)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from async_rl.core.calls import AgentCall
 from async_rl.core.codec import compressed, decode, decompressed, encode
 from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import Span
@@ -45,6 +46,7 @@ class SampleHead(Value):
     reward: float
     parts: dict[str, float]
     steps: tuple[StepScore, ...]
+    calls: tuple[AgentCall, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -61,10 +63,11 @@ class GroupHead(Value):
 
     @property
     def is_uniform(self) -> bool:
-        """Return whether all samples have the same reward, so that most estimators of advantages
-        give them none.
+        """Return whether all samples have the same reward and no call has one, so that most
+        estimators of advantages give them none.
         """
-        return len({sample.reward for sample in self.samples}) == 1
+        has_rewards = any(call.reward for sample in self.samples for call in sample.calls)
+        return not has_rewards and len({sample.reward for sample in self.samples}) == 1
 
 
 def sample_ids(heads: Sequence[GroupHead]) -> list[SampleId]:
@@ -102,6 +105,7 @@ class PackedSample(Value):
     branches: tuple[Branch, ...] = ()
     clock: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
+    calls: tuple[AgentCall, ...] = ()
 
     @property
     def num_written(self) -> int:
@@ -144,6 +148,7 @@ class PackedTrajectory(Value):
             branches=self.sample.branches,
             clock=self.sample.clock,
             spans=self.sample.spans,
+            calls=self.sample.calls,
         )
 
 
@@ -260,6 +265,7 @@ def _packed(sample: Trajectory) -> PackedSample:
         branches=sample.branches,
         clock=sample.clock,
         spans=sample.spans,
+        calls=sample.calls,
     )
 
 
@@ -273,6 +279,7 @@ def _sample_head(sample: Trajectory | PackedSample, prompt: int, prompt_length: 
         reward=score.reward,
         parts=score.parts,
         steps=score.steps,
+        calls=sample.calls,
     )
 
 
@@ -321,10 +328,3 @@ def means_by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
             # parts of the reward.
             values.setdefault(name, []).append(value)
     return {name: statistics.fmean(values[name]) for name in sorted(values)}
-
-
-def failed_share(rewards: Iterable[float], fail_reward: float) -> float:
-    """Return the share of rewards that are at most the reward of a failure; 0 without rewards."""
-    # At most and not equal: penalties of a plug-in may go below the reward of a failure.
-    has_failed = [reward <= fail_reward for reward in rewards]
-    return statistics.fmean(has_failed) if has_failed else 0.0

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from async_rl.core.calls import AgentCall
 from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON, Checker, Language, OutputRules
 from async_rl.core.support import EVERYTHING, Span, Support
@@ -279,7 +280,7 @@ class Trajectory(Value):
     token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
     versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
-    branches: of an agent's session, ascending; all start after the prompt.
+    branches: of an agent's session, ascending; all start after the prompt. calls: its answers.
     spans: of tokens that were not drawn from the whole vocabulary.
     clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
     the score; empty if recording=off.
@@ -295,6 +296,7 @@ class Trajectory(Value):
     branches: tuple[Branch, ...] = ()
     clock: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
+    calls: tuple[AgentCall, ...] = ()
 
     @property
     def response_length(self) -> int:

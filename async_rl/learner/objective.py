@@ -16,7 +16,7 @@ from async_rl.algorithms.advantages import (
     vtrace,
 )
 from async_rl.algorithms.parts import Parts
-from async_rl.batching.batch import Batch, Steps
+from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import (
     AlgorithmConfig,
     GaeAdvantage,
@@ -30,6 +30,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
 from async_rl.learner.objective_state import ValueUnits
+from async_rl.learner.rewards import Rewards
 
 
 @frozen
@@ -58,99 +59,6 @@ class Targets:
     raw_advantages: Tensor
     advantages: Tensor
     returns: Tensor | None
-
-
-class Rewards:
-    """The reward settings, which turn scores into rewards. The KL to the reference is no part of
-    them.
-    """
-
-    def __init__(self, config: RunConfig) -> None:
-        self._reward = config.reward
-        self._max_response_tokens = config.data.max_response_tokens
-        self._zero_truncated = config.algorithm.truncated in ("zero_reward", "bootstrap")
-
-    def of_tokens(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the rewards at own tokens, float32 [R], and the sums of all sequences, float32
-        [B].
-
-        A whole response is rewarded at the last token that the policy wrote, a scored step at its
-        last token. A response without a trained token gets no reward at any token.
-        """
-        lengths = torch.tensor(batch.response_lengths, device=batch.rewards.device)
-        last, has_token = _last_written(batch)
-        per_token = torch.zeros_like(batch.behavior_logprobs)
-        if self._reward.placement == "end":
-            totals = self.of_responses(batch.rewards, lengths, batch.is_truncated)
-            per_token[last[has_token]] = totals[has_token]
-            return per_token, totals
-        sequence = batch.steps.sequence
-        rewards = self._of_steps(batch.steps)
-        if self._zero_truncated:
-            rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
-        penalty = self.overlong_penalty(lengths)
-        # The scored steps of all ranks: -1 for a sequence of another rank.
-        starts = torch.tensor([batch.offsets.get(s, -1) for s in sequence.tolist()]).to(sequence)
-        is_own = starts >= 0
-        per_token.index_add_(0, (starts + batch.steps.end - 1)[is_own], rewards[is_own])
-        per_token[last[has_token]] -= penalty[has_token]
-        # The heads have the steps of all ranks: group estimators compare whole responses.
-        totals = torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards)
-        return per_token, totals - penalty
-
-    def of_responses(self, scores: Tensor, lengths: Tensor, is_truncated: Tensor) -> Tensor:
-        """Return the rewards of N whole responses.
-
-        scores: float32 [N]; lengths: int64 [N]; is_truncated: bool [N] -> float32 [N].
-        """
-        rewards = self.scaled(scores)
-        if self._zero_truncated:
-            rewards = rewards.masked_fill(is_truncated, 0.0)
-        return rewards - self.overlong_penalty(lengths)
-
-    def _of_steps(self, steps: Steps) -> Tensor:
-        """The rewards of the scored steps: float32 [S].
-
-        The score d_k of step k, or, for placement=step_deltas, its change d_k - d_{k-1}, with
-        fail_reward before the first step (differences of a potential: Ng, Harada, Russell, "Policy
-        invariance under reward transformations", ICML 1999).
-        """
-        scores = self.scaled(steps.scores)
-        if self._reward.placement != "step_deltas":
-            return scores
-        # In float32 like the scores, so that a first step that fails changes exactly nothing.
-        start = float(self.scaled(torch.tensor(self._reward.fail_reward)))
-        return scores - torch.where(steps.is_first, start, scores.roll(1))
-
-    def scaled(self, scores: Tensor) -> Tensor:
-        """Scale and clip scores: float32 [...] -> float32 [...].
-
-        clip((score - bias) scale, -clip, clip) (reward scaling of PPO implementations, no paper).
-        """
-        reward = self._reward
-        return ((scores - reward.bias) * reward.scale).clamp(-reward.clip, reward.clip)
-
-    def overlong_penalty(self, lengths: Tensor) -> Tensor:
-        """Compute DAPO's soft penalty for long answers, as a positive number to subtract.
-
-        lengths: int64 [B], response tokens -> float32 [B].  It is 0 up to limit - overlong_tokens
-        and rises linearly to `overlong_penalty` at the limit (arXiv 2503.14476 eq. 13).
-        overlong_tokens=0 makes it a step at limit + 1.
-        """
-        num_soft = self._reward.overlong_tokens
-        excess = (lengths - (self._max_response_tokens - num_soft)).float() / max(num_soft, 1)
-        return self._reward.overlong_penalty * excess.clamp(0, 1)
-
-
-def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The index in R of the last trained token of each sequence, -1 if the rank has none of it:
-    int64 [B]; and where there is one: bool [B].
-    """
-    index = torch.arange(batch.num_tokens, device=batch.rewards.device)
-    index = index.masked_fill(~batch.loss_mask, -1)
-    last = torch.full((batch.num_sequences,), -1, device=index.device)
-    last.scatter_reduce_(0, batch.sequence_index, index, "amax")
-    return last, last >= 0
 
 
 def trained_mask(batch: Batch, *, version: int, config: RunConfig) -> Tensor:
@@ -203,10 +111,11 @@ def compute_targets(
     """
     algorithm = config.algorithm
     rewards = Rewards(config)
-    # Rewards of tokens for critics and returns, totals for estimators that compare responses.
-    per_token, totals = rewards.of_tokens(batch)
+    calls = batch.calls
+    # Rewards of tokens for critics and returns, of calls for estimators that compare them.
+    per_token, of_calls = rewards.of_tokens(batch)
     penalty = kl_coef * _reward_kl(batch, outputs, algorithm)
-    paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
+    paid = torch.zeros_like(of_calls).index_add_(0, calls.of_tokens, penalty)
     paid = batch.across.sum(paid)
     groups = _groups(batch, algorithm)
     returns = None
@@ -221,17 +130,19 @@ def compute_targets(
             rows = batch.rows(per_token - penalty)
             raw = batch.flat(returns_to_go(rows, mask=written, gamma=gamma))
             if kind == "reinforce_plus_plus_baseline":
-                raw = raw - groups.mean(totals)[batch.sequence_index]
+                raw = raw - groups.mean(calls.sums(of_calls))[calls.part_of_tokens]
             # The greedy answer is a baseline that does not depend on the sample: no bias.
             if kind == "remax":
                 raw = raw - _greedy_rewards(batch, rewards)[batch.sequence_index]
-        case GroupAdvantage(kind=estimator):
-            # These estimators compare responses, so a response pays the KL of all its tokens.
-            advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
-            raw = advantages[batch.sequence_index]
+        case GroupAdvantage(kind=estimator, gamma=gamma):
+            # A call pays the KL of its tokens and of all later ones.
+            has_call = calls.by_turn(torch.ones_like(calls.is_last))
+            later = returns_to_go(calls.by_turn(of_calls - paid), mask=has_call, gamma=gamma)
+            advantages = group_advantages(later, calls=has_call, groups=groups, estimator=estimator)
+            raw = advantages[calls.part, calls.turn][calls.of_tokens]
         case PluginAdvantage() as plugin:
             estimate = load_once("algorithm.advantage.fn", plugin.fn, ADVANTAGE)
-            raw = estimate(totals - paid, groups=groups)[batch.sequence_index]
+            raw = estimate(calls.sums(of_calls - paid), groups=groups)[calls.part_of_tokens]
     # Before the normalisation: a token that is not trained enters no statistic.
     raw = raw.masked_fill(~mask, 0.0)
     advantages = _normalized(batch, raw, mask, algorithm)
@@ -239,12 +150,16 @@ def compute_targets(
 
 
 def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
-    """The groups of the sequences; truncated ones enter no statistic if they are not trained."""
+    """The groups of the parts of the calls; truncated sequences enter no statistic if they are not
+    trained.
+    """
+    calls = batch.calls
     is_counted = torch.ones_like(batch.is_truncated)
     # A response that is not trained must not move the baseline of its group.
     if algorithm.truncated == "mask":
         is_counted = ~batch.is_truncated
-    return Parts(index=batch.group_index, count=batch.num_groups, mask=is_counted)
+    mask = is_counted[calls.part_sequence]
+    return Parts(index=calls.part_group, count=calls.num_groups, mask=mask)
 
 
 def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) -> Tensor:
@@ -299,7 +214,8 @@ def _critic_targets(
     """
     if outputs.values is None or outputs.bootstrap is None:
         raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
-    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~has_more, 0.0)[batch.own]
+    of_rows = batch.calls.part_sequence[batch.calls.rows()[0]]
+    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~has_more, 0.0)[of_rows]
     rows = batch.rows(rewards)
     values = batch.rows(units.to_returns(outputs.values))
     written = batch.rows(batch.loss_mask)

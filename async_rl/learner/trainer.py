@@ -25,7 +25,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import GroupHead, SampleId, failed_share
+from async_rl.core.heads import GroupHead, SampleId
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
@@ -35,6 +35,7 @@ from async_rl.learner.metrics import Step, part_scalars, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
+from async_rl.learner.rewards import failed_share
 from async_rl.learner.sharding import reshard
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter, write_peft
@@ -47,7 +48,7 @@ class StepResult:
     """The results of a step for other processes.
 
     scalars: under the names of the metric catalogue; advantages: of the response tokens of each
-    sequence that this rank reports; empty without a critic.
+    sequence that this rank reports; empty without a critic and without several calls of an agent.
     """
 
     scalars: dict[str, float]
@@ -216,7 +217,8 @@ class Trainer:
     def _advantages(self, part: BatchPart, step: Step) -> dict[SampleId, FloatArray]:
         """The advantages of each own sequence's response tokens, on one rank of its context."""
         # Other estimators have one number per response, or follow from its rewards.
-        if not self._models.has_values or self._ranks.context.index:
+        has_calls = any(len(sample.calls) > 1 for head in part.heads for sample in head.samples)
+        if not (self._models.has_values or has_calls) or self._ranks.context.index:
             return {}
         ends = np.cumsum([sample.response_length for sample in part.trajectories])
         rows = np.split(step.targets.advantages.float().cpu().numpy(), ends)

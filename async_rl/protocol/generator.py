@@ -158,18 +158,20 @@ class Complete(Message):
 class CallsRead(Message):
     """The tool calls of an answer, by id (empty if the parser gives none), name and arguments.
 
-    content: the text next to them. Without calls the parser found none that it can read.
+    content: the text next to them. Without calls the parser found none that it can read. thinking:
+    the text before both.
     """
 
     content: str
     calls: list[tuple[str, str, str]]
+    thinking: str = ""
 
 
 class ReadCalls(Message):
-    """gateway -> generator: read the tool calls of a complete answer.
+    """gateway -> generator: read the tool calls and the thinking of a complete answer.
 
-    parser: its name in vLLM; text: with special tokens, without the end token; tools: the tools of
-    the request, as JSON.
+    parser, thinking: the names of vLLM's parsers, one of which may be empty; text: with special
+    tokens, without the end token; tools: the tools of the request, as JSON.
     """
 
     Reply: ClassVar[type] = CallsRead
@@ -178,6 +180,7 @@ class ReadCalls(Message):
     text: str
     token_ids: IntArray
     tools: bytes
+    thinking: str = ""
 
 
 class EngineVersion(Message):

@@ -14,14 +14,25 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from async_rl.config.generation import PARSERS
 from async_rl.config.run import RunConfig
+from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AgentError, DataError, EngineDead
 from async_rl.core.support import Support
-from async_rl.core.types import CodeTest, IntArray, Prompt, Sampling, Score, Ticket, Verdict
+from async_rl.core.types import (
+    CodeTest,
+    IntArray,
+    Prompt,
+    Sampling,
+    Score,
+    Ticket,
+    Verdict,
+)
 from async_rl.protocol.generator import Completion
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.conversation import Write, Written
@@ -35,7 +46,7 @@ from async_rl.sessions.offers import Offers
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record
 from async_rl.sessions.requests import repeat
-from async_rl.sessions.rewards import reward_of
+from async_rl.sessions.rewards import Reward, parts_of
 from async_rl.sessions.session import Session
 from async_rl.sessions.usage import Usage
 
@@ -64,8 +75,8 @@ class Agents:
         offers: Offers | None = None,
     ) -> None:
         self._config = config
-        parser = config.generation.vllm.tool_parser
-        self._chat = Chat(tokenizer, parser=parser, read=read_calls)
+        parsers = map(config.generation.vllm.parser, PARSERS)
+        self._chat = Chat(tokenizer, *parsers, read=read_calls)
         self._sessions = sessions
         self._environments = environments
         self._journal = journal
@@ -144,7 +155,7 @@ class Agents:
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
-        return self._written(ticket.prompt, session, score_of(returned, session.rewards))
+        return self._written(ticket.prompt, session, returned)
 
     def _environment_of(self, row: dict[str, Any]) -> str:
         """The name under which a sample is counted: the environment of its row, else the agent."""
@@ -155,19 +166,24 @@ class Agents:
         # Names of metrics have slashes between their parts.
         return name.translate(_PLAIN)
 
-    def _written(self, prompt: Prompt, session: Session, score: Score | None) -> Written:
-        if not session.record.turns:
+    def _written(self, prompt: Prompt, session: Session, returned: Any) -> Written:
+        if not any(turn.caller.is_trained for turn in session.record.turns.values()):
             raise AgentError(
-                "the agent exited without a call of the policy; it has to use OPENAI_BASE_URL and"
-                " OPENAI_API_KEY"
+                "the agent exited without a call of the policy that is trained; it has to use"
+                " OPENAI_BASE_URL and OPENAI_API_KEY"
             )
+        tokens, branches, ends = session.record.row()
+        calls = credited(session, ends)
+        score = score_of(returned, session.rewards)
         needs = self._config.reward.needs_tests(prompt.data_source)
-        if score is None and needs and not prompt.problem.tests:
+        is_scorable = not needs or bool(prompt.problem.tests)
+        if score is None and not is_scorable:
             raise AgentError(
                 "the agent gave no reward, and its row has no tests that the verifiers could run;"
                 " return a reward, post one, or add tests to the row"
             )
-        tokens, branches = session.record.row()
+        if is_scorable and returned in (None, {}) and not any(r.is_whole for r in session.rewards):
+            score = None
         return Written(
             # The session knows: a call that found no room truncates the sample too.
             tokens=msgspec.structs.replace(tokens, is_truncated=session.is_truncated),
@@ -175,6 +191,7 @@ class Agents:
             transcript=self._chat.decode(tokens.token_ids),
             branches=branches,
             score=score,
+            calls=calls,
         )
 
 
@@ -211,7 +228,36 @@ def task_of(ticket: Ticket, index: int) -> dict[str, Any]:
     }
 
 
-def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
+def credited(session: Session, ends: Mapping[int, int]) -> tuple[AgentCall, ...]:
+    """Return the calls of a session with their rewards. ends: of the trained ones in the row. The
+    reward of a role is that of its last trained call. Raises AgentError if there is none.
+    """
+    turns = dict(sorted(session.record.turns.items()))
+    rewards: dict[int, float] = collections.defaultdict(float)
+    last = {turns[number].caller.role: number for number in turns if number in ends}
+    for reward in session.rewards:
+        numbers = reward.numbers
+        if reward.role is not None:
+            numbers = [last.get(reward.role, -1)]
+        for number in numbers:
+            rewards[number] += sum(reward.parts.values())
+    without = rewards.keys() - ends.keys()
+    if without:
+        raise AgentError(
+            f"a reward is for a call or a role that is not trained; the roles {sorted(last)} are"
+        )
+    return tuple(
+        AgentCall(
+            end_tokens=ends.get(number, 0),
+            num_tokens=len(turn.answer.token_ids),
+            role=turn.caller.role,
+            reward=rewards[number],
+        )
+        for number, turn in turns.items()
+    )
+
+
+def score_of(returned: Any, posted: Sequence[Reward]) -> Score | None:
     """Return the sum of the rewards that an environment returned or posted; None without any.
     Raises AgentError for a value that is not a reward.
     """
@@ -219,14 +265,14 @@ def score_of(returned: Any, posted: list[dict[str, float]]) -> Score | None:
     # An empty dict has no reward in it.
     if returned not in (None, {}):
         try:
-            rewards.append(reward_of(returned))
+            rewards.append(Reward(parts=parts_of(returned)))
         except Refused as error:
             raise AgentError(str(error)) from error
     if not rewards:
         return None
     parts: dict[str, float] = collections.defaultdict(float)
     for reward in rewards:
-        for name, value in reward.items():
+        for name, value in reward.parts.items():
             parts[name] += value
     total = sum(parts.values())
     # `reward` is the name of a plain number, which is in the total only.

@@ -30,7 +30,8 @@ def with_common_prompt(samples: Sequence[Trajectory]) -> list[Trajectory]:
 
 def _with_prompt(sample: Trajectory, length: int) -> Trajectory:
     moved = length - sample.prompt_length
-    # A step counts the tokens of the response.
+    # Steps and calls count the tokens of the response; a trained call ends after the prompt.
     steps = [replace(s, end_tokens=max(0, s.end_tokens - moved)) for s in sample.score.steps]
     score = replace(sample.score, steps=tuple(steps))
-    return replace(sample, prompt_length=length, score=score)
+    calls = [replace(c, end_tokens=max(0, c.end_tokens - moved)) for c in sample.calls]
+    return replace(sample, prompt_length=length, score=score, calls=tuple(calls))

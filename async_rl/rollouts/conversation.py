@@ -24,6 +24,7 @@ import numpy as np
 
 from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
+from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Branch, CodeTest, IntArray, Prompt, Sampling, Score, Ticket
@@ -44,7 +45,8 @@ class Written:
     """A sample without its score. tokens: all after the prompt.
 
     answer: the text to score. transcript: all text after the prompt. branches: of the prompt and
-    `tokens` together. score: the one that an environment gave.
+    `tokens` together. score: the one that an environment gave. calls: as in Trajectory; without a
+    score their rewards are added to that of the verifiers.
     """
 
     tokens: Completion
@@ -52,6 +54,7 @@ class Written:
     transcript: str
     branches: tuple[Branch, ...] = ()
     score: Score | None = None
+    calls: tuple[AgentCall, ...] = ()
 
 
 class Conversation:

@@ -19,6 +19,7 @@ import functools
 import os
 import resource
 import signal
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
 from async_rl.rewards.child_process import ChildEnded, ChildProcess
 from async_rl.rollouts.agent_worker import Done, Task
+from async_rl.rollouts.jailed import Start, in_jail
 from async_rl.sessions.endpoint import Endpoint, for_agent
 
 _TAIL_BYTES = 2000
@@ -77,11 +79,18 @@ class Commands:
 
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Run the command to its end."""
-        async with self._slots:
+        plain = Start(
+            command=self._config.command, environment=os.environ, descriptors=(), endpoint=endpoint
+        )
+        started: AbstractAsyncContextManager[Start] = contextlib.nullcontext(plain)
+        if self._config.is_jailed:
+            started = in_jail(self._config.command, endpoint)
+        async with self._slots, started as start:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *self._config.command,
-                    env={**os.environ, **variables(endpoint, task)},
+                    *start.command,
+                    env={**start.environment, **variables(start.endpoint, task)},
+                    pass_fds=start.descriptors,
                     # An agent that reads its input fails, instead of waiting for its time limit.
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,

@@ -240,6 +240,8 @@ class Rollouts:
         # Only a sample that the verifiers have scored can show later that they work.
         if done.score is None:
             self._control.remember(ticket.prompt, done.answer, asked)
+            given = sum(call.reward for call in done.calls)
+            score = msgspec.structs.replace(score, reward=score.reward + given)
         self._activity.count("samples_scored", 1)
         clock: tuple[float, ...] = ()
         if self._config.recording != "off":
@@ -298,6 +300,7 @@ def trajectory(
         branches=done.branches,
         clock=clock,
         spans=whole.spans,
+        calls=done.calls,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
+from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.record import Context, History
+from async_rl.sessions.record import POLICY, Caller, Context, History
 from async_rl.sessions.tools import calls_of
 
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
@@ -20,8 +22,34 @@ failed to run. Raises Refused.
 """
 Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
 """(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
+_ROLE = re.compile(r"[\w.-]{0,64}")
+_NAME = re.compile(rf"{MODEL}(?:/({_ROLE.pattern}))?(:untrained)?")
+_ROLE_HEADER, _TRAIN_HEADER = "x-async-rl-role", "x-async-rl-train"
 # Each piece of an answer is searched for the start of each stop text.
 _MOST_STOP_CHARS = 4096
+
+
+def caller_of(model: str, headers: Mapping[str, str]) -> Caller:
+    """Return whom a request is for: by the name of its model, or by its headers, which prevail.
+    Raises Refused.
+    """
+    named = _NAME.fullmatch(model)
+    if named is None:
+        raise Refused(
+            f"the model {model!r} is not served here; request {MODEL!r} (the variable OPENAI_MODEL"
+            f" of an agent has the name), {MODEL}/ROLE or {MODEL}:untrained",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    role = headers.get(_ROLE_HEADER, named[1] or "")
+    is_trained = headers.get(_TRAIN_HEADER, "false" if named[2] else "true")
+    if not _ROLE.fullmatch(role) or is_trained not in ("true", "false"):
+        raise Refused(
+            f"{_ROLE_HEADER} is {role!r} and {_TRAIN_HEADER} is {is_trained!r}; a role has at most"
+            " 64 letters, digits and signs of -._, and the second is true or false"
+        )
+    return Caller(role=role, is_trained=is_trained == "true")
 
 
 @frozen
@@ -33,7 +61,7 @@ class Call:
     part of it that the request has, and the answer does not repeat. prompt: the text before the
     answer, if the call has no messages. tools: tools that the answer may call. support: min_tokens,
     logit_bias and grammar of the tokens that follow `start`; None = those of the run, which always
-    decides top_k and top_p.
+    decides top_k and top_p. caller: whom it answers.
     """
 
     context: Context
@@ -46,6 +74,7 @@ class Call:
     prompt: str = ""
     tools: Sequence[Any] = ()
     support: Support | None = None
+    caller: Caller = POLICY
 
     def __post_init__(self) -> None:
         if sum(map(len, self.stops)) > _MOST_STOP_CHARS:
@@ -56,13 +85,14 @@ class Call:
 
 class Noted(Value, frozen=True):
     """A request that has changed a session. key: what it has in common with the same request that
-    is sent again. name: the id of its answer.
+    is sent again. name: the id of its answer. caller: whom it answers.
     """
 
     path: str
     body: bytes = b""
     key: bytes = b""
     name: str = ""
+    caller: Caller = POLICY
 
 
 @frozen
@@ -94,6 +124,11 @@ class Answer:
     def calls(self) -> Sequence[Any]:
         """The tool calls of the answer."""
         return calls_of(self.message)
+
+    @property
+    def thinking(self) -> str:
+        """The thinking before the text."""
+        return str(self.message.get("reasoning_content", ""))
 
     @property
     def content(self) -> str | None:

@@ -23,6 +23,7 @@ from async_rl.protocol.generator import CallsRead, Completion, ReadCalls
 from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Context, History, Record
+from async_rl.sessions.thinking import TAG_TEXTS, TAGS, is_begun, split, thinking_form
 from async_rl.sessions.tools import (
     HERMES,
     as_text,
@@ -34,11 +35,15 @@ from async_rl.sessions.tools import (
 )
 
 Message = Json
-"""role, content (text) and, if the role is assistant, tool_calls with arguments as a dict."""
+"""role, content (text) and, if the role is assistant, reasoning_content (text) and tool_calls with
+arguments as a dict.
+"""
 Reader = Callable[[ReadCalls], Awaitable[CallsRead]]
 """Lets a generator read the tool calls of an answer."""
 _REPLACEMENT = "\ufffd"
 """The last character of a text whose last letter lacks tokens."""
+_PROMPT_END = 16
+"""Tokens that have the tag with which a template begins the thinking."""
 # No template and no tokenizer changes these letters, and no message contains them.
 _MARK = "ANSWER" + secrets.token_hex(8)
 
@@ -47,11 +52,13 @@ class Chat:
     """A tokenizer and its chat template.
 
     Without a template a message is its text on separate lines, and an answer closes with the end
-    token, as in the prompts of such a model. parser: of the tool calls, if the template does not
-    show their form; read: reads tool calls of other forms than HERMES.
+    token, as in the prompts of such a model. parser: of the tool calls, thinking: of the thinking,
+    if the template does not show their form; read: reads forms other than HERMES and TAGS.
     """
 
-    def __init__(self, tokenizer: Any, *, parser: str = "", read: Reader | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, parser: str = "", thinking: str = "", *, read: Reader | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._read = read
         template = tokenizer.chat_template or ""
@@ -59,6 +66,7 @@ class Chat:
         texts = template.values() if isinstance(template, dict) else [template]
         self._template = "".join(texts)
         self.form = form_of(self._template, parser)
+        self._thinking = thinking_form(self._template, thinking)
 
     def context(
         self,
@@ -105,17 +113,51 @@ class Chat:
 
     async def message_of(self, call: Call, written: Completion, text: str) -> Json:
         """Return a complete answer as a message, its tool calls read."""
-        shown = call.start + text
         if call.in_pieces:
             # The agent has read all of it as text, and repeats it as text.
-            return as_text(shown)
+            return self.told(call, text)
+        thinking, shown = self.split(call, call.start + text)
         # A parser would complete a call that the limit has cut.
-        if self.form == HERMES or not call.tools or self.is_cut(call, written):
-            return parse_answer(shown)
+        has_calls = bool(call.tools) and not self.is_cut(call, written)
+        reader = self._thinking if call.history and self._thinking != TAGS else ""
+        if not reader and (self.form == HERMES or not has_calls):
+            return {**parse_answer(shown), **thought(thinking)}
         ids = written.token_ids
         whole = self.decode(ids if written.is_truncated else ids[:-1], with_special=True)
         whole = before_stop(whole, call.stops)[0]
-        return await self.read_calls(call.tools, call.start, shown, whole, ids)
+        if thinking:
+            whole = whole.rpartition(TAG_TEXTS[1])[2]
+        request = ReadCalls(
+            parser=self.form.name if has_calls else "",
+            thinking=reader,
+            text=call.start + whole,
+            token_ids=np.append(self._encode(call.start, is_beginning=False), ids).astype("int32"),
+            tools=msgspec.json.encode(call.tools),
+        )
+        return {**await self.read(request, shown), **thought(thinking)}
+
+    def told(self, call: Call, text: str) -> Json:
+        """Return an answer as a message that the agent has read piece by piece, or the part of it
+        that the agent has read.
+        """
+        thinking, shown = self.split(call, call.start + text)
+        return {**as_text(shown), **thought(thinking)}
+
+    def split(self, call: Call, text: str) -> tuple[str, str]:
+        """Return the thinking and the rest of an answer with this text, as far as they are read
+        here.
+        """
+        is_plain = not call.history or (call.support is not None and call.support.grammar)
+        if self._thinking != TAGS or is_plain:
+            return "", text
+        end = self.decode(call.context.token_ids[-_PROMPT_END:], with_special=True)
+        return split(text, begun=not call.start and is_begun(end))
+
+    def comes_in_pieces(self, is_streamed: bool, tools: Sequence[Any]) -> bool:
+        """Return whether an answer may be shown while it is written: only the end shows a tool
+        call, and a generator reads whole answers.
+        """
+        return is_streamed and not tools and self._thinking in ("", TAGS)
 
     def text_of(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
         """Return the text before the first stop text, and the number of tokens up to the end of the
@@ -134,28 +176,20 @@ class Chat:
         """Return whether the limit stopped the answer, instead of an end token or a stop text."""
         return written.is_truncated and self.text_of(written.token_ids, call.stops)[1] is None
 
-    async def read_calls(
-        self, tools: Sequence[Any], start: str, shown: str, written: str, token_ids: IntArray
-    ) -> Json:
-        """Return a complete answer as a message, its tool calls read by a generator.
+    async def read(self, request: ReadCalls, shown: str) -> Json:
+        """Return an answer as a message, its tool calls and thinking read by a generator.
 
-        start: text that the policy did not write; shown: the answer as the agent sees it; written,
-        token_ids: the policy's output, with special tokens. Raises Refused if no generator can
-        ever read it, InfrastructureError if none answers.
+        shown: the answer as the agent sees it without them. Raises Refused if no generator can ever
+        read it, InfrastructureError if none answers.
         """
         if self._read is None:
-            raise Refused(f"tool calls of the form {self.form.name} cannot be read here")
-        request = ReadCalls(
-            parser=self.form.name,
-            text=start + written,
-            token_ids=np.append(self._encode(start, is_beginning=False), token_ids).astype("int32"),
-            tools=msgspec.json.encode(tools),
-        )
+            raise Refused(f"answers of the form {self.form.name} cannot be read here")
         try:
             found = await self._read(request)
         except ConfigError as error:
             raise Refused(str(error)) from error
-        return assistant(shown, found.content, found.calls)
+        text = found.content if found.thinking else shown
+        return {**assistant(text, found.content, found.calls), **thought(found.thinking)}
 
     def text_context(self, record: Record, text: str) -> Context:
         """Return the context of a prompt that is plain text."""
@@ -215,6 +249,11 @@ def key_of(value: Any) -> str:
         calls = [(c["function"]["name"], c["function"]["arguments"]) for c in calls_of(value)]
         value = ["assistant", value["content"].strip(), calls]
     return json.dumps(value, sort_keys=True)
+
+
+def thought(thinking: str) -> Json:
+    """Return the field of a message that chat templates read; without thinking none."""
+    return {"reasoning_content": thinking} if thinking else {}
 
 
 def _with_text_arguments(message: Message) -> Message:

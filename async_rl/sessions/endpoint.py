@@ -7,7 +7,9 @@ from typing import Any
 from async_rl.core.frozen import Value
 
 MODEL = "policy"
-"""The name under which every endpoint serves the model that is trained."""
+"""The name under which every endpoint serves the model that is trained. With `/ROLE` it is a role
+of the agent, with `:untrained` the answer is not trained.
+"""
 
 
 class Endpoint(Value, frozen=True):

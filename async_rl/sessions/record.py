@@ -6,7 +6,8 @@ common beginning can be shared: a token depends on all tokens before it.
 
 Invariants
 - The ids of a call are never tokenized again: it adds the tokens that it read and wrote.
-- `row` contains each served turn once as trained tokens, and only tokens that the policy wrote.
+- `row` contains each turn that is to be trained once as trained tokens, and only tokens that the
+  policy wrote.
   Two turns that wrote equal tokens in the same place are both in it.
 Pure: no clock, socket or text.
 """
@@ -18,12 +19,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from async_rl.core.frozen import frozen
+from async_rl.core.frozen import Value, frozen
 from async_rl.core.types import Branch, IntArray
 from async_rl.protocol.generator import Completion, joined, only_read
 
 History = tuple[str, ...]
 """One key per message of a request; the first is the key of the tools."""
+
+
+class Caller(Value, frozen=True):
+    """Whom the policy answers. role: of an agent that has several. is_trained: whether the answer
+    is trained.
+    """
+
+    role: str = ""
+    is_trained: bool = True
+
+
+POLICY = Caller()
 
 
 @frozen
@@ -64,6 +77,7 @@ class _Open:
     context: Context
     history: History
     place: _Place
+    caller: Caller
     size: int = 0
 
 
@@ -77,6 +91,12 @@ class Turn:
     parent: int | None
     history: History
     run: _Run
+    caller: Caller
+
+    @property
+    def place(self) -> _Place:
+        """The end of the answer."""
+        return self.run, self.run.end
 
     @property
     def answer(self) -> Completion:
@@ -160,13 +180,15 @@ class Record:
 
     # ---- a call
 
-    def begin(self, number: int, context: Context, history: History) -> None:
+    def begin(
+        self, number: int, context: Context, history: History, caller: Caller = POLICY
+    ) -> None:
         """Start a call, whose answer has no tokens yet."""
         run, end = self._place(context)
         if end < len(context.token_ids):
             run = _Run(run, end, only_read(context.token_ids[end:]))
             self._runs.append(run)
-        self._open[number] = _Open(context, history, (run, len(context.token_ids)))
+        self._open[number] = _Open(context, history, (run, len(context.token_ids)), caller)
 
     def reserve(self, number: int, size: int) -> None:
         """Let the answer of a call have this many tokens: calls at the same time must not fill the
@@ -182,7 +204,7 @@ class Record:
         call = self._open.pop(number)
         run = _Run(*call.place, answer)
         self._runs.append(run)
-        self.turns[number] = Turn(call.context.parent, call.history, run)
+        self.turns[number] = Turn(call.context.parent, call.history, run, call.caller)
         if call.history:
             self._by_history[(*call.history, reply)] = number
 
@@ -192,16 +214,33 @@ class Record:
         self.turns.pop(number, None)
         self._by_history = {key: n for key, n in self._by_history.items() if n != number}
         self.texts = {text: turn for text, turn in self.texts.items() if turn[0] != number}
-        sizes = self._sizes(self._places())
+        sizes = self._sizes(call.place for call in self._calls)
         self._runs = [run for run in self._runs if sizes[run] or run is self._prompt]
 
-    def num_tokens(self, context: Context | None = None) -> int:
+    def num_turns(self, caller: Caller) -> int:
+        """Return the calls, complete or in progress, that are trained, or that are not, as those of
+        this caller.
+        """
+        return sum(call.caller.is_trained is caller.is_trained for call in self._calls)
+
+    def num_tokens_with(self, number: int) -> int:
+        """Return the tokens that count against the limit of a call in progress."""
+        call = self._open[number]
+        if call.caller.is_trained:
+            return self.num_tokens()
+        return len(call.context.token_ids) + call.size
+
+    def num_tokens(self, context: Context | None = None, caller: Caller = POLICY) -> int:
         """Return the length of the row, with what is reserved for calls in progress.
 
-        context: of a call that starts now and has written nothing yet.
+        context, caller: of a call that starts now and has written nothing yet. If it is not
+        trained, it counts alone.
         """
-        places = self._places()
-        total = sum(call.size for call in self._open.values())
+        if context is not None and not caller.is_trained:
+            return len(context.token_ids)
+        trained = [call for call in self._calls if call.caller.is_trained]
+        places = [call.place for call in trained]
+        total = sum(call.size for call in trained if isinstance(call, _Open))
         if context is not None:
             place = self._place(context)
             places.append(place)
@@ -227,10 +266,10 @@ class Record:
         run = max(ends, key=lambda run: ends[run])
         return (run, ends[run]) if ends[run] else (None, 0)
 
-    def _places(self) -> list[_Place]:
-        """Return the ends of all turns and of what calls in progress read."""
-        ends: list[_Place] = [(turn.run, turn.run.end) for turn in self.turns.values()]
-        return ends + [call.place for call in self._open.values()]
+    @property
+    def _calls(self) -> list[Turn | _Open]:
+        """All calls, complete or in progress."""
+        return [*self.turns.values(), *self._open.values()]
 
     def _sizes(self, places: Iterable[_Place]) -> dict[_Run, int]:
         """Return how many tokens of each run are on the way to one of these places."""
@@ -245,13 +284,14 @@ class Record:
 
     # ---- the sample
 
-    def row(self) -> tuple[Completion, tuple[Branch, ...]]:
-        """Return the served turns as one row after the prompt, and the branches of the row. Raises
-        ValueError without any turn.
+    def row(self) -> tuple[Completion, tuple[Branch, ...], dict[int, int]]:
+        """Return the trained turns as one row after the prompt, the branches of the row, and the
+        end of each trained turn in it. Raises ValueError without any.
         """
-        if not self.turns:
-            raise ValueError("the session has no answer of the policy")
-        sizes = self._sizes((turn.run, turn.run.end) for turn in self.turns.values())
+        turns = {number: turn for number, turn in self.turns.items() if turn.caller.is_trained}
+        if not turns:
+            raise ValueError("the session has no answer of the policy that is trained")
+        sizes = self._sizes(turn.place for turn in turns.values())
         sizes[self._prompt] = self._prompt.end
         chains: list[list[_Run]] = []
         chain_at: dict[_Place, list[_Run]] = {}
@@ -264,7 +304,7 @@ class Record:
                     chains.append(chain)
                 chain.append(run)
                 chain_at[run, run.begin + size] = chain
-        written = {turn.run for turn in self.turns.values()}
+        written = {turn.run for turn in turns.values()}
         parts: list[Completion] = []
         branches: list[Branch] = []
         starts: dict[_Run, int] = {}
@@ -279,4 +319,7 @@ class Record:
                 read = only_read(run.tokens.token_ids[: sizes[run]])
                 parts.append(run.tokens if run in written else read)
         # The prompt is the first part, and not a part of the row.
-        return joined(parts[1:]), tuple(branches[1:])
+        ends = {
+            n: starts[turn.run] + sizes[turn.run] - sizes[self._prompt] for n, turn in turns.items()
+        }
+        return joined(parts[1:]), tuple(branches[1:]), ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from async_rl.core.errors import AsyncRLError
@@ -57,6 +58,13 @@ async def formed(form: Callable[[bytes, Session], T], body: bytes, session: Sess
         ) from error
 
 
+def start(session: Session, exchange: Exchange, request: Noted) -> None:
+    """Begin the calls of a request. Raises Refused."""
+    exchange.calls = [replace(call, caller=request.caller) for call in exchange.calls]
+    exchange.numbers = session.begin(exchange.calls, request.key)
+    session.names[request.name] = exchange.numbers
+
+
 async def answered(session: Session, exchange: Exchange, request: Noted) -> Any:
     """Return the answer to a request, whose answers are written whole. If one of them fails, the
     rest is cancelled and none is trained, because the client reads none of them.
@@ -92,7 +100,7 @@ async def repeat(session: Session, requests: Sequence[Noted]) -> Outcome | None:
             try:
                 exchange = await formed(FORMS[request.path], request.body, session)
                 exchange.rename(request.name)
-                exchange.numbers = session.begin(exchange.calls, request.key)
+                start(session, exchange, request)
                 await answered(session, exchange, request)
             except AsyncRLError:
                 # What its program says next continues what is there.
@@ -113,7 +121,7 @@ def note_stream(session: Session, exchange: Exchange, request: Noted) -> None:
 
 def add_reward(session: Session, request: Noted) -> None:
     """Add the reward of a request. Raises Refused."""
-    reward = reward_of(read(request.body, Any))
+    reward = reward_of(read(request.body, Any), session.names)
     session.note(request)
     session.rewards.append(reward)
     session.posted.add(request.key)

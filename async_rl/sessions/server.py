@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from async_rl.sessions.calls import Noted
+from async_rl.sessions.calls import Noted, caller_of
 from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens
@@ -40,6 +40,7 @@ from async_rl.sessions.requests import (
     answered,
     formed,
     note_stream,
+    start,
 )
 from async_rl.sessions.session import Session
 from async_rl.wire.http import body_of, json_response, while_connected
@@ -124,9 +125,9 @@ class _Endpoint:
 
     async def model(self, request: Request) -> Response:
         await self._sessions.of(request)
-        if request.path_params["name"] != MODEL:
-            raise Refused(f"only {MODEL!r} is served here", status=404, code="model_not_found")
-        return json_response(_MODEL)
+        name = request.path_params["name"]
+        caller_of(name, {})
+        return json_response({**_MODEL, "id": name})
 
     async def task(self, request: Request) -> Response:
         session = await self._sessions.of(request)
@@ -161,13 +162,20 @@ class _Endpoint:
         body = await _call_body(request, session)
         path = request.url.path
         exchange = await formed(FORMS[path], body, session)
-        noted = Noted(path=path, body=body, key=_key_of(request, body), name=exchange.name)
+        noted = Noted(
+            path=path,
+            body=body,
+            key=_key_of(request, body),
+            name=exchange.name,
+            caller=caller_of(exchange.model, request.headers),
+        )
         known = session.repeated(noted.key) if _is_sent_again(request) else []
+        session.names[noted.name] = [answer.number for answer in known]
         if known and exchange.is_streamed:
             return Response(lines(replayed(exchange, known)), media_type=_STREAM)
         if known:
             return json_response(exchange.reply(known))
-        exchange.numbers = session.begin(exchange.calls, noted.key)
+        start(session, exchange, noted)
         if exchange.is_streamed:
             # The first piece decides between an answer and an error in the form of the API.
             events = events_of(exchange, session, partial(note_stream, session, exchange, noted))

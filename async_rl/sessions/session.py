@@ -26,8 +26,9 @@ from async_rl.sessions.calls import Answer, Call, Noted, Run, Write, Writing
 from async_rl.sessions.chat import Chat, certain, key_of
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
-from async_rl.sessions.record import Context, Record
-from async_rl.sessions.tools import as_text, chosen
+from async_rl.sessions.record import Caller, Record
+from async_rl.sessions.rewards import Reward
+from async_rl.sessions.tools import chosen
 from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
@@ -43,8 +44,9 @@ class Session:
     limit: the most tokens of all segments together. support: of the run's samples. task: with its
     row and tests. run: a Python tool. responses: the messages up to each response that a client may
     name, and its body. token: the agent's; session_key: of who started the agent and rewards it.
-    posted: the requests with rewards. unread: the answers whose request still waits for other
-    answers. note: called with each request that has changed the session, before its answer leaves.
+    posted: the requests with rewards. names: the answers to a request by the id that its client
+    got. unread: the answers whose request still waits for other answers. note: called with each
+    request that has changed the session, before its answer leaves.
     """
 
     record: Record
@@ -59,8 +61,9 @@ class Session:
     token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
     note: Callable[[Noted], None] = lambda request: None
-    rewards: list[dict[str, float]] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
     posted: set[bytes] = field(default_factory=set)
+    names: dict[str, list[int]] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)
     responses: dict[str, tuple[list[Any], Json]] = field(default_factory=dict)
     is_truncated: bool = False
@@ -75,8 +78,9 @@ class Session:
 
     @property
     def last_text(self) -> str:
-        """The text of the newest answer, which the verifiers score; empty without any."""
-        return self._texts[next(reversed(self.record.turns))] if self.record.turns else ""
+        """The text of the newest trained answer, which the verifiers score; empty without any."""
+        trained = [n for n, turn in self.record.turns.items() if turn.caller.is_trained]
+        return self._texts[trained[-1]] if trained else ""
 
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
@@ -133,8 +137,7 @@ class Session:
             history=history,
             max_tokens=max_tokens,
             stops=(*stops, *self.chat.form.single()) if is_single and tools else stops,
-            # With tools the text may become a call, which only its end shows.
-            in_pieces=is_streamed and not tools,
+            in_pieces=self.chat.comes_in_pieces(is_streamed, tools),
             start=start,
             prefill=prefill,
             tools=tools,
@@ -148,7 +151,7 @@ class Session:
 
     def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
         """Return a number for each answer to a request. Raises Refused if they are too many."""
-        self.require_turns(len(calls))
+        self.require_turns(len(calls), calls[0].caller)
         self._requests[request] = [next(self._numbers) for _ in calls]
         return self._requests[request]
 
@@ -186,8 +189,8 @@ class Session:
         """
         if number is None:
             (number,) = self.begin([call])
-        await self._room_for(call.context)
-        self.record.begin(number, call.context, call.history)
+        await self._room_for(call)
+        self.record.begin(number, call.context, call.history, call.caller)
         self._writing[number] = now = Writing(call)
         try:
             with self.usage.calling():
@@ -208,7 +211,8 @@ class Session:
         written = now.written
         is_cut = self.chat.is_cut(call, written)
         # By the limit of the session, not by the limit of the call.
-        self.is_truncated = is_cut and len(written.token_ids) != call.max_tokens
+        if call.caller.is_trained:
+            self.is_truncated = is_cut and len(written.token_ids) != call.max_tokens
         on_text(rest)
         self._answers[number] = Answer(
             call=call,
@@ -226,11 +230,20 @@ class Session:
         if now is None:
             return
         self._settled.set()
-        if now.written is None or not (now.seen or now.message):
+        written = now.written
+        if written is None or not (now.seen or now.message):
             self.record.cancel(number)
-        else:
-            message = now.message or as_text(now.call.start + now.seen)
-            self._finish(number, now.call, now.written, now.seen, message)
+            return
+        message = now.message or self.chat.told(now.call, now.seen)
+        self._texts[number] = message["content"]
+        self.usage.num_turns += 1
+        self.usage.num_tokens += len(written.token_ids)
+        self.record.finish(number, written, reply=key_of(message))
+        if now.call.prompt:
+            # Without messages a later request is recognized by its text: as the agent saw it, or
+            # with the stop text of the answer, if the agent repeats that too.
+            for shown in (now.seen, self.chat.decode(written.token_ids)):
+                self.record.texts[now.call.prompt + shown] = (number, shown)
 
     async def _pieces(self, call: Call, number: int) -> AsyncIterator[tuple[Completion, str, bool]]:
         """Yield after each piece: the answer so far, its text, and whether it is complete."""
@@ -240,7 +253,7 @@ class Session:
         support = replace(call.support or own, top_k=own.top_k, top_p=own.top_p)
         size = await self._size(call, number, 0, support)
         if not size:
-            raise self._no_room(self.record.num_tokens())
+            raise self._no_room(self.record.num_tokens_with(number), call.caller)
         while size:
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
             rest = replace(support, min_tokens=max(0, support.min_tokens - num_written))
@@ -256,40 +269,26 @@ class Session:
             yield cut(written, slice(num_kept)), text, not size
 
     async def _size(self, call: Call, number: int, num_written: int, support: Support) -> int:
-        """Reserve the tokens of the next piece of an answer, and return how many they are. Waits
-        for calls that may return some.
-        """
+        """Reserve tokens for the next piece, once no other call may return any; return how many."""
         self.record.reserve(number, num_written)
         most = self.limit if call.max_tokens is None else call.max_tokens - num_written
         enough = most if support.grammar else min(most, PIECE_TOKENS)
         self._waiting.add(number)
         # If every call waits, none of them will return anything.
         while (
-            self.limit - self.record.num_tokens() < enough and self._writing.keys() - self._waiting
+            self.limit - self.record.num_tokens_with(number) < enough
+            and self._writing.keys() - self._waiting
         ):
             self._settled.clear()
             await self._settled.wait()
             self._require_wanted(number)
         self._waiting.discard(number)
-        room = self.limit - self.record.num_tokens()
+        room = self.limit - self.record.num_tokens_with(number)
         # Half of the room: calls at the same time find some too, and most answers fit into it.
         piece = PIECE_TOKENS if call.in_pieces or call.stops else max(PIECE_TOKENS, room // 2)
         size = max(0, min(room, most if support.grammar else min(most, piece)))
         self.record.reserve(number, num_written + size)
         return size
-
-    def _finish(
-        self, number: int, call: Call, written: Completion, text: str, message: Json
-    ) -> None:
-        self._texts[number] = message["content"]
-        self.usage.num_turns += 1
-        self.usage.num_tokens += len(written.token_ids)
-        self.record.finish(number, written, reply=key_of(message))
-        if call.prompt:
-            # Without messages a later request is recognized by its text: as the agent saw it, or
-            # with the stop text of the answer, if the agent repeats that too.
-            for shown in (text, self.chat.decode(written.token_ids)):
-                self.record.texts[call.prompt + shown] = (number, shown)
 
     def _require_wanted(self, number: int) -> None:
         """Raise Refused if the session is closed, or the client has sent the request again."""
@@ -297,31 +296,32 @@ class Session:
         if number not in self._writing:
             raise Refused("the request was sent again, and its second answer counts", status=409)
 
-    def require_turns(self, num_calls: int) -> None:
-        """Raise Refused unless this many more answers are within the limit."""
+    def require_turns(self, num_calls: int, caller: Caller | None = None) -> None:
+        """Raise Refused unless so many more answers are within the limit: one for trained answers
+        and one for others. caller: None = not known; then no session could have them."""
         self.require_open()
-        num_turns = len(self.record.turns) + len(self._writing)
+        num_turns = 0 if caller is None else self.record.num_turns(caller)
         if num_turns + num_calls > self.max_turns:
-            self.is_truncated = True
+            self.is_truncated |= caller is not None and caller.is_trained
             raise Refused(
                 f"the session has had {num_turns} answers, and {num_calls} more are above its limit"
                 f" of {self.max_turns} (rollout.max_turns)",
                 code="too_many_turns",
             )
 
-    async def _room_for(self, context: Context) -> None:
+    async def _room_for(self, call: Call) -> None:
         """Return once an answer may have a token. Raises Refused if it never may."""
-        self.require_turns(1)
+        self.require_turns(1, call.caller)
         # Every segment counts: all of them are trained, as one row.
-        while (num_tokens := self.record.num_tokens(context)) >= self.limit:
-            if not self._writing:
-                raise self._no_room(num_tokens)
+        while (num_tokens := self.record.num_tokens(call.context, call.caller)) >= self.limit:
+            if not (call.caller.is_trained and self._writing):
+                raise self._no_room(num_tokens, call.caller)
             self._settled.clear()
             await self._settled.wait()
-            self.require_turns(1)
+            self.require_turns(1, call.caller)
 
-    def _no_room(self, num_tokens: int) -> Refused:
-        self.is_truncated = True
+    def _no_room(self, num_tokens: int, caller: Caller) -> Refused:
+        self.is_truncated |= caller.is_trained
         return Refused(
             f"this call would start with {num_tokens} tokens in the session, whose limit is"
             f" {self.limit} (data.max_response_tokens, every segment counted); shorten the history"

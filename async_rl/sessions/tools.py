@@ -64,11 +64,9 @@ HERMES = ToolForm(
     end="</tool_call>",
 )
 """A JSON object between marks, as Hermes and Qwen models write it."""
+TABLE = tomllib.loads(Path(__file__).with_name("tool_forms.toml").read_text())
 # The first that fits, so a form comes before those whose marks it has too.
-FORMS = tuple(
-    ToolForm(**form)
-    for form in tomllib.loads(Path(__file__).with_name("tool_forms.toml").read_text())["form"]
-)
+FORMS = tuple(ToolForm(**form) for form in TABLE["form"])
 
 
 def form_of(template: str, parser: str = "") -> ToolForm:

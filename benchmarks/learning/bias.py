@@ -28,6 +28,7 @@ from torch import Tensor
 from async_rl.algorithms.losses import BehaviorWeights, token_weights
 from async_rl.algorithms.parts import ALONE, Parts
 from async_rl.batching.batch import Baselines, Batch, Steps
+from async_rl.batching.calls import Calls
 from async_rl.batching.packing import Pass
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.overrides import with_defaults
@@ -227,6 +228,18 @@ class Bandit:
             lengths=torch.ones(len(self.members)),
             is_truncated=torch.zeros(len(self.members), dtype=torch.bool),
         )
+        every = torch.arange(num_sequences)
+        calls = Calls(
+            sequence=every,
+            part=every,
+            turn=torch.zeros_like(every),
+            is_last=torch.ones(num_sequences, dtype=torch.bool),
+            rewards=torch.zeros(num_sequences).double(),
+            part_sequence=every,
+            part_group=self.groups,
+            num_groups=len(self.members),
+            of_tokens=self.index,
+        )
         return Batch(
             prompt_key=[prompt for prompt, _ in self.sequences],
             prompt_lengths=[1] * num_sequences,
@@ -244,6 +257,7 @@ class Bandit:
             behavior_logprobs=self.tokens(behavior).detach(),
             versions=torch.zeros(len(self.index), dtype=torch.int64),
             steps=steps,
+            calls=calls,
             baselines=baselines,
             across=ALONE,
             edits=None,

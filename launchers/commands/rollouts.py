@@ -132,6 +132,9 @@ def _score(group: Group, sample: Trajectory) -> str:
         text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
     elif "tests_passed" in score.parts:
         text += f"; the answer is {'right' if score.is_passed else 'wrong'}"
+    for number, call in enumerate(sample.calls):
+        trained = f"reward {call.reward:g}" if call.end_tokens else "not trained"
+        text += f"\ncall {number} {call.role}: {call.num_tokens} tokens, {trained}"
     if score.failure:
         text += f"\nfirst failure: {score.failure}"
     return text

@@ -1,4 +1,4 @@
-"""The engine arguments and parsers of tool calls of the installed vLLM, read from its source: an
+"""The engine arguments and parsers of answers of the installed vLLM, read from its source: an
 import would take seconds and hundreds of MB.
 """
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.composition.problems import hint
-from async_rl.config.generation import TOOL_PARSER
+from async_rl.config.generation import PARSERS, THINKING_PARSER, TOOL_PARSER
 from async_rl.generation.vllm.installed import version_problem
 
 ARGUMENT = "engine argument"
-PARSER = "parser"
 _NAMES = {
     ARGUMENT: ("engine/arg_utils.py", r"^    ([a-z]\w*): "),
-    PARSER: ("tool_parsers/__init__.py", r'^    "(\w+)": \('),
+    TOOL_PARSER: ("tool_parsers/__init__.py", r'^    "(\w+)": \('),
+    THINKING_PARSER: ("reasoning/__init__.py", r'^    "(\w+)": \('),
 }
 """By kind: the file, and a line of it with a name: a field of EngineArgs, an entry of a table."""
 
@@ -27,14 +27,14 @@ def installed() -> Path | None:
 
 
 def known_names(root: Path, kind: str) -> list[str]:
-    """Return the engine arguments, or the parsers of tool calls, of the vLLM at `root`."""
+    """Return the engine arguments, or the parsers of one of PARSERS, of the vLLM at `root`."""
     file, pattern = _NAMES[kind]
     return re.findall(pattern, (root / file).read_text(), re.MULTILINE)
 
 
 def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
     """Yield the missing parts of the installed vLLM: a supported version, and the engine arguments
-    and the parser of generation.vllm.extra. Nothing without vLLM.
+    and the parsers of generation.vllm.extra. Nothing without vLLM.
     """
     root = installed()
     if root is None:
@@ -43,7 +43,7 @@ def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
         yield problem
     for entry in extra:
         name, _, value = entry.partition("=")
-        kind, word = (PARSER, value) if name == TOOL_PARSER else (ARGUMENT, name)
+        kind, word = (name, value) if name in PARSERS else (ARGUMENT, name)
         known = known_names(root, kind)
         if word not in known:
             yield (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from composing import compose
 
-from async_rl.learner.objective import Rewards
+from async_rl.learner.rewards import Rewards
 
 
 def rules(*knobs: str) -> Rewards:

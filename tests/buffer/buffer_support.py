@@ -21,6 +21,7 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
 from async_rl.config.run import KEPT_GROUPS, RunConfig
+from async_rl.core.calls import AgentCall
 from async_rl.core.heads import pack_group
 from async_rl.core.types import (
     NO_VERSION,
@@ -120,6 +121,7 @@ def make_trajectory(
     passes: bool = True,
     trained: bool = True,
     is_truncated: bool = False,
+    calls: tuple[AgentCall, ...] = (),
 ) -> Trajectory:
     """Two prompt tokens and one response token per version."""
     length = 2 + len(versions)
@@ -136,6 +138,7 @@ def make_trajectory(
             verdicts=(Verdict.PASS if passes else Verdict.WRONG_ANSWER,),
             latency_s=0.01,
         ),
+        calls=calls,
     )
 
 

@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 
 from async_rl.buffer.service import BufferService
 from async_rl.core import codec
+from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError, ProtocolError
 from async_rl.core.heads import PackedGroup, PackedSample, pack_group, read_group
 from async_rl.core.types import Group, Score, StepScore
@@ -84,6 +85,10 @@ INVALID_SAMPLES: dict[str, dict[str, Any]] = {
     "steps out of order": scored(
         steps=(StepScore(end_tokens=3, reward=1.0), StepScore(end_tokens=1, reward=1.0))
     ),
+    "call after the end": {"calls": (AgentCall(end_tokens=4, num_tokens=1),)},
+    "call before the start": {"calls": (AgentCall(end_tokens=-1, num_tokens=1),)},
+    "two calls with one end": {"calls": (AgentCall(end_tokens=3, num_tokens=1),) * 2},
+    "call nan": {"calls": (AgentCall(end_tokens=3, num_tokens=1, reward=math.nan),)},
     "step nan": scored(steps=(StepScore(end_tokens=1, reward=math.nan),)),
 }
 INVALID_ARRAYS: dict[str, Callable[[PackedGroup, PackedSample], dict[str, Any]]] = {
@@ -237,9 +242,9 @@ def messages(group: Group) -> list[Message]:
         latency_s=0.1,
         steps=(StepScore(end_tokens=2, reward=0.5),),
     )
-    group = msgspec.structs.replace(
-        group, trajectories=[msgspec.structs.replace(VALID, score=score), VALID], baseline=VALID
-    )
+    calls = (AgentCall(end_tokens=0, num_tokens=9), AgentCall(end_tokens=3, num_tokens=3, role="r"))
+    sample = msgspec.structs.replace(VALID, score=score, calls=calls)
+    group = msgspec.structs.replace(group, trajectories=[sample, VALID], baseline=VALID)
     return [
         PutGroup(payload=pack_group(group)),
         RequestWork(

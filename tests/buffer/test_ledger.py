@@ -30,10 +30,19 @@ from buffer_support import (
 from tables import table
 
 from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.ledger import OF_PROMPT, OF_STATE, OF_STEP, histories, reading, summary
+from async_rl.buffer.store.ledger import (
+    OF_GROUP,
+    OF_PROMPT,
+    OF_STATE,
+    OF_STEP,
+    histories,
+    reading,
+    summary,
+)
 from async_rl.buffer.store.trajectories import Filter, ages, page_of, spans
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
+from async_rl.core.calls import AgentCall
 from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.heads import pack_group
@@ -104,6 +113,27 @@ async def test_any_text_of_a_prompt_or_a_message_is_kept_to_its_end(tmp_path: Pa
 def store(tmp_path: Path) -> Path:
     asyncio.run(make_history(tmp_path))
     return tmp_path / "store.sqlite"
+
+
+async def test_the_calls_of_an_agent_are_rows_that_sql_finds(tmp_path: Path) -> None:
+    calls = (
+        AgentCall(end_tokens=0, num_tokens=9, role="judge"),
+        AgentCall(end_tokens=3, num_tokens=2, role="solver", reward=0.5),
+    )
+    async with opened(tmp_path, CONFIG) as service:
+        (ticket,) = await tickets(service, 0, credit=1)
+        await put(service, ticket, calls=calls)
+        await take(service, 0)
+    with reading(tmp_path / "store.sqlite") as connection:
+        (row,) = histories(connection, OF_GROUP, ticket.group_id)
+    assert row.calls == [list(calls)] * ticket.num_samples
+    query = (
+        "SELECT call.value->>'role', call.value->>'reward' FROM groups, json_each(groups.calls) AS"
+        " sample, json_each(sample.value) AS call WHERE group_id=?"
+    )
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as connection:
+        found = connection.execute(query, [ticket.group_id]).fetchall()
+    assert found == [("judge", 0.0), ("solver", 0.5)] * ticket.num_samples
 
 
 def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Path) -> None:

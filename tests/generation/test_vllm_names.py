@@ -16,7 +16,7 @@ from composing import compose
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.checks.vllm_extra import extra_problems
-from async_rl.config.generation import VllmConfig
+from async_rl.config.generation import TOOL_PARSER, VllmConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import installed
 from async_rl.generation.vllm.installed import VERSION, is_supported
@@ -168,15 +168,15 @@ def test_the_parser_of_tool_calls_is_no_argument_of_the_engine() -> None:
     entries = ["tool_call_parser=qwen3_coder", "kv_cache_dtype=fp8"]
     assert list(vllm.vllm_problems(entries)) == []
     assert vllm_config(entries).arguments == {"kv_cache_dtype": "fp8"}
-    assert vllm_config(entries).tool_parser == "qwen3_coder"
-    assert vllm_config(entries[1:]).tool_parser == ""
+    assert vllm_config(entries).parser(TOOL_PARSER) == "qwen3_coder"
+    assert vllm_config(entries[1:]).parser(TOOL_PARSER) == ""
 
 
 def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
     from async_rl.sessions.tools import FORMS, HERMES
 
     assert INSTALLED is not None
-    assert {form.name for form in (HERMES, *FORMS)} <= {*vllm.known_names(INSTALLED, vllm.PARSER)}
+    assert {form.name for form in (HERMES, *FORMS)} <= {*vllm.known_names(INSTALLED, TOOL_PARSER)}
 
 
 def test_an_argument_given_twice_is_refused() -> None:

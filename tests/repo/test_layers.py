@@ -34,6 +34,7 @@ ADAPTERS = {
     ),
     "httpx": (
         "async_rl/adapters/grader.py",
+        "async_rl/adapters/verifiers_tasks.py",
         "async_rl/rewards/",
         "async_rl/data/hub.py",
         "launchers/api/session.py",

@@ -70,7 +70,7 @@ class Row:
 
     def __init__(self, session: Session) -> None:
         self.prompt = session.record.prompt
-        self.tokens, self.branches = session.record.row()
+        self.tokens, self.branches, self.ends = session.record.row()
 
     @property
     def num_segments(self) -> int:

@@ -332,7 +332,8 @@ def test_a_reward_is_a_finite_number_or_parts() -> None:
         assert (await found.http.get("/v1/session/task")).json() == {"prompt": "1 + 1"}
         assert (await found.http.get("/v1/session/task", headers=owner)).json() == session.task
 
-    assert use(agent).rewards == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]
+    posted = [reward.parts for reward in use(agent).rewards]
+    assert posted == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -172,7 +172,7 @@ def test_a_reward_that_is_sent_again_counts_once() -> None:
             assert reply.status_code == 200
 
     # Equal rewards without a sign of a repetition are several.
-    assert use(agent).rewards == [{"reward": 0.5}] * 3
+    assert [reward.parts for reward in use(agent).rewards] == [{"reward": 0.5}] * 3
 
 
 def test_n_answers_stay_within_the_turns_of_a_session() -> None:

@@ -14,6 +14,7 @@ import pytest
 from composing import compose
 from sessions_support import CHATML, Row, endpoint, open_session
 
+from async_rl.rollouts.agents import credited
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.session import Session
 
@@ -48,13 +49,16 @@ class Chat(vf.Harness[vf.HarnessConfig]):
     """Without the download of a program that the packaged harnesses begin with."""
 
     NEEDS_CONTAINER = EXECUTES_CODE = False
+    SUPPORTS_RESUME = True
 
     async def launch(
         self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None
     ):
-        message = {"role": "user", "content": data.prompt}
+        messages = [{"role": "user", "content": data.prompt}]
+        if not isinstance(data.prompt, str):
+            messages = [m.model_dump(include={"role", "content"}) for m in data.prompt]
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
-            await client.chat.completions.create(model=ctx.model, messages=[message])
+            await client.chat.completions.create(model=ctx.model, messages=messages)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 '''
 ENV = {"taskset": {"id": "sums_env"}, "agent": {"runtime": {"type": "subprocess"}}}
@@ -101,6 +105,12 @@ async def play(adapter: Any, row: dict[str, Any], session: Session) -> Any:
         return await adapter.play({"row": row}, reached)
 
 
+def rewards(adapter: Any, row: dict[str, Any], session: Session) -> dict[Any, Any]:
+    """The rewards that a played row posts, by role."""
+    assert asyncio.run(play(adapter, row, session)) == 0
+    return {reward.role: reward.parts for reward in session.rewards}
+
+
 def rows(adapter: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> list[Any]:
     monkeypatch.setattr(sys, "argv", ["adapter", *words])
     adapter.main()
@@ -124,7 +134,7 @@ def test_a_verifiers_environment_is_played_and_scored_by_its_rewards(
     written = rows(adapter, monkeypatch, capsys, json.dumps(ENV), "3")
     assert [row["prompt"] for row in written] == ["0 + 1", "1 + 1", "2 + 1"]
     session, policy = open_session(CHATML, ["3"])
-    assert asyncio.run(play(adapter, written[2], session)) == {"is_right": 2.0, "is_short": 0.5}
+    assert rewards(adapter, written[2], session) == {"agent": {"is_right": 2.0, "is_short": 0.5}}
     row = Row(session)
     # What is trained is what the policy wrote, a 3 and the end token.
     assert (
@@ -132,7 +142,7 @@ def test_a_verifiers_environment_is_played_and_scored_by_its_rewards(
         == policy.served[0][1].token_ids.tolist()
     )
     session, _ = open_session(CHATML, ["7"])
-    assert asyncio.run(play(adapter, written[2], session)) == {"is_right": 0.0, "is_short": 0.5}
+    assert rewards(adapter, written[2], session) == {"agent": {"is_right": 0.0, "is_short": 0.5}}
 
 
 def test_the_agents_of_a_verifiers_environment_are_segments_of_one_sample(
@@ -143,9 +153,28 @@ def test_the_agents_of_a_verifiers_environment_are_segments_of_one_sample(
     best_of = {"id": "best-of-n", "n": 2, **ENV}
     (row,) = rows(adapter, monkeypatch, capsys, json.dumps(best_of), "1")
     session, policy = open_session(CHATML, ["1", "5"])
-    assert asyncio.run(play(adapter, row, session)) == {"is_right": 1.0, "is_short": 0.5}
+    assert rewards(adapter, row, session) == {"agent": {"is_right": 1.0, "is_short": 0.5}}
     assert len(policy.served) == 2
     assert Row(session).num_segments == 2
+
+
+def test_an_agent_of_verifiers_is_a_role_and_is_trained_as_its_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = verifiers()
+    # An environment of the package, whose user is no training data.
+    local = {"runtime": {"type": "subprocess"}}
+    talk = {"id": "user-sim", "taskset": {"id": "sums_env"}, "assistant": local, "user": local}
+    (row,) = rows(adapter, monkeypatch, capsys, json.dumps(talk), "1")
+    session, policy = open_session(CHATML, ["what is it ?", "1", "###DONE###"])
+    assert rewards(adapter, row, session) == {"assistant": {"is_right": 2.0, "is_short": 0.5}}
+    assert len(policy.served) == 3
+    calls = credited(session, Row(session).ends)
+    assert [(call.role, bool(call.end_tokens), call.reward) for call in calls] == [
+        ("user", False, 0.0),
+        ("assistant", True, 2.5),
+        ("user", False, 0.0),
+    ]
 
 
 def test_a_failed_episode_of_verifiers_is_no_reward(

@@ -302,6 +302,24 @@ def test_gpt_oss_is_read_by_its_token_ids() -> None:
     assert [(name, arguments) for _, name, arguments in found.calls] == [("add", '{"a": 1}')]
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("deepseek_r1", "<think>1 and 1</think>two"),
+        ("seed_oss", "<seed:think>1 and 1</seed:think>two"),
+        ("mistral", "[THINK]1 and 1[/THINK]two"),
+    ],
+)
+def test_vllm_reads_the_thinking_of_its_parsers(parser: str, text: str) -> None:
+    words = tokenizer(FORMS[0])
+    tags = [word + ">" for word in ("<think", "</think", "<seed:think", "</seed:think")]
+    words.add_tokens([*tags, "[THINK]", "[/THINK]", "[TOOL_CALLS]"])
+    ids = np.array(words(text, add_special_tokens=False)["input_ids"], np.int32)
+    request = ReadCalls(parser="", thinking=parser, text=text, token_ids=ids, tools=b"[]")
+    found = asyncio.run(ToolCalls(words).read(request))
+    assert (found.thinking, found.content, found.calls) == ("1 and 1", "two", [])
+
+
 def test_a_parser_that_can_never_read_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"llama3_json.*tool_call_parser"):
         read(CODER, "llama3_json")

@@ -14,6 +14,7 @@ import msgspec
 from async_rl.buffer.store.connection import DAMAGE, Connection, Values, connect, select
 from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
+from async_rl.core.calls import AgentCall
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import GroupState
 
@@ -30,8 +31,9 @@ _GROUPS = (
     " generator, num_samples, reward_mean, pass_rate, truncated_share, response_length_mean,"
     " num_tokens, num_trained_tokens, oldest_version, newest_version, train_version,"
     " coalesce(rewards, '[]') AS 'rewards [stored_json]', coalesce(parts, '{}') AS"
-    " 'parts [stored_json]', reason, message, admitted_s, changed_s, EXISTS(SELECT 1 FROM blobs"
-    " WHERE blobs.group_id=groups.group_id) AS is_stored FROM groups"
+    " 'parts [stored_json]', coalesce(calls, '[]') AS 'calls [stored_json]', reason, message,"
+    " admitted_s, changed_s, EXISTS(SELECT 1 FROM blobs WHERE blobs.group_id=groups.group_id)"
+    " AS is_stored FROM groups"
 )
 _HISTORY = (
     "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
@@ -120,6 +122,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     train_version: int | None
     rewards: list[float]
     parts: dict[str, float]
+    calls: list[list[AgentCall]]
     reason: str
     message: str
     admitted_s: float

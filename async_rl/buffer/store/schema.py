@@ -73,6 +73,8 @@ CREATE TABLE groups (
                                         -- its start to first token, last token, score (recording)
     rewards TEXT,                       -- JSON list: the reward of each sample
     parts TEXT,                         -- JSON object: the mean of each part of the reward
+    calls TEXT,                         -- JSON list: of each sample of an agent the list of its
+                                        -- calls (core/calls.py: AgentCall)
     reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or why its last attempt failed
     message TEXT NOT NULL DEFAULT '',
     admitted_s REAL NOT NULL,
@@ -90,8 +92,8 @@ CREATE TABLE blobs (
     group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL, checksum INTEGER NOT NULL
 );
 
--- Stored trajectories that a step with a critic trained: the advantage of each response token of a
--- sample, float16.
+-- Stored trajectories that a step with a critic trained, or that are of agents with several calls:
+-- the advantage of each response token of a sample, float16.
 CREATE TABLE advantages (
     group_id INTEGER NOT NULL, sample INTEGER NOT NULL, payload BLOB NOT NULL,
     checksum INTEGER NOT NULL,

@@ -29,7 +29,8 @@ _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A stored group with its prompt and the step that trained it, or None.
 
-    advantages: float32 [response tokens], sample after sample, if a step with a critic trained it.
+    advantages: float32 [response tokens], sample after sample, if a step with a critic trained it
+    or a sample has several calls of an agent.
     """
 
     group: Group

@@ -1,5 +1,5 @@
-"""Reads the tool calls of answers with vLLM's parsers, by their names in
-`vllm serve --tool-call-parser`.
+"""Reads the tool calls and the thinking of answers with vLLM's parsers, by their names in
+`vllm serve --tool-call-parser` and `--reasoning-parser`.
 
 The first answer imports vLLM: that takes 12 MB in a process that has imported vLLM's engine, and
 410 MB in another one.
@@ -17,8 +17,8 @@ import msgspec
 from async_rl.core.errors import AsyncRLError, ConfigError
 from async_rl.protocol.generator import CallsRead, ReadCalls
 
-_HARMONY = "openai"
-"""The parser of gpt-oss, whose answers vLLM reads by token ids."""
+_HARMONY = ("openai", "openai_gptoss")
+"""The parsers of gpt-oss, whose answers vLLM reads by token ids."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,25 +52,26 @@ class ToolCalls:
             raise ConfigError(
                 f"this model's tool calls are read by vLLM, which cannot be imported: {error}"
             ) from error
-        parser = self._class_of(request.parser)
+        parser = self._class_of(request.parser, request.thinking)
+        tools = msgspec.json.decode(request.tools)
         try:
             chat = ChatCompletionRequest(
                 messages=[{"role": "user", "content": ""}],
-                tools=msgspec.json.decode(request.tools),
-                tool_choice="auto",
+                # vLLM refuses an empty list.
+                **({"tools": tools, "tool_choice": "auto"} if tools else {}),
             )
         except ValueError as error:
             raise ConfigError(f"vLLM refuses the tools of the request: {error}") from error
-        _, content, calls = parser(chat.tools).parse(
+        thinking, content, calls = parser(chat.tools).parse(
             request.text,
             chat,
-            enable_auto_tools=True,
+            enable_auto_tools=bool(request.parser),
             model_output_token_ids=request.token_ids.tolist(),
         )
         read = [(call.id or "", call.name, call.arguments) for call in calls or ()]
-        return CallsRead(content=content or "", calls=read)
+        return CallsRead(content=content or "", calls=read, thinking=thinking or "")
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str, thinking: str) -> Any:
         """Return the parser as a function of the tools."""
         from vllm.parser.parser_manager import ParserManager
         from vllm.tokenizers.hf import get_cached_tokenizer
@@ -80,13 +81,15 @@ class ToolCalls:
         try:
             opened = ParserManager.get_parser(
                 tool_parser_name=name,
-                enable_auto_tools=True,
-                is_harmony=name == _HARMONY,
+                reasoning_parser_name=thinking,
+                enable_auto_tools=bool(name),
+                is_harmony=not {name, thinking}.isdisjoint(_HARMONY),
                 tokenizer=tokenizer,
             )
         except TypeError as error:
             raise ConfigError(
-                f"vLLM's parser {name} cannot read this model's tool calls: {error}; name another"
-                ' one by generation.vllm.extra=["tool_call_parser=NAME"]'
+                f"vLLM's parsers {name} {thinking} cannot read this model's answers: {error}; name"
+                ' others by "tool_call_parser=NAME" and "reasoning_parser=NAME" in'
+                " generation.vllm.extra"
             ) from error
         return functools.partial(opened, tokenizer)

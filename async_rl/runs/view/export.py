@@ -55,6 +55,7 @@ def _samples(
             "response": response_of(sample, decode),
             "reward": sample.score.reward,
             "parts": sample.score.parts,
+            "calls": sample.calls,
             "verdicts": [verdict.value for verdict in sample.score.verdicts],
             "is_passed": sample.score.is_passed,
             "is_truncated": sample.is_truncated,

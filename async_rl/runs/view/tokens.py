@@ -47,7 +47,7 @@ def tokens_of(
     group: Group, index: int, pieces: Sequence[str], advantages: FloatArray | None
 ) -> list[Token]:
     """Return the response tokens of a sample. pieces: the text of each; advantages: float32 of all
-    response tokens of the group, if a step with a critic stored them.
+    response tokens of the group, if a step stored them.
     """
     sample = group.trajectories[index]
     columns = (sample.token_ids, sample.loss_mask, sample.behavior_logprobs, sample.versions)

@@ -1,7 +1,7 @@
 """POST /v1/messages of Anthropic's API, and /v1/messages/count_tokens.
 
-parameters.toml has their parameters. Thinking in the history is left out, as items of reasoning
-are.
+parameters.toml has their parameters. The thinking of an answer is shown if the request has
+`thinking`: other clients expect text first.
 """
 
 from __future__ import annotations
@@ -88,24 +88,31 @@ def _read(message: Json, history: History) -> None:
         return
     texts: list[Json] = []
     blocks: dict[Any, list[Json]] = {"tool_result": [], "tool_use": []}
+    thinking = []
     for block in content:
         if block.get("type") in ("thinking", "redacted_thinking"):
+            thinking.append(str(block.get("thinking", "")))
             continue
         blocks.get(block.get("type"), texts).append(block)
     # Templates expect the results of tools before the user's next text.
     for result in blocks["tool_result"]:
         history.add("tool", result.get("content"), result.get("tool_use_id"))
     if texts or role == "assistant":
-        history.add(role, texts)
+        history.add(role, texts, thinking="\n".join(thinking))
     for use in blocks["tool_use"]:
         history.add_call(use.get("id"), use.get("name"), use["input"])
 
 
 class _MessagesExchange(Exchange):
+    def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
+        super().__init__(request, calls, **head)
+        self._thinks = (request.thinking or {}).get("type", "disabled") != "disabled"
+        self._text_index = 0
+
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
         usage = self._usage(len(answer.written.token_ids))
-        return {**self._head, "content": _blocks(answer), **_reason(answer), "usage": usage}
+        return {**self._head, "content": self._blocks(answer), **_reason(answer), "usage": usage}
 
     def opened(self) -> list[Event]:
         empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -113,13 +120,30 @@ class _MessagesExchange(Exchange):
         # The length of the answer is not known yet; the last event has it.
         return [_event("message_start", message=message)]
 
+    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        if not self._thinks:
+            return []
+        delta = _delta(0, type="thinking_delta", thinking=text)
+        return [_start(0, _thinking("")), delta] if is_first else [delta]
+
+    def thought(self, index: int, text: str) -> list[Event]:
+        if not self._thinks:
+            return []
+        self._text_index = 1
+        signed = _delta(0, type="signature_delta", signature="")
+        return [signed, _event("content_block_stop", index=0)]
+
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        delta = _delta(0, type="text_delta", text=text)
-        return [_start(0, {"type": "text", "text": ""}), delta] if is_first else [delta]
+        place = self._text_index
+        delta = _delta(place, type="text_delta", text=text)
+        return [_start(place, {"type": "text", "text": ""}), delta] if is_first else [delta]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
         events = []
-        for number, block in enumerate(_blocks(answer)):
+        for number, block in enumerate(self._blocks(answer)):
+            # Its end has been shown.
+            if block["type"] == "thinking":
+                continue
             if block["type"] == "tool_use":
                 written = msgspec.json.encode(block["input"]).decode()
                 # The client puts the input together from text, so all of it may come as one part.
@@ -135,20 +159,25 @@ class _MessagesExchange(Exchange):
             _event("message_stop"),
         ]
 
+    def _blocks(self, answer: Answer) -> list[Json]:
+        blocks: list[Json] = []
+        if self._thinks and answer.thinking:
+            blocks.append(_thinking(answer.thinking))
+        if answer.content is not None:
+            blocks.append({"type": "text", "text": answer.content})
+        for call in answer.calls:
+            function = call["function"]
+            use = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
+            blocks.append({"type": "tool_use", **use})
+        return blocks
+
     def _usage(self, num_written: int) -> dict[str, int]:
         num_prompt = len(self.calls[0].context.token_ids)
         return {"input_tokens": num_prompt, "output_tokens": num_written}
 
 
-def _blocks(answer: Answer) -> list[Json]:
-    blocks: list[Json] = []
-    if answer.content is not None:
-        blocks.append({"type": "text", "text": answer.content})
-    for call in answer.calls:
-        function = call["function"]
-        use = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
-        blocks.append({"type": "tool_use", **use})
-    return blocks
+def _thinking(text: str) -> Json:
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _reason(answer: Answer) -> Json:

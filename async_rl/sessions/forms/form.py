@@ -18,9 +18,11 @@ import msgspec
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.chat import Chat, certain
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Session
+from async_rl.sessions.thinking import TAG_TEXTS
 from async_rl.sessions.tools import tool_call
 
 Event = tuple[str, Any]
@@ -32,14 +34,15 @@ _TEXTS = ("text", "input_text", "output_text")
 
 
 class Exchange(ABC):
-    """One request whose answers are written. head: the first fields of the answer. numbers: of the
-    answers in the session.
+    """One request whose answers are written. head: the first fields of the answer, `id` among them.
+    model: the name in the request. numbers: of the answers in the session.
 
-    The events of a stream: `opened`; for each answer `text`, at least once unless the answer only
-    calls tools, and `done`; then `closed`.
+    The events of a stream: `opened`; for each answer `thinking` and then `thought` if it has any,
+    `text`, at least once unless the answer only calls tools, and `done`; then `closed`.
     """
 
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
+        self.model = request.model or MODEL
         self.calls = calls
         self.numbers: list[int] = []
         self.is_streamed = bool(request.stream)
@@ -60,6 +63,14 @@ class Exchange(ABC):
 
     def opened(self) -> list[Event]:
         """Return the first events of a stream."""
+        return []
+
+    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        """Return the events for the first or further thinking of an answer."""
+        return []
+
+    def thought(self, index: int, text: str) -> list[Event]:
+        """Return the events for the end of the thinking, which is this text."""
         return []
 
     @abstractmethod
@@ -121,14 +132,18 @@ class History:
     def __init__(self) -> None:
         self.messages: list[Json] = []
 
-    def add(self, role: Any, content: Any, call_id: Any = None) -> None:
-        """Add a message. call_id: of the call whose result it is. Raises Refused."""
+    def add(self, role: Any, content: Any, call_id: Any = None, thinking: Any = None) -> None:
+        """Add a message. call_id: of the call whose result it is. thinking: before the content.
+        Raises Refused.
+        """
         role = _ROLES.get(str(role), role)
         if role not in ("system", "user", "assistant", "tool"):
             raise Refused(f"a message has the role {role!r}; use system, user, assistant or tool")
         message = {"role": role, "content": _text_of(content)}
         if role == "tool" and call_id:
             message["tool_call_id"] = str(call_id)
+        if thinking:
+            message["reasoning_content"] = _text_of(thinking)
         self.messages.append(message)
 
     @property
@@ -194,6 +209,47 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
+class _Shown:
+    """What the events of one answer have shown so far."""
+
+    def __init__(self, exchange: Exchange, index: int) -> None:
+        self._exchange = exchange
+        self._index = index
+        self._written = ""
+        self._thinking = ""
+        self._text: str | None = None
+
+    def add(self, text: str, chat: Chat) -> list[Event]:
+        """Return the events for further text of the policy."""
+        self._written += text
+        # The start of a tag may become the whole tag.
+        sure = certain(self._written, TAG_TEXTS)
+        thinking, content = chat.split(self._exchange.calls[self._index], sure)
+        return self._more(thinking, content or None)
+
+    def _more(self, thinking: str, text: str | None) -> list[Event]:
+        """Return the events for what has not been shown. text: None = none yet."""
+        exchange, index = self._exchange, self._index
+        events: list[Event] = []
+        if new := thinking[len(self._thinking) :]:
+            events += exchange.thinking(index, new, is_first=not self._thinking)
+            self._thinking = thinking
+        is_first = self._text is None
+        if text is not None and (is_first or text != self._text):
+            if is_first and thinking:
+                events += exchange.thought(index, thinking)
+            events += exchange.text(index, text[len(self._text or "") :], is_first=is_first)
+            self._text = text
+        return events
+
+    def done(self, answer: Answer) -> list[Event]:
+        """Return the events for the rest of an answer."""
+        events = self._more(answer.thinking, answer.content)
+        if answer.thinking and self._text is None:
+            events += self._exchange.thought(self._index, answer.thinking)
+        return events + self._exchange.done(self._index, answer)
+
+
 async def events_of(
     exchange: Exchange, session: Session, on_complete: Callable[[], None]
 ) -> AsyncIterator[list[Event]]:
@@ -202,7 +258,7 @@ async def events_of(
     """
     news: asyncio.Queue[tuple[int, str | None]] = asyncio.Queue()
 
-    async def answer(index: int, call: Call) -> Answer:
+    async def write(index: int, call: Call) -> Answer:
         def show(text: str) -> None:
             if call.in_pieces and text:
                 news.put_nowait((index, text))
@@ -213,28 +269,24 @@ async def events_of(
             # The end of the answer, or its failure.
             news.put_nowait((index, None))
 
-    tasks = [asyncio.create_task(answer(*each)) for each in enumerate(exchange.calls)]
+    tasks = [asyncio.create_task(write(*each)) for each in enumerate(exchange.calls)]
     left = set(range(len(tasks)))
-    has_text: set[int] = set()
+    shown = [_Shown(exchange, index) for index in range(len(tasks))]
+    is_opened = False
     try:
-        events: list[Event] | None = None
         while left:
             index, text = await news.get()
-            done = None
-            if text is None:
-                # Raises the error of a call that failed.
-                done = await tasks[index]
+            # Raises the error of a call that failed.
+            answer = await tasks[index] if text is None else None
+            events = [] if is_opened else exchange.opened()
+            is_opened = True
+            if answer is not None:
                 left.remove(index)
                 if not left:
                     on_complete()
-                # All text of an answer that does not come in pieces.
-                text = None if index in has_text else done.content
-            events = exchange.opened() if events is None else []
-            if text is not None:
-                events += exchange.text(index, text, is_first=index not in has_text)
-                has_text.add(index)
-            if done is not None:
-                events += exchange.done(index, done)
+                events += shown[index].done(answer)
+            else:
+                events += shown[index].add(text or "", session.chat)
             yield events
         yield exchange.closed([task.result() for task in tasks])
     finally:
@@ -259,9 +311,7 @@ def replayed(exchange: Exchange, answers: Sequence[Answer]) -> list[Event]:
     """Return all events of a stream whose answers are complete."""
     events = exchange.opened()
     for index, answer in enumerate(answers):
-        if answer.content is not None:
-            events += exchange.text(index, answer.content, is_first=True)
-        events += exchange.done(index, answer)
+        events += _Shown(exchange, index).done(answer)
     return [*events, *exchange.closed(answers)]
 
 

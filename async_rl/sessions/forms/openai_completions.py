@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 
 from async_rl.core.types import IntArray
 from async_rl.sessions.calls import Answer, Call
-from async_rl.sessions.chat import Chat
+from async_rl.sessions.chat import Chat, thought
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Event,
@@ -43,7 +43,12 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
     request = read_request(body, "chat")
     history = History()
     for message in request.messages:
-        history.add(message.get("role"), message.get("content"), message.get("tool_call_id"))
+        history.add(
+            message.get("role"),
+            message.get("content"),
+            message.get("tool_call_id"),
+            message.get("reasoning_content"),
+        )
         for call in calls_of(message):
             function = call["function"]
             history.add_call(call.get("id"), function["name"], function.get("arguments"))
@@ -219,6 +224,9 @@ class _ChatExchange(_TextExchange):
         events[0][1].update(self._prompt_ids(self.calls[0]))
         return events
 
+    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        return [self._event(index, {"delta": thought(text)})]
+
     def done(self, index: int, answer: Answer) -> list[Event]:
         # Clients put the parts of a streamed call together by this index.
         calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
@@ -229,7 +237,8 @@ class _ChatExchange(_TextExchange):
         return _ids_of(answer) if self._returns_ids else {}
 
     def _whole(self, answer: Answer) -> Json:
-        message = {"role": "assistant", "content": answer.content, "refusal": None}
+        message: Json = {"role": "assistant", "content": answer.content, "refusal": None}
+        message |= thought(answer.thinking)
         calls = _calls(answer)
         return {"message": {**message, "tool_calls": calls} if calls else message}
 

@@ -1,7 +1,7 @@
 """POST /v1/responses of OpenAI's API, which the package openai-agents uses by default.
 
 parameters.toml has its parameters. Items of reasoning in the input are left out: the record has the
-policy's text, and no chat template expects the items. The text of a compaction is the user's.
+policy's text. The text of a compaction is the user's.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class _ResponsesExchange(Exchange):
         self._tools = tools
         self._history = history
         self._num_events = 0
-        self._message_id = new_id("msg_")
+        self._ids = {"message": new_id("msg_"), "reasoning": new_id("rs_")}
+        self._text_index = 0
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -158,11 +159,22 @@ class _ResponsesExchange(Exchange):
             self._event("response.in_progress", response=begun),
         ]
 
+    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        added = [self._item("added", 0, self._reasoning([]))] if is_first else []
+        return [*added, self._in_part("reasoning_text.delta", "reasoning", delta=text)]
+
+    def thought(self, index: int, text: str) -> list[Event]:
+        self._text_index = 1
+        return [
+            self._in_part("reasoning_text.done", "reasoning", text=text),
+            self._item("done", 0, self._reasoning([_thinking_part(text)])),
+        ]
+
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
         events = []
         if is_first:
             events = [
-                self._item("added", 0, self._message("in_progress", [])),
+                self._item("added", self._text_index, self._message("in_progress", [])),
                 self._in_text("content_part.added", part=_text_part("")),
             ]
         return [*events, self._in_text("output_text.delta", delta=text, logprobs=[])]
@@ -170,6 +182,9 @@ class _ResponsesExchange(Exchange):
     def done(self, index: int, answer: Answer) -> list[Event]:
         events = []
         for number, item in enumerate(self._items(answer)):
+            # Its end has been shown.
+            if item["type"] == "reasoning":
+                continue
             if item["type"] == "message":
                 (part,) = item["content"]
                 events.append(self._in_text("output_text.done", text=part["text"], logprobs=[]))
@@ -200,26 +215,44 @@ class _ResponsesExchange(Exchange):
 
     def _items(self, answer: Answer) -> list[Json]:
         items: list[Json] = []
+        if answer.thinking:
+            items.append(self._reasoning([_thinking_part(answer.thinking)]))
         if answer.content is not None:
             items.append(self._message("completed", [_text_part(answer.content)]))
         return [*items, *map(self._tools.item, answer.calls)]
 
     def _message(self, status: str, content: list[Any]) -> Json:
         kind = {"type": "message", "role": "assistant", "status": status}
-        return {"id": self._message_id, **kind, "content": content}
+        return {"id": self._ids["message"], **kind, "content": content}
+
+    def _reasoning(self, content: list[Any]) -> Json:
+        return {
+            "id": self._ids["reasoning"],
+            "type": "reasoning",
+            "summary": [],
+            "content": content,
+        }
 
     def _item(self, kind: str, number: int, item: Any) -> Event:
         return self._event(f"response.output_item.{kind}", output_index=number, item=item)
 
     def _in_text(self, kind: str, **fields: Any) -> Event:
-        # The text of an answer is the first item of its output.
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        return self._in_part(kind, "message", **fields)
+
+    def _in_part(self, kind: str, item: str, **fields: Any) -> Event:
+        # The thinking is the first item of the output, the text the next one.
+        index = self._text_index if item == "message" else 0
+        place = {"item_id": self._ids[item], "output_index": index, "content_index": 0}
         return self._event(f"response.{kind}", **place, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> Event:
         # Clients order the events by this number.
         self._num_events += 1
         return name, {"type": name, "sequence_number": self._num_events - 1, **fields}
+
+
+def _thinking_part(text: str) -> Json:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _text_part(text: str) -> Json:

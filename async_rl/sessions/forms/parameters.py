@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from async_rl.core.frozen import frozen
+from async_rl.sessions.calls import caller_of
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import read
@@ -105,12 +106,5 @@ def read_request(body: bytes, api: str) -> Any:
                 param=parameter.name,
             )
     # With token ids a model need not be named, and parameters inside of a request name none.
-    if getattr(request, "model", None) not in (None, MODEL):
-        raise Refused(
-            f"the model {request.model!r} is not served here; request {MODEL!r} (the variable"
-            " OPENAI_MODEL of an agent has the name)",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
+    caller_of(getattr(request, "model", None) or MODEL, {})
     return request

@@ -1,0 +1,19 @@
+"""The answers of the policy in the session of an agent, as a sample has them."""
+
+from __future__ import annotations
+
+from async_rl.core.frozen import Value
+
+
+class AgentCall(Value, frozen=True):
+    """One answer of the policy to an agent.
+
+    end_tokens: the tokens of the response up to its end, counted from 1; 0 = it is not trained.
+    num_tokens: written by the policy. role: as the agent named it. reward: of this answer alone, a
+    part of the reward of the sample.
+    """
+
+    end_tokens: int
+    num_tokens: int
+    role: str = ""
+    reward: float = 0.0
