@@ -9,8 +9,6 @@ the descriptor (a socket) to who started the script. When the command exits, the
 that it has started.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import json

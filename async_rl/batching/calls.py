@@ -4,8 +4,6 @@ A sequence without an agent has one call, which is all of it. The calls of one s
 role are a part; each part has advantages of its own. Every rank has the calls of all sequences.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 

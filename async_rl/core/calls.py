@@ -1,7 +1,5 @@
 """The answers of the policy in the session of an agent, as a sample has them."""
 
-from __future__ import annotations
-
 from async_rl.core.frozen import Value
 
 

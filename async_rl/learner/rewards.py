@@ -2,8 +2,6 @@
 calls.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 

@@ -100,8 +100,7 @@ class Agents:
             call: str, token_ids: IntArray, limit: int, support: Support
         ) -> Completion:
             # An agent that starts again repeats its calls; new answers would waste drawn tokens.
-            known = self._journal.take(ticket, index, token_ids, limit, support)
-            if known is not None:
+            if known := self._journal.take(ticket, index, token_ids, limit, support):
                 return known
             if is_returning:
                 raise Refused("no life of the gateway has written this answer")
@@ -136,9 +135,8 @@ class Agents:
             run=functools.partial(_run, verifier),
         )
         is_returning = True
-        noted = self._journal.returning.get(session_name)
         if self._offers is not None:
-            if noted is not None:
+            if (noted := self._journal.returning.get(session_name)) is not None:
                 self._offers.resume(session_key, await repeat(session, noted))
             session.note = functools.partial(self._journal.note, session_name)
         is_returning = False

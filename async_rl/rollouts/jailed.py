@@ -6,8 +6,6 @@ returns: nothing; passes each connection on to the gateway
 woken by: the agent; stops when it is cancelled, or when there is no listener
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ The form `<think>...</think>` is read here, also in parts of an answer; other fo
 vLLM's parser of reasoning of the same name in a generator, like tool calls. Pure.
 """
 
-from __future__ import annotations
-
 from async_rl.sessions.tools import TABLE
 
 TAGS = "tags"
