@@ -323,7 +323,7 @@ def test_vllm_reads_the_thinking_of_its_parsers(parser: str, text: str) -> None:
 def test_a_parser_that_can_never_read_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"llama3_json.*tool_call_parser"):
         read(CODER, "llama3_json")
-    with pytest.raises(ConfigError, match="vLLM's parser no_such"):
+    with pytest.raises(ConfigError, match="vLLM's parsers no_such"):
         read(CODER, "no_such")
     with pytest.raises(ConfigError, match="refuses the tools"):
         read(CODER, "qwen3_coder", tools=b'[{"type": "function"}]')
