@@ -59,14 +59,7 @@ class GraphLoss(Loss):
                 _METRIC.fullmatch(name) and x.numel() == 1 for name, x in metrics.items()
             )
         # Whatever a wrong graph makes torch, or this, raise.
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except Exception as error:
             raise DataError(f"the custom loss fails: {error}") from error
         if not is_valid:
             raise DataError(
