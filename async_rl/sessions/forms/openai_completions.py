@@ -130,11 +130,10 @@ def generate(body: bytes, session: Session) -> Exchange:
 
 
 def _token_ids(prompt: list[int]) -> IntArray:
-    # First as int64: int32 would wrap an id that is too large into a valid one.
-    ids = np.array(prompt, np.int64)
-    if ids.size and not 0 <= ids.min() <= ids.max() < 1 << 31:
-        raise Refused(f"token ids are {ids.min()} to {ids.max()}; send ids of the vocabulary")
-    return ids.astype(np.int32)
+    # Before they are an array: int32 would wrap an id that is too large into a valid one.
+    if prompt and not 0 <= min(prompt) <= max(prompt) < 1 << 31:
+        raise Refused(f"token ids are {min(prompt)} to {max(prompt)}; send ids of the vocabulary")
+    return np.array(prompt, np.int32)
 
 
 class _TextExchange(Exchange):
