@@ -19,7 +19,7 @@ from async_rl.buffer.groups import StoredGroup
 from async_rl.config.run import RunConfig
 
 _WINDOW = 32
-"""Batches. A stall of the machine makes groups start early for so many steps."""
+"""Batches. A stall of the machine makes groups start early for this number of steps."""
 _LEAST = 4
 """Batches before a group is held back: the first ones wait for compilers and caches."""
 _MOST_WAITS = 0.005

@@ -29,7 +29,7 @@ def require_applied(support: Support) -> None:
         for schema in _schemas_of(json.loads(support.grammar)):
             for part in ignored_parts(schema):
                 raise DataError(
-                    f"the schema of the answer has {part}, which answers would not have to fit;"
+                    f"the schema of the answer has {part}, which the engine would not enforce;"
                     " leave it out, or tell it to the model in the prompt"
                 )
 

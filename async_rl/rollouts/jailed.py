@@ -47,7 +47,7 @@ def _arguments(command: Sequence[str], port: int, descriptor: int) -> list[str]:
     """
     program = shutil.which(command[0])
     if program is None:
-        raise AgentError(f"rollout.fn={list(command)}: {command[0]} is no program; correct it")
+        raise AgentError(f"rollout.fn={list(command)}: {command[0]} is not a program; correct it")
     words = [os.path.abspath(program)]
     words += [os.path.abspath(word) if os.path.exists(word) else word for word in command[1:]]
     shown = [word for word in words if os.path.exists(word)]

@@ -138,7 +138,9 @@ class Api:
             loss_id = request.loss_fn_config_v2["loss_id"].text
             loss = self._store.one(Request, "request_id=? AND owner=?", loss_id, owner)
             if loss is None or loss.body is None:
-                raise Refused(f"loss_id={loss_id!r} is no custom loss of this session", status=404)
+                raise Refused(
+                    f"loss_id={loss_id!r} is not a custom loss of this session", status=404
+                )
             # The request alone says what the learner computes, also when it is executed again.
             request.loss_fn_config_v2[GRAPH].text = loss.body.decode()
         kind = "forward" if request.forward_only else "forward_backward"

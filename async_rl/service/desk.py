@@ -25,7 +25,7 @@ from async_rl.sessions.errors import Refused
 
 _log = logging.getLogger(__name__)
 _FURTHEST = 10_000
-"""Requests of a run that wait; a number further away is no number of this run's client."""
+"""Requests of a run that wait; a number further away is not one that its client sends."""
 _MOST_SAMPLES = 10_000
 """Samples of a session without an answer; its client waits with further ones."""
 _MOST_RUNS = 64
@@ -93,7 +93,7 @@ class Desk:
         if run.is_unloaded and kind != "unload_model":
             raise Refused(f"{run_id} is unloaded", status=404)
         if not (0 if new else 1) <= seq_id <= self._order.line(run_id).next_seq + _FURTHEST:
-            raise Refused(f"seq_id={seq_id} is no number of a request of {run_id}")
+            raise Refused(f"seq_id={seq_id} is not the number of a request of {run_id}")
         request, is_known = self.store.put(run_id, seq_id, kind, body, new=new)
         if not is_known:
             self._order.put(run_id, seq_id)

@@ -136,7 +136,7 @@ def decode(body: bytes) -> Any:
     try:
         request.ParseFromString(body)
     except message.DecodeError as error:
-        raise DataError(f"the body is no ForwardBackwardRequest: {error}") from error
+        raise DataError(f"the body is not a ForwardBackwardRequest: {error}") from error
     return request
 
 
@@ -157,7 +157,7 @@ def _datum(index: int, datum: Any) -> Datum:
     parts = [np.empty(0, np.int32)]
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
-            raise DataError(f"{name} has a chunk that is no text; only tokens can be trained")
+            raise DataError(f"{name} has a chunk that is not text; only tokens can be trained")
         parts.append(_array(chunk.encoded_text.tokens, _INT32, f"{name}: tokens"))
     inputs = datum.loss_fn_inputs
     return Datum(
@@ -231,7 +231,7 @@ def cells_of(
         and ((col >= 0) & (col < shape[1])).all()
     )
     if not is_valid:
-        raise DataError(f"{name} is no CSR matrix of the shape {shape}")
+        raise DataError(f"{name} is not a CSR matrix of the shape {shape}")
     return np.repeat(np.arange(shape[0]), np.diff(crow)), col
 
 

@@ -58,7 +58,7 @@ def read_state(directory: Path, base_sha256: str) -> State:
     try:
         numbers = msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Numbers)
     except (OSError, msgspec.DecodeError) as error:
-        raise DataError(f"{directory.name} is no state of a training run: {error}") from error
+        raise DataError(f"{directory.name} is not a state of a training run: {error}") from error
     if numbers.base_sha256 != base_sha256:
         raise DataError(f"{directory.name} is of another base model")
     return State(numbers=numbers, tensors=load_file(directory / _TENSORS))

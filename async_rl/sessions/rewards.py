@@ -62,8 +62,8 @@ def reward_of(value: Any, names: Mapping[str, Sequence[int]]) -> Reward:
     numbers = names.get(credit.call, ())
     if not 0 <= credit.choice < len(numbers):
         raise Refused(
-            f"choice {credit.choice} of {credit.call!r} is no answer of this session; send the id"
-            " of an answer as `call`",
+            f"choice {credit.choice} of {credit.call!r} is not an answer of this session; send the"
+            " id of an answer as `call`",
             status=404,
         )
     return Reward(parts=parts, numbers=[numbers[credit.choice]])

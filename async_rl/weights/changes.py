@@ -92,7 +92,7 @@ class Changes:
             gaps = found["gaps"]
             values = found["values"]
         except (SafetensorError, KeyError) as error:
-            raise WeightsError(f"these are no changes of weights: {error!r}") from error
+            raise WeightsError(f"these are not changes of weights: {error!r}") from error
         if gaps.dtype != np.uint8 or values.dtype != np.uint16:
             raise WeightsError(f"changes have dtypes {gaps.dtype} and {values.dtype}")
         # A torn file would otherwise put values at wrong positions without an error.

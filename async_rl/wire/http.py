@@ -90,7 +90,7 @@ def listen_again(host: str, file: Path) -> socket.socket:
 def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket. Raises ConfigError if the address is not available."""
     if not 0 <= port < 2**16:
-        raise ConfigError(f"{host}:{port} is no address: the last port is {2**16 - 1}")
+        raise ConfigError(f"{host}:{port} is not an address: the last port is {2**16 - 1}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)

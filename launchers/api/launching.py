@@ -138,7 +138,7 @@ def _named(function: Function, folder: Path) -> str:
     its source.
     """
     if not inspect.isfunction(function) or not function.__name__.isidentifier():
-        raise ConfigError(f"{function!r}: is no function with a name; define one with def")
+        raise ConfigError(f"{function!r}: is not a function with a name; define one with def")
     name, module = function.__name__, function.__module__
     if module == "__main__" or name != function.__qualname__:
         source = "\n".join(["from __future__ import annotations", *_source(function, set())])

@@ -192,7 +192,7 @@ class Run:
 
         adapter = self.config.model.adapter
         if not self.config.agent.is_service:
-            raise ConfigError(f'run {self.name} is no service; start one with launch("serve")')
+            raise ConfigError(f'run {self.name} is not a service; start one with launch("serve")')
         return Session(
             self.directory, rank=rank or (adapter.rank if adapter else 0), checkpoint=checkpoint
         )

@@ -118,7 +118,7 @@ def test_a_function_that_needs_more_than_its_source_is_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match="uses_pattern: uses PATTERN, a Pattern of this program"):
         words_of(place, None, uses_pattern, {})
     for nameless in (lambda sample: 1, functools.partial(scored), "text"):
-        with pytest.raises(ConfigError, match="is no function with a name; define one with def"):
+        with pytest.raises(ConfigError, match="is not a function with a name; define one with def"):
             words_of(place, None, nameless, {})  # type: ignore[arg-type]
     assert not (tmp_path / "inputs").exists()
     name = words_of(place, None, uses_constant, {})[1].partition('"')[2].strip('"')

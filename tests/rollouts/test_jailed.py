@@ -95,7 +95,7 @@ def test_the_failure_of_an_agent_in_a_jail_is_that_of_its_attempt(
     monkeypatch.setenv("LANG", "fail")
     with pytest.raises(AgentError, match="exited with code 1"):
         play(sys.executable, str(HOSTILE), "GIVEN", SECRET)
-    with pytest.raises(AgentError, match="is no program"):
+    with pytest.raises(AgentError, match="is not a program"):
         play("no-such-program")
     with pytest.raises(AgentError, match=r"exited with code 2: .*can.t open file"):
         play(sys.executable, "/no/such/agent.py")

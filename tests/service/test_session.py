@@ -150,6 +150,6 @@ async def test_a_call_to_a_service_that_ended_can_be_repeated(
 
 def test_a_run_that_is_no_service_has_no_sessions(tmp_path: Path) -> None:
     write_config(compose("grpo_code"), tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match=r'is no service; start one with launch\("serve"\)'):
+    with pytest.raises(ConfigError, match=r'is not a service; start one with launch\("serve"\)'):
         async_rl.Run(tmp_path).session()
     assert not (tmp_path / FOLDER).exists()

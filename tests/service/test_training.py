@@ -526,7 +526,9 @@ def test_sparse_targets_are_those_with_zeros_in_the_other_cells(shared: Training
     # A few bytes that describe more than fits into memory.
     request.data[0].loss_fn_inputs["weights"].shape[1] = 2**50
     executed = ask(shared, "forward", request.SerializeToString())
-    assert executed.error == "datum 0: weights is no CSR matrix of the shape (6, 1125899906842624)"
+    assert (
+        executed.error == "datum 0: weights is not a CSR matrix of the shape (6, 1125899906842624)"
+    )
     # Their products are 0, but numpy has no arrays of these shapes.
     for shape in ([2**32, 2**32], [0, 2**62]):
         tensor = request.data[0].loss_fn_inputs["weights"]

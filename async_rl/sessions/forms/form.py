@@ -196,7 +196,7 @@ def _arguments_of(value: Any) -> Json:
             value = msgspec.json.decode(value or "{}")
         return msgspec.convert(value, Json)
     except msgspec.MsgspecError as error:
-        raise Refused(f"the arguments of a tool call are no JSON object: {error}") from error
+        raise Refused(f"the arguments of a tool call are not a JSON object: {error}") from error
 
 
 def json_of(call: Any) -> str:
