@@ -36,7 +36,8 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
 
     async def open_llm(_: object, arguments: Any) -> tuple[Any, bool]:
         asked.update(vars(arguments))
-        return SimpleNamespace(engine_core=None), True
+        model_config = SimpleNamespace(get_vocab_size=lambda: 99)
+        return SimpleNamespace(engine_core=None, model_config=model_config), True
 
     async def ask() -> None:
         opening.open_llm = open_llm  # type: ignore[assignment]
