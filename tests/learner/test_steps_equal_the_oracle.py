@@ -200,11 +200,14 @@ def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
     trainer.step(groups, 1)
     assert len(updates) == num_updates
     oracle = StepOracle(model_path, groups, updates[0], objective)
-    for index, update in enumerate(updates):
-        expected = oracle.gradients(update)
-        for name, gradients in collected.items():
-            difference = relative_difference(gradients[index], expected[name])
-            assert difference < 1e-4, (name, index)
+    expected = [oracle.gradients(update) for update in updates]
+    for name, gradients in collected.items():
+        # All updates together: where most tokens are clipped, the gradient is what rounding leaves.
+        difference = relative_difference(
+            [gradient for update in gradients for gradient in update],
+            [gradient for update in expected for gradient in update[name]],
+        )
+        assert difference < 1e-5, name
 
 
 @pytest.mark.parametrize("conf", ["ppo_code", "grpo_code"])
