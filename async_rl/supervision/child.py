@@ -10,13 +10,13 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Protocol
 
 from async_rl.core.frozen import frozen
 from async_rl.core.os import RESTART_CODE
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.supervision.clock import in_time
+from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
@@ -212,48 +212,3 @@ def _last_lines(path: Path) -> str:
     except OSError:
         return "(none)"
     return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (nothing)"
-
-
-class ProcessHandle(Protocol):
-    """One started process."""
-
-    @property
-    def pid(self) -> int:
-        """Process id on the machine where it runs; 0 until it has its resources."""
-
-    @property
-    def waits_for(self) -> str:
-        """The resources of the cluster that it waits for; empty where it runs immediately."""
-
-    @property
-    def why(self) -> str:
-        """The reason for its end, if the launcher knows more than the exit code (its machine
-        failed); else empty.
-        """
-
-    async def placed(self) -> None:
-        """Wait without limit until the process has its resources or has exited."""
-
-    async def wait(self) -> int:
-        """Return the exit code once the process and all its children have exited; -N after signal
-        N.
-        """
-
-    def terminate(self) -> None:
-        """Send SIGTERM. Harmless if the process has exited."""
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process and its children. Harmless if it has exited."""
-
-
-class Launcher(Protocol):
-    """Starts processes."""
-
-    async def open(self) -> str:
-        """Prepare to start processes; return the address at which they reach this machine."""
-
-    async def close(self) -> None:
-        """Release everything; no process that it started keeps running."""
-
-    async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start one process, or request its resources. Raises InfrastructureError on failure."""

@@ -26,8 +26,9 @@ from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
 from async_rl.runtime.directory import Peer
-from async_rl.supervision.child import Child, End, Launcher, Restarts
+from async_rl.supervision.child import Child, End, Restarts
 from async_rl.supervision.clock import in_time
+from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 

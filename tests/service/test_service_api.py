@@ -501,7 +501,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("optim_step", {"model_id": "RUN", "seq_id": 10**9, "adam_params": {}}, 400, "seq_id="),
     ("optim_step", {"model_id": "RUN", "seq_id": 10**30, "adam_params": {}}, 400, "seq_id"),
     ("optim_step", b'{"model_id": "RUN", "seq_id": 1, "x": NaN}', 400, "bad request"),
-    ("forward_backward", b"\xff\xff\xff\xff", 400, "no ForwardBackwardRequest"),
+    ("forward_backward", b"\xff\xff\xff\xff", 400, "not a ForwardBackwardRequest"),
     ("forward_backward", batch("invented", 1, [1]), 404, "invented"),
     ("forward_backward", batch("", 1, [1]), 404, "''"),
     ("save_weights", {"seq_id": 1}, 400, "model_id"),

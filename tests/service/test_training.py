@@ -310,7 +310,7 @@ def test_a_missing_input_and_a_lost_mask_are_named(shared: TrainingRuns) -> None
     soft["weights"] = soft["weights"][:, 0]
     executed = ask(shared, "forward", data_request([soft], "cross_entropy"))
     assert "weights has the shape (6,), target_tokens (6, 3)" in executed.error
-    assert "no ForwardBackwardRequest" in ask(shared, "forward", b"\xff\xff").error
+    assert "not a ForwardBackwardRequest" in ask(shared, "forward", b"\xff\xff").error
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_earlier_ones(
