@@ -90,10 +90,12 @@ class Row(NamedTuple):
         """Return a row of groups, each with one prompt and some responses of that many tokens."""
         table, start = [], 0
         for _ in range(groups):
-            table.append((start, prompt, 0, 0))
-            first, start = start, start + prompt
-            for _ in range(samples):
-                table.append((start, response, first, prompt))
+            # The first response is in the segment of the prompt that it continues.
+            last = start + prompt - 1
+            table.append((start, prompt + response, -1))
+            start += prompt + response
+            for _ in range(samples - 1):
+                table.append((start, response, last))
                 start += response
         own = prompt * (prompt + 1) / 2
         others = samples * (response * prompt + response * (response + 1) / 2)

@@ -355,7 +355,7 @@ def _everything(num_tokens: int) -> Pass:
         token_index=index,
         last_index=nothing,
         sequences=nothing,
-        segments=np.empty((0, 4), dtype=np.int64),
+        segments=np.empty((0, 3), dtype=np.int64),
     )
 
 
