@@ -92,13 +92,13 @@ async def run(program: Program, command: list[str]) -> tuple[bool, str]:
             return False, "\n".join([*policy.problems, str(error)])
         if policy.problems or not session.record.turns:
             return False, "\n".join(["no answer", *policy.problems])
-        row, starts = session.record.row()
+        row, branches, _ = session.record.row()
         trained = int(row.is_written.sum())
         num_turns = len(session.record.turns)
         # Without what an engine writes after a stop text, which the agent does not get.
         num_served = sum(len(turn.answer.token_ids) for turn in session.record.turns.values())
         what = (
-            f"{num_turns} answers, {num_served} tokens, {trained} trained, {len(starts)} segments"
+            f"{num_turns} answers, {num_served} tokens, {trained} trained, {len(branches)} branches"
         )
         return (trained, num_turns) == (num_served, policy.num_calls), what
 
