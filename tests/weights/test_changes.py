@@ -200,7 +200,7 @@ async def test_32_bit_weights_are_sent_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no such format", b"\0" * 100])
 def test_bytes_that_are_no_changes_are_refused(content: bytes) -> None:
-    with pytest.raises(WeightsError, match="no changes of weights"):
+    with pytest.raises(WeightsError, match="not changes of weights"):
         Changes.from_bytes(content)
 
 

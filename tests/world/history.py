@@ -21,8 +21,7 @@ from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.connection import STORE_FILE, connect
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
-from async_rl.protocol.buffer import PutGroup, RequestWork
-from async_rl.protocol.generator import Drain
+from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import (
     CommitStep,
     ForgetBefore,
@@ -79,7 +78,6 @@ class History:
         self.served: dict[str, set[int]] = {}
         self.answers = Answers()
         self.lives: dict[int, str] = {}
-        self.drained: dict[Process, float] = {}
         self.secured: set[tuple[int, int]] = set()
         self.refusal = ""
         self._complete = self._mirrored = -1
@@ -248,11 +246,6 @@ class History:
             other = self.lives.setdefault(reply.life, request.incarnation)
             if other != request.incarnation:
                 self._broken(f"two lives of the learner have the number {reply.life}")
-        elif isinstance(request, Drain):
-            self.drained[to] = self._world.loop.time()
-        drained_s = self.drained.get(process, sent_s)
-        if isinstance(request, RequestWork) and request.credit > 0 and drained_s < sent_s:
-            self._broken(f"{request.generator} asks for work although it is to leave")
         if isinstance(request, PutGroup):
             self.acknowledged.add((request.group.group_id, request.group.attempt))
         elif isinstance(request, CommitStep):
