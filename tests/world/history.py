@@ -21,7 +21,8 @@ from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.connection import STORE_FILE, connect
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
-from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.buffer import PutGroup, RequestWork
+from async_rl.protocol.generator import Drain
 from async_rl.protocol.learner import (
     CommitStep,
     ForgetBefore,
@@ -78,6 +79,7 @@ class History:
         self.served: dict[str, set[int]] = {}
         self.answers = Answers()
         self.lives: dict[int, str] = {}
+        self.drained: dict[Process, float] = {}
         self.secured: set[tuple[int, int]] = set()
         self.refusal = ""
         self._complete = self._mirrored = -1
@@ -231,8 +233,8 @@ class History:
         if life < newest_life:
             self._broken(f"a generator takes weights of life {life} after those of {newest_life}")
 
-    def called(self, to: Process, request: Any, reply: Any, sent_s: float) -> None:
-        """A process received the answer of another one to its request."""
+    def called(self, to: Process, request: Any, reply: Any, sent_s: float, made_s: float) -> None:
+        """A process received the answer of another one to its request. made_s: first sent."""
         process = CURRENT.get()
         assert process is not None, "a request has a sender"
         if isinstance(request, SyncVersion):
@@ -246,6 +248,11 @@ class History:
             other = self.lives.setdefault(reply.life, request.incarnation)
             if other != request.incarnation:
                 self._broken(f"two lives of the learner have the number {reply.life}")
+        elif isinstance(request, Drain):
+            self.drained[to] = self._world.loop.time()
+        drained_s = self.drained.get(process, made_s)
+        if isinstance(request, RequestWork) and request.credit > 0 and drained_s < made_s:
+            self._broken(f"{request.generator} asks for work although it is to leave")
         if isinstance(request, PutGroup):
             self.acknowledged.add((request.group.group_id, request.group.attempt))
         elif isinstance(request, CommitStep):

@@ -45,9 +45,9 @@ class Network:
     servers: dict[str, Server] = field(default_factory=dict)
     sites: dict[str, Any] = field(default_factory=dict)
     ports: dict[Path, tuple[str, Process]] = field(default_factory=dict)
-    on_call: Callable[[Process, Message, Any, float], None] = lambda to, request, reply, sent_s: (
-        None
-    )
+    on_call: Callable[[Process, Message, Any, float, float], None] = lambda *_: None
+    # By id: requests that have no answer yet, and when each was first sent.
+    made: dict[int, tuple[Message, float]] = field(default_factory=dict)
     num_messages: int = 0
     _ports: Any = field(default_factory=lambda: itertools.count(20_000))
     _waiting: list[tuple[tuple[str, str], Callable[[], None]]] = field(default_factory=list)
@@ -148,6 +148,8 @@ class Client:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending.add(future)
         sent_s = asyncio.get_running_loop().time()
+        # A caller sends the same request again to a process that has started again.
+        _, made_s = self.network.made.setdefault(id(request), (request, sent_s))
         try:
             async with asyncio.timeout(timeout_s):
                 self._send(encode(request), future)
@@ -159,7 +161,8 @@ class Client:
         finally:
             self._pending.discard(future)
         reply = reply_of(request, payload, self.address)
-        self.network.on_call(self._receiver, request, reply, sent_s)
+        self.network.made.pop(id(request), None)
+        self.network.on_call(self._receiver, request, reply, sent_s, made_s)
         return reply
 
     def _send(self, payload: bytes, future: asyncio.Future[bytes]) -> None:
