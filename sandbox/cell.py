@@ -61,12 +61,17 @@ _ENVIRONMENT = {
     # otherwise each child binds symbols again, and each binding dirties a page
     "LD_BIND_NOW": "1",
 }
-_COMMAND = [os.path.realpath(sys.executable), "-s", "-P", "-S", "-B"]
 _ENTRY = str(Path(__file__).with_name("entry.py"))
 
 
 class CellFailed(Exception):
     """The cell broke or did not answer. This says nothing about the program."""
+
+
+def entry(module: str, *arguments: Any) -> list[str]:
+    """The command line of a fresh interpreter that runs the `main` of a module of this package."""
+    interpreter = os.path.realpath(sys.executable)
+    return [interpreter, "-s", "-P", "-S", "-B", _ENTRY, json.dumps([module, *arguments])]
 
 
 def packed(arguments: tuple[Any, ...]) -> bytes:
@@ -158,14 +163,14 @@ class Cell:
         """
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
-        given = [kind, level, os.getpid(), inside.fileno(), packages or {}, [*readable]]
+        given = (kind, level, os.getpid(), inside.fileno(), packages or {}, [*readable])
         # A file, not a pipe: nobody would read it while the cell starts, and a full pipe would stop
         # it.
         stderr = os.memfd_create("cell-stderr")
         try:
             # Not in a thread: PR_SET_PDEATHSIG ties the cell to the thread that starts it.
             process = subprocess.Popen(  # noqa: ASYNC220  takes a few ms
-                [*_COMMAND, _ENTRY, json.dumps(given)],
+                entry("zygote", *given),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

@@ -64,7 +64,7 @@ def enter(readable: Sequence[str]) -> None:
 
 
 def become_first_process(readable: Sequence[str], host: int, descriptor: int) -> None:
-    """Enter the namespaces and return as their first process, with a scratch.
+    """Enter the namespaces and return as their first process, without a scratch.
 
     The process that entered waits for it outside, and both end with the host process. descriptor:
     of the host's socket, which only the first process keeps. Raises OSError.
@@ -75,20 +75,14 @@ def become_first_process(readable: Sequence[str], host: int, descriptor: int) ->
     if inner:
         os.close(descriptor)
         _, status = os.waitpid(inner, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0x7F)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     linux.prepare_death_with_parent()()
-    mount_scratch()
 
 
 def renew_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
-    """Replace the scratch by an empty file system of this size."""
-    with contextlib.suppress(OSError):
+    """Mount an empty file system of this size as scratch, in place of the previous one."""
+    with contextlib.suppress(OSError):  # there is none yet
         linux.unmount(SCRATCH)
-    mount_scratch(size_bytes)
-
-
-def mount_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
-    """Mount the scratch."""
     linux.mount(
         "scratch",
         SCRATCH,

@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 
@@ -42,18 +43,6 @@ from it if the value is given as ~value.
 """
 
 
-def low(argument: int, value: int, mask: int = 0xFFFFFFFF) -> Condition:
-    """The low word of an argument; the kernel ignores the high word of int arguments and of clone's
-    flags.
-    """
-    return (16 + 8 * argument, mask, value)
-
-
-def high(argument: int, value: int) -> Condition:
-    """The high word of an argument."""
-    return (20 + 8 * argument, 0xFFFFFFFF, value)
-
-
 # Not pathlib, which would add a third of a megabyte to each fork.
 with open(os.path.join(os.path.dirname(__file__), "system_calls.json"), "rb") as _file:
     _GROUPS = json.load(_file)
@@ -67,26 +56,47 @@ def _calls(*kinds: str) -> dict[str, int]:
 
 ALLOWED = _calls("all", "python")
 
-_THREAD_FLAGS = 0x003D0F00
-_CLONE_DETACHED = 0x00400000
-_AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
-
 Conditional = tuple[int, list[list[Condition]]]
+"""The number of a system call, which is allowed if all conditions of one alternative are true."""
+# The number of the process, which is known only after the fork, and the secret of its execveat.
+_PLACEHOLDERS = {"OWN_PID": 0x7F3A91C5, "SECRET_LOW": 0x7F3A91C6, "SECRET_HIGH": 0x7F3A91C7}
+_CONDITION = re.compile(r"(low|high) (\d)(?: & (\w+))? (==|!=) (\w+)")
+_WHOLE_WORD = 0xFFFFFFFF
 
-CONDITIONAL: dict[str, Conditional] = {
-    "clone": (56, [[low(0, _THREAD_FLAGS, 0xFFFFFFFF & ~_CLONE_DETACHED)]]),
-    "socketpair": (53, [[low(0, _AF_UNIX), low(1, _SOCK_STREAM, _SOCK_KIND)]]),
-    "ioctl": (
-        16,
-        [[low(1, command)] for command in (0x5401, 0x5421, 0x541B, 0x5413, 0x5450, 0x5451)],
-    ),
-    "fcntl": (72, [[low(1, command)] for command in (0, 1, 2, 3, 4, 1030)]),
-    "prlimit64": (302, [[low(0, 0), low(2, 0), high(2, 0)]]),
-}
-"""Calls that are allowed if all conditions of one alternative are true.
 
-clone only for threads; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX; fcntl
+def _condition(text: str) -> Condition:
+    """Read `word argument [& mask] == value`.
+
+    low, high: of the argument. The kernel ignores the high word of int arguments and of clone's
+    flags.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a condition")
+    word, argument, mask, comparison, written = match.groups()
+    offset = 16 + 8 * int(argument) + (4 if word == "high" else 0)
+    value = _PLACEHOLDERS[written] if written in _PLACEHOLDERS else int(written, 0)
+    return offset, int(mask, 0) if mask else _WHOLE_WORD, value if comparison == "==" else ~value
+
+
+def _conditional(*kinds: str) -> dict[str, Conditional]:
+    """The system calls that programs of these kinds may make with some arguments; the last kind
+    decides.
+    """
+    calls: dict[str, Conditional] = {}
+    for kind in kinds:
+        for name, (number, *alternatives) in _GROUPS["conditional"][kind].items():
+            calls[name] = number, [[*map(_condition, each)] for each in alternatives]
+    return calls
+
+
+CONDITIONAL = _conditional("all")
+"""clone only for threads; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX; fcntl
 without owners, signals and leases; prlimit64 only to read the process's own limits.
+
+Commands: mmap without shared anonymous memory; prctl for names; threads as Go makes them; signals
+to the process itself, but no SIGKILL. Tools: processes that end with SIGCHLD or no signal, in the
+same namespaces; locks of files; the pair of sequenced packets with which rustc starts its linker.
 """
 
 _CLONE3 = 435
@@ -146,44 +156,9 @@ def build_filter(
     return b"".join(head + _tree(ranges))
 
 
-EXECVEAT = 322
-_NAMESPACE_FLAGS = 0x7E020000
-_SIGKILL = 9
-# The signal of a child's end to its parent is SIGCHLD (17) or none.
-_OTHER_SIGNALS = 0xFF & ~17
-_GO_THREAD_FLAGS, _SET_TLS = 0x00050F00, 0x00080000
-_MAP_KIND, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0xF, 1, 2, 0x20
-_ARCH_SET_FS = 0x1002
-_PR_SET_NAME, _PR_SET_VMA = 15, 0x53564D41
-# Placeholders for the number of the process, which is known only after the fork, and for the secret
-# of its execveat.
-_OWN_PID, _SECRET_LOW, _SECRET_HIGH = 0x7F3A91C5, 0x7F3A91C6, 0x7F3A91C7
-_LOCKS = (5, 6, 7, 36, 37, 38)
-
-_PROGRAM: dict[str, Conditional] = {
-    **CONDITIONAL,
-    "mmap": (
-        9,
-        [
-            [low(3, _MAP_PRIVATE, _MAP_KIND)],
-            [low(3, _MAP_SHARED, _MAP_KIND | _MAP_ANONYMOUS)],
-        ],
-    ),
-    "arch_prctl": (158, [[low(0, _ARCH_SET_FS)]]),
-    "prctl": (157, [[low(0, _PR_SET_NAME)], [low(0, _PR_SET_VMA)]]),
-    "clone": (56, [*CONDITIONAL["clone"][1], [low(0, _GO_THREAD_FLAGS, 0xFFFFFFFF & ~_SET_TLS)]]),
-    "tgkill": (234, [[low(0, _OWN_PID), high(0, 0), low(2, ~_SIGKILL)]]),
-    "execveat": (EXECVEAT, [[low(5, _SECRET_LOW), high(5, _SECRET_HIGH)]]),
-}
-_TOOLS: dict[str, Conditional] = {
-    **_PROGRAM,
-    "kill": (62, [[low(1, ~_SIGKILL)]]),
-    "tgkill": (234, [[low(2, ~_SIGKILL)]]),
-    "clone": (56, [[low(0, 0, _NAMESPACE_FLAGS | _OTHER_SIGNALS)]]),
-    "fcntl": (72, [*CONDITIONAL["fcntl"][1], *([low(1, command)] for command in _LOCKS)]),
-    # rustc starts its linker with a pair of sequenced packets
-    "socketpair": (53, [*CONDITIONAL["socketpair"][1], [low(0, 1), low(1, 5, 0xF)]]),
-}
+_PROGRAM = _conditional("all", "commands")
+_TOOLS = _conditional("all", "commands", "tools")
+EXECVEAT, _ = _PROGRAM["execveat"]
 
 
 def build_command_filter(profile: int) -> bytes:
@@ -197,7 +172,7 @@ def filter_of_process(program: bytes, pid: int, secret: int) -> bytes:
     """The filter of the process with this number. secret: 64 bits, the sixth argument of the only
     execveat that is allowed.
     """
-    words = {_OWN_PID: pid, _SECRET_LOW: secret & 0xFFFFFFFF, _SECRET_HIGH: secret >> 32}
-    for placeholder, word in words.items():
+    words = pid, secret & _WHOLE_WORD, secret >> 32
+    for placeholder, word in zip(_PLACEHOLDERS.values(), words, strict=True):
         program = program.replace(struct.pack("=I", placeholder), struct.pack("=I", word))
     return program

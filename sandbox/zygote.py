@@ -63,6 +63,7 @@ def main(
     proc = watch.open_proc()  # before the namespaces hide it
     if level == NAMESPACES:
         namespaces.become_first_process(readable, host, descriptor)
+        namespaces.renew_scratch()
         os.chdir(namespaces.SCRATCH)
     else:
         linux.die_with(host)

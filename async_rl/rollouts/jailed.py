@@ -11,16 +11,13 @@ import contextlib
 import os
 import shutil
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from async_rl.core.errors import AgentError
 from async_rl.core.frozen import frozen
-from async_rl.sandbox import agents
+from async_rl.sandbox.cell import entry
 from async_rl.sandbox.cells import interpreter_paths
 from async_rl.sandbox.namespaces import SYSTEM
 from async_rl.sessions.endpoint import Endpoint
@@ -61,10 +58,7 @@ def _arguments(command: Sequence[str], port: int, descriptor: int) -> list[str]:
     for path in sorted(paths):
         if not any(Path(path).is_relative_to(above) for above in (*SYSTEM, *readable)):
             readable.append(path)
-    given = [port, descriptor, readable, words]
-    interpreter = os.path.realpath(sys.executable)
-    script = [interpreter, "-s", "-P", "-S", "-B", str(agents.__file__)]
-    return [*script, msgspec.json.encode(given).decode()]
+    return entry("agents", port, descriptor, readable, words)
 
 
 @contextlib.asynccontextmanager
