@@ -41,7 +41,7 @@ from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.presets import fleet
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.rulings import load_headers
+from async_rl.rewards.verifier.commands import load_headers
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import package_paths
 from async_rl.training import checkpoints

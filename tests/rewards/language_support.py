@@ -33,18 +33,13 @@ async def results_of(judge: CommandJudge, request: VerifyRequest) -> list[TestRe
     """The results of a program's tests, compared by `exact`."""
     program = program_of(request)
     tests = [[test] for test in request.tests if isinstance(test, StdinTest)]
-    results = await program.results(tests, await judge.asker(request, program), exact, 1)
+    results = await program.results(tests, await judge.asker(program), exact, 1)
     return program.with_rest(results, len(tests))
 
 
 def program_of(request: VerifyRequest) -> Program:
-    return Program(
-        code=request.code,
-        setup="",
-        cells=cast(Cells, None),
-        limits=Limits.of(request, LIMITS),
-        stop=request.stop_at_first_failure is not False,
-    )
+    limits = Limits.of(request, LIMITS)
+    return Program(request=request, cells=cast(Cells, None), limits=limits)
 
 
 class Languages:
@@ -56,7 +51,7 @@ class Languages:
             self.level, self.reasons = self.runner.run(_level())
         except Unsafe as error:
             pytest.skip(str(error))
-        self.judge = CommandJudge(1, self.level, self.reasons)
+        self.judge = CommandJudge(1, self.level, self.reasons, {})
 
     def need(self, language: str) -> None:
         """Skip the test with the reason why programs in the language cannot be judged here."""
@@ -83,7 +78,7 @@ class Languages:
         asked = VerifyRequest(code=code, language=language, tests=[test], **request)
 
         async def run() -> Ran:
-            return await (await self.judge.asker(asked, program_of(asked)))([[test]])
+            return await (await self.judge.asker(program_of(asked)))([[test]])
 
         (answer,) = self.runner.run(run()).answers
         assert answer.ruling.verdict == "pass", answer

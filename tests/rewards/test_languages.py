@@ -120,13 +120,13 @@ def test_missing_compiler_is_refused_by_name(
     languages: Languages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    judge = CommandJudge(1, languages.level, [])
+    judge = CommandJudge(1, languages.level, [], {})
     with pytest.raises(Unsupported, match=r"programs in go need go, which is not on the PATH"):
         languages.runner.run(judge.require("go"))
 
 
 def test_weaker_jail_refuses_every_language_with_the_reason(languages: Languages) -> None:
-    judge = CommandJudge(1, 2, ["level 1: unshare failed"])
+    judge = CommandJudge(1, 2, ["level 1: unshare failed"], {})
     with pytest.raises(Unsupported, match=r"level 1 \(namespaces\).*unshare failed"):
         languages.runner.run(judge.require("cpp"))
 

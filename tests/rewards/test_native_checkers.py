@@ -16,9 +16,9 @@ from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.programs import Checker
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
+from async_rl.rewards.verifier.commands import load_headers
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
-from async_rl.rewards.verifier.rulings import load_headers
 from async_rl.sandbox.cells import Cells
 
 # The part of the interface that these checkers use; the real header is the user's own file.

@@ -1,16 +1,17 @@
 """Judges programs that are not Python: from the source and its standard inputs to results.
 
 Each test runs the program in a separate process, which gets its input and nothing else; the output
-is compared here, outside the jail, as for Python (`rulings.py`).
+is compared outside the jail, as for Python (`judging.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from async_rl.core.errors import InfrastructureError, Unsupported
+from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
 from async_rl.core.programs import Checker
 from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
@@ -18,7 +19,6 @@ from async_rl.rewards.verifier.compiling import SCRATCH_BYTES, Compiler
 from async_rl.rewards.verifier.languages import places_of, table
 from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_check
 from async_rl.rewards.verifier.program import NO_CELL, Ask, Limits, Program, tried
-from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.sandbox.cell import command
 from async_rl.sandbox.protocol import NAMESPACES
 
@@ -30,11 +30,15 @@ _PROBE_LIMITS = Limits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=1024)
 class CommandJudge:
     """Judges programs in the languages of the table.
 
-    level: of the jail of this machine; below namespaces every language is refused.
+    level: of the jail of this machine; below namespaces every language is refused. headers: for
+    checkers, by name.
     """
 
-    def __init__(self, num_cells: int, level: int, reasons: Sequence[str]) -> None:
+    def __init__(
+        self, num_cells: int, level: int, reasons: Sequence[str], headers: Mapping[str, str]
+    ) -> None:
         self._num_cells, self._level, self._reasons = num_cells, level, reasons
+        self._headers = headers
         self._rows = table()
         self._known = Memo[Compiler | str](size=len(self._rows), lasts=lambda _: True)
         self._compilers: list[Compiler] = []
@@ -74,13 +78,13 @@ class CommandJudge:
             )
         return compiler
 
-    async def asker(self, request: VerifyRequest, program: Program) -> Ask:
+    async def asker(self, program: Program) -> Ask:
         """A function that runs the program on the standard input of one test.
 
         Raises InfrastructureError.
         """
-        compiler = await self.require(request.language)
-        compiled = await compiler.program(request.code)
+        compiler = await self.require(program.request.language)
+        compiled = await compiler.program(program.request.code)
 
         async def ask(tests: Sequence[Sequence[Any]]) -> Ran:
             ((test,),) = tests
@@ -89,17 +93,15 @@ class CommandJudge:
 
         return ask
 
-    async def check(
-        self, checker: Checker, files: Sequence[bytes], limits: Limits, headers: Mapping[str, str]
-    ) -> Ruling:
-        """The ruling of a checker in C++. files: input, output and answer. headers: by name.
+    async def check(self, checker: Checker, files: Sequence[bytes], limits: Limits) -> Ruling:
+        """The ruling of a checker in C++. files: input, output and answer.
 
         Raises InfrastructureError.
         """
         compiler = await self.require(checker.language)
-        program = await compiler.program(checker.code, headers)
+        program = await compiler.program(checker.code, self._headers)
         if isinstance(program.product, str):
-            hint = "" if headers else " (sandbox.checker_headers names no headers)"
+            hint = "" if self._headers else " (sandbox.checker_headers names no headers)"
             reason = f"the checker does not compile{hint}: {program.product}"
             return Ruling(Verdict.TEST_ERROR, reason)
         arguments, stdin = _CHECKED, b""
@@ -130,3 +132,16 @@ class CommandJudge:
         await self._known.close()
         for compiler in self._compilers:
             await compiler.close()
+
+
+def load_headers(directory: str | None) -> dict[str, str]:
+    """The files of `sandbox.checker_headers` by name. Raises ConfigError."""
+    if directory is None:
+        return {}
+    try:
+        files = [file for file in Path(directory).iterdir() if file.is_file()]
+        return {file.name: file.read_text(encoding="utf-8") for file in files}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"sandbox.checker_headers={directory}: {error}; give a directory with only headers"
+        ) from error

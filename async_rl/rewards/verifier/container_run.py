@@ -1,7 +1,7 @@
 """One command in a container, from its files to its verdict.
 
 Its limits hold for all its processes together, as the host's /proc counts them: CPU time, memory,
-and sleep. The output is compared outside the container, as for other programs (`rulings.py`).
+and sleep. The output is compared outside the container, as for other programs (`judging.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """From a program and its tests to verdicts: plans the children to run, reads their output, and
-decides outside the process that ran the program (`rulings.py`).
+decides outside the process that ran the program: here if its output is small, otherwise in a cell.
 
 Takes a VerifyRequest, waits for cells, and returns a VerifyResponse, or raises InfrastructureError
 if no cell could run the program. Tests run in order; neighbors of one kind share a child. A test
@@ -22,10 +22,12 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
+import msgspec
+
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import Call, asked_by
 from async_rl.core.errors import ConfigError, Unsupported
-from async_rl.core.programs import Checker
+from async_rl.core.programs import PYTHON, Checker
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
@@ -36,18 +38,21 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.commands import CommandJudge
+from async_rl.rewards.verifier.commands import CommandJudge, load_headers
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
-from async_rl.rewards.verifier.outcomes import Ruling, result_of
+from async_rl.rewards.verifier.outcomes import Ran, Ruling, rejected, result_of
 from async_rl.rewards.verifier.program import MOST_TESTS, Ask, Limits, Program, Question, Rule
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.rewards.verifier.rulings import Rulings
-from async_rl.sandbox.cell import CellFailed
+from async_rl.sandbox.cell import CellFailed, packed
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.comparison import shorten
+from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure, shorten
 from async_rl.sandbox.protocol import Mode
 
+LARGE_BYTES = 1 << 16
+"""The most that is decoded in the server's process for one test."""
+# Memory of a decoded value, in multiples of its bytes.
+_ROOM = 40
 # A cell for Python has refused a process. A cell for commands allows it.
 _REFUSED = "PermissionError: [Errno 1] Operation not permitted"
 
@@ -70,7 +75,8 @@ class Judge:
     ) -> None:
         self._cells, self._config = cells, config
         self._containers = Containers(config.container_engine, config.rootfs, num_containers)
-        self._commands = CommandJudge(num_others, cells.level, cells.reasons)
+        headers = load_headers(config.checker_headers)
+        self._commands = CommandJudge(num_others, cells.level, cells.reasons, headers)
         try:
             self._packaged = Cells.of_programs(num_others, cells.level, config.packages)
         except CellFailed as error:
@@ -78,12 +84,12 @@ class Judge:
         self._package = re.compile(rf"\b(?:{'|'.join(map(re.escape, config.packages))})\b")
         # A process, because the text is the policy's, and parsing it may take any time.
         self._words = TextProcess()
-        self._rulings = Rulings(config, self._commands)
+        self._comparison = Comparison(relative_tolerance=config.float_tolerance)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling stops the program."""
         program = self._program(request)
-        rule = partial(self._rulings.of, program=program)
+        rule = partial(self._ruling, program=program)
         results: list[TestResult] = []
         planned = [(*_plan(test, request.setup), test) for test in request.tests]
         for (mode, _), neighbors in groupby(planned, key=itemgetter(0, 1)):
@@ -93,11 +99,11 @@ class Judge:
                         results.append(await self._alone(test, program, rule))
             elif not program.is_decided(results):
                 questions = [each[2] for each in neighbors]
-                ask, most = await self._asker(mode, request, program)
+                ask, most = await self._asker(mode, program)
                 found = await program.results(questions, ask, rule, most)
                 if mode is Mode.STREAMS and any(each.message == _REFUSED for each in found):
                     with suppress(Unsupported):
-                        ask = await self._commands.asker(request, program)
+                        ask = await self._commands.asker(program)
                         found = await program.results(questions, ask, rule, 1)
                 results += found
         results = program.with_rest(results, len(request.tests))
@@ -111,15 +117,15 @@ class Judge:
 
         Raises InfrastructureError; cancelling stops the program.
         """
-        ask, _ = await self._asker(Mode.STREAMS, request, self._program(request))
+        ask, _ = await self._asker(Mode.STREAMS, self._program(request))
         ran = await ask([request.tests])
         (answer,) = ran.answers
         return result_of(answer.ruling, ran.reply), answer.output
 
-    async def _asker(self, mode: Mode, request: VerifyRequest, program: Program) -> tuple[Ask, int]:
+    async def _asker(self, mode: Mode, program: Program) -> tuple[Ask, int]:
         """How a child is asked, and for how many tests."""
-        if request.is_command:
-            return await self._commands.asker(request, program), 1
+        if program.request.is_command:
+            return await self._commands.asker(program), 1
         return partial(program.ask, mode), MOST_TESTS
 
     def _program(self, request: VerifyRequest) -> Program:
@@ -133,14 +139,7 @@ class Judge:
             # cell.
             if any(map(self._package.search, (request.code, request.setup, *codes))):
                 cells = self._packaged
-        return Program(
-            code=request.code,
-            setup=request.setup,
-            cells=cells,
-            limits=Limits.of(request, self._config),
-            # The first failure decides unless the request says otherwise.
-            stop=request.stop_at_first_failure is not False,
-        )
+        return Program(request=request, cells=cells, limits=Limits.of(request, self._config))
 
     async def require(self, request: VerifyRequest) -> None:
         """Raise Unsupported if such programs cannot be judged on this machine."""
@@ -168,20 +167,73 @@ class Judge:
             case AnswerTest():
                 return await self._answer(test, program)
             case ContainerTest():
-                limits = program.limits
-                return await judge_contained(self._containers, test, program.code, limits, rule)
+                code, limits = program.request.code, program.limits
+                return await judge_contained(self._containers, test, code, limits, rule)
             case StdinTest(checker=Checker() as checker):
-                return await self._rulings.interact(test, checker, program)
+                return await self._interact(test, checker, program)
         assert isinstance(test, AssertTest)
         # Before a cell is used: such a test would fail or pass every program.
-        fault = asked_by(program.setup, test.code, test.own).fault
+        fault = asked_by(program.request.setup, test.code, test.own).fault
         return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
 
     async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
-        verdict = await self._words.verdict(test, program.code, program.limits.cpu_s)
+        verdict = await self._words.verdict(test, program.request.code, program.limits.cpu_s)
         is_right = verdict is Verdict.PASS
         message = "" if is_right else f"not {shorten(test.expected)} by rule {test.rule}"
         return result_of(Ruling(verdict, message))
+
+    async def _ruling(self, question: Question, body: bytes, program: Program) -> Ruling:
+        """The ruling on a returned value or a printed text. Raises InfrastructureError."""
+        if isinstance(question, AssertTest):
+            return Ruling()  # a judging child has decided
+        emitted: Returned | Printed
+        if isinstance(question, StdinTest):
+            # The row knows its problem better than the configuration.
+            if question.checker is not None:
+                return await self._checked(question, body, question.checker, program)
+            # Most right programs print exactly this, and it may be large.
+            if body == question.output.encode(errors="replace"):
+                return Ruling()
+            rules = msgspec.structs.astuple(question.rules)
+            emitted, size = Printed(body, question.output, rules), len(body) + len(question.output)
+        else:
+            emitted, size = Returned(body, *question), len(body)
+        # A child costs 2 ms, and most values are small.
+        if size <= LARGE_BYTES:
+            message = failure(emitted, self._comparison)
+            return Ruling(Verdict.WRONG_ANSWER, message) if message else Ruling()
+        limits = program.limits.with_memory(_ROOM * size)
+        tolerance = self._comparison.relative_tolerance
+        ran = await program.run(Mode.COMPARE, tolerance, tuple(emitted), limits=limits)
+        return ran.answers[0].ruling
+
+    async def _checked(
+        self, test: StdinTest, output: bytes, checker: Checker, program: Program
+    ) -> Ruling:
+        given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
+        files = [given, output, answer]
+        limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
+        if checker.language != PYTHON:
+            return await self._commands.check(checker, files, limits)
+        ran = await program.run(Mode.CHECK, checker.code, checker.form, limits=limits, files=files)
+        ruling = _decision(ran)
+        is_final = ruling.verdict in (Verdict.PASS, Verdict.TEST_ERROR)
+        return ruling if is_final else rejected(ruling.message)
+
+    async def _interact(self, test: StdinTest, checker: Checker, program: Program) -> TestResult:
+        """Run a program and its checker side by side. Raises InfrastructureError."""
+        given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
+        files = [packed((checker.code, checker.form)), given, answer]
+        ran = await program.run(Mode.INTERACT, program.request.code, files=files)
+        return result_of(_decision(ran), ran.reply)
+
+
+def _decision(ran: Ran) -> Ruling:
+    """The ruling of the child of a checker."""
+    verdict, message = ran.answers[0].ruling
+    if verdict is Verdict.COMPILE_ERROR:
+        return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {message}")
+    return Ruling(verdict, message if verdict is not Verdict.PASS else "")
 
 
 def _plan(test: CodeTest, setup: str) -> tuple[Mode | None, bool, Sequence[Question]]:

@@ -82,13 +82,16 @@ Ask = Callable[[Sequence[Sequence[Any]]], Awaitable[Ran]]
 
 @frozen
 class Program:
-    """One program of a request. stop: its results end at the first failure, which decides."""
+    """One program of a request. cells: that run it, if it is in Python."""
 
-    code: str
-    setup: str
+    request: VerifyRequest
     cells: Cells
     limits: Limits
-    stop: bool
+
+    @property
+    def stop(self) -> bool:
+        """Return whether its results end at the first failure, which decides."""
+        return self.request.stop_at_first_failure is not False
 
     def is_decided(self, results: Sequence[TestResult]) -> bool:
         """Return whether no further test is to run."""
@@ -165,7 +168,7 @@ class Program:
     def ask(self, mode: Mode, tests: Sequence[Sequence[Any]]) -> Awaitable[Ran]:
         """Run one child that answers the questions of tests."""
         questions = [question for test in tests for question in test]
-        payload: list[Any] = [self.code]
+        payload: list[Any] = [self.request.code]
         limits, files = self.limits, []
         if mode is Mode.CALLS:
             # Only call tests are in the style of LeetCode.
@@ -176,12 +179,13 @@ class Program:
             for test in questions:
                 files += [test.input.encode(errors="replace"), b""]
         else:
-            asked = [(asked_by(self.setup, test.code, test.own), test) for test in questions]
+            setup = self.request.setup
+            asked = [(asked_by(setup, test.code, test.own), test) for test in questions]
             codes = [
                 (each.imports, test.code, sorted(each.own), each.needs_pytest)
                 for each, test in asked
             ]
-            files = [packed((self.setup, codes, self.stop))]
+            files = [packed((setup, codes, self.stop))]
         return self.run(
             mode,
             *payload,
