@@ -2,8 +2,6 @@
 a module reach the program.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

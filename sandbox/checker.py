@@ -10,8 +10,6 @@ writes to the file of the output is lost. Every other end rejects. A cell has no
 `open` knows the names of its arguments.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

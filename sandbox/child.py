@@ -4,8 +4,6 @@ The order matters: user, capabilities and Landlock first, then descriptors and l
 filter of system calls last; afterwards nothing can be undone.
 """
 
-from __future__ import annotations
-
 import marshal
 import math
 import mmap

@@ -5,8 +5,6 @@ all other processes. Invariants: a command starts in an empty working directory 
 process in the cell; nothing of it is left when its reply is sent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

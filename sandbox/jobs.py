@@ -2,8 +2,6 @@
 its program, and watches them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

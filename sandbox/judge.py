@@ -10,8 +10,6 @@ first answer no outcome is the fault of the test, because the program may have c
 (docs/decisions/one_rule_for_names.md).
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import contextlib

@@ -3,8 +3,6 @@
 Each raises OSError on failure. The numbers are for x86-64 (`cells.IS_SUPPORTED`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -7,8 +7,6 @@ never has host uid 0: cells of a root server run as `CELL_UID`, the cells of an 
 that user.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

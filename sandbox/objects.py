@@ -6,8 +6,6 @@ value of a test, because the program could say that it is the right one: with a 
 on a plain copy of the object, or does not exist.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import importlib

@@ -5,8 +5,6 @@ The cost of a fork grows with anonymous memory, so the list is short. A program 
 module reads it from disk.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import io

@@ -5,8 +5,6 @@ Nothing here is trusted once the program runs. The child has no expected output,
 change only its output.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import io

@@ -17,8 +17,6 @@ Invariants
   simulator for every number and tries each denied number in the kernel.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -10,8 +10,6 @@ plain types, of types of the library, and what `other` makes of the rest; compar
 code of the program.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import operator

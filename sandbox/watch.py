@@ -9,8 +9,6 @@ each sample. Invariants: limits apply to the whole job, and nothing that a progr
 them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

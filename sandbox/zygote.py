@@ -5,8 +5,6 @@ reports how they exited. It never reads code or data. It exits when the host's e
 closes, and with its parent in any case.
 """
 
-from __future__ import annotations
-
 import _socket  # socket itself would add a third of a megabyte of enumerations to each fork
 import gc
 import os

@@ -9,8 +9,6 @@ counts as a list; an input that is a list has the arguments themselves, and its 
 or a list with it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

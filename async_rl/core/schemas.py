@@ -4,8 +4,6 @@ xgrammar ignores them without an error, and vLLM refuses some of them at the fir
 schemas.toml has the keywords; `benchmarks/generation/schemas.py` tries public schemas.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import resources

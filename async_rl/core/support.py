@@ -1,7 +1,5 @@
 """The vocabulary of what a sample may draw from."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Literal
 

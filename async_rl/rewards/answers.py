@@ -7,8 +7,6 @@ spaces. regex: the pattern matches somewhere. Comparing expressions and searchin
 forever, so `is_right` runs in a process that can be killed (text_process.py).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from decimal import Decimal, InvalidOperation

@@ -8,8 +8,6 @@ Invariants: finding the fences takes linear time; at most MAX_PARSED_CHARS of a 
 starting with its last block.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

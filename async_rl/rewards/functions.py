@@ -6,8 +6,6 @@ numbers whose "score", or else sum, is its score. Any other value, and nan or in
 RewardError.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -10,8 +10,6 @@ Invariants
   not kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import OrderedDict

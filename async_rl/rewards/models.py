@@ -8,8 +8,6 @@ end; a score does not depend on the other samples of its batch. The only file of
 torch.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -6,8 +6,6 @@ program that cannot be extracted or compiled is a failure of the policy. Without
 counts as passed if its reward is at least reward.pass_reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

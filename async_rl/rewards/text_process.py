@@ -8,8 +8,6 @@ that exceeds its deadline stops the process. The alarm runs inside the process, 
 a process whose owner has exited.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import re

@@ -9,8 +9,6 @@ set of servers, back-off timers. Invariants: a program gets one answer; nothing 
 event loop; no wait is longer than the program's deadline.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

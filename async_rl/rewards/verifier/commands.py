@@ -4,8 +4,6 @@ Each test runs the program in a separate process, which gets its input and nothi
 is compared outside the jail, as for Python (`judging.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ key names the sources and the command, so a program only gets the product compil
 Products are in memory only: no file can be changed between a compilation and a run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import glob
 import hashlib

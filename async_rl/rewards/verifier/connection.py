@@ -5,8 +5,6 @@ stream. Invariants: the end of a stream settles all its requests; programs do no
 slow reward functions, which use other streams.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

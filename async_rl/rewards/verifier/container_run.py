@@ -4,8 +4,6 @@ Its limits hold for all its processes together, as the host's /proc counts them:
 and sleep. The output is compared outside the container, as for other programs (`judging.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -6,8 +6,6 @@ memory and bounded; no image is fetched; a container stops with its command, wit
 of its run, and with this process, even if it is killed (`_KEEPER`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

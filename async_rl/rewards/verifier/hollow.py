@@ -2,8 +2,6 @@
 nothing, and a test that breaks for them would break for every program.
 """
 
-from __future__ import annotations
-
 import keyword
 
 from async_rl.core.assert_tests import names_asked

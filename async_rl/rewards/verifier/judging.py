@@ -13,8 +13,6 @@ a word in the program and its tests. A name in a comment costs a little time; a 
 the name at run time cannot import the package.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import suppress

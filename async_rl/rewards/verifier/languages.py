@@ -1,7 +1,5 @@
 """The table of languages (`languages.toml`), and where their tools are on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

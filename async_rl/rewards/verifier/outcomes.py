@@ -5,8 +5,6 @@ observation. A claim can only choose among failures or offer a value. The frames
 per call or stream: a value, an output, or a failing verdict.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

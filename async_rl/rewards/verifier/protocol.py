@@ -4,8 +4,6 @@ A limit that a request leaves out is the server's (its `sandbox` section). A lim
 used as it is, up to the bounds below.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

@@ -8,8 +8,6 @@ process without other calls: the process crashed, or the call may be the one tha
 loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

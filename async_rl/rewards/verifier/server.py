@@ -8,8 +8,6 @@ a bad request is a 4xx that names the path of its field; a full queue is 429 wit
 programs of a client that disconnects end with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

@@ -8,8 +8,6 @@ place while one is free, so that a few programs that sleep or loop do not delay 
 after `drain` nothing new is admitted.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -7,8 +7,6 @@ in the originals; a request that cannot be served (an unknown language, remote t
 400.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
