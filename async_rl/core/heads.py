@@ -17,13 +17,11 @@ from msgspec.structs import replace
 from async_rl.core.calls import AgentCall
 from async_rl.core.codec import compressed, decode, decompressed, encode
 from async_rl.core.frozen import Value, frozen
-from async_rl.core.support import Span
 from async_rl.core.types import (
     NO_VERSION,
-    Branch,
     Group,
     GroupFields,
-    Score,
+    SampleFields,
     StepScore,
     Trajectory,
 )
@@ -93,19 +91,13 @@ def head_of(group: Group) -> GroupHead:
     )
 
 
-class PackedSample(Value):
+class PackedSample(SampleFields, kw_only=True):
     """A sample of a packed group. runs: (number of tokens, version, is trained) along its response;
-    response_length: tokens; the other fields as in Trajectory.
+    response_length: tokens.
     """
 
     response_length: int
     runs: list[tuple[int, int, bool]]
-    is_truncated: bool
-    score: Score
-    branches: tuple[Branch, ...] = ()
-    clock: tuple[float, ...] = ()
-    spans: tuple[Span, ...] = ()
-    calls: tuple[AgentCall, ...] = ()
 
     @property
     def num_written(self) -> int:
@@ -138,17 +130,12 @@ class PackedTrajectory(Value):
         logprobs = np.zeros(len(versions), np.float32)
         logprobs[versions != NO_VERSION] = np.frombuffer(self.behavior_logprobs, _FLOAT)
         return Trajectory(
+            **_facts(self.sample, SampleFields),
             token_ids=np.concatenate([prompt, tokens]),
             prompt_length=len(prompt),
             loss_mask=np.repeat(np.array(is_trained), lengths),
             behavior_logprobs=logprobs,
             versions=versions,
-            is_truncated=self.sample.is_truncated,
-            score=self.sample.score,
-            branches=self.sample.branches,
-            clock=self.sample.clock,
-            spans=self.sample.spans,
-            calls=self.sample.calls,
         )
 
 
@@ -206,7 +193,7 @@ class PackedGroup(GroupFields, kw_only=True):
         """Return the group with its trajectories."""
         members = [self.member(number).unpacked() for number in range(len(self.members))]
         return Group(
-            **_facts(self),
+            **_facts(self, GroupFields),
             trajectories=members[: len(self.samples)],
             baseline=None if self.baseline is None else members[-1],
         )
@@ -222,7 +209,7 @@ def pack_group(group: Group) -> bytes:
     samples = [_packed(member) for member in members]
     packed = encode(
         PackedGroup(
-            **_facts(group),
+            **_facts(group, GroupFields),
             prompt=prompts.pop(),
             samples=samples[: len(group.trajectories)],
             token_ids=_bytes([m.token_ids[m.prompt_length :] for m in members], _INT),
@@ -244,8 +231,9 @@ def _bytes(parts: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> memoryvie
     return memoryview(np.concatenate(parts).astype(dtype).view(np.uint8))
 
 
-def _facts(group: GroupFields) -> dict[str, Any]:
-    return {name: getattr(group, name) for name in GroupFields.__struct_fields__}
+def _facts(value: Value, of: type[Value]) -> dict[str, Any]:
+    """The fields that a value shares with another form of it."""
+    return {name: getattr(value, name) for name in of.__struct_fields__}
 
 
 def _packed(sample: Trajectory) -> PackedSample:
@@ -255,17 +243,12 @@ def _packed(sample: Trajectory) -> PackedSample:
     differs = (versions[1:] != versions[:-1]) | (is_trained[1:] != is_trained[:-1])
     ends = [*(np.flatnonzero(differs) + 1).tolist(), len(versions)] if len(versions) else []
     return PackedSample(
+        **_facts(sample, SampleFields),
         response_length=len(versions),
         runs=[
             (end - begin, int(versions[begin]), bool(is_trained[begin]))
             for begin, end in zip([0, *ends], ends, strict=False)
         ],
-        is_truncated=sample.is_truncated,
-        score=sample.score,
-        branches=sample.branches,
-        clock=sample.clock,
-        spans=sample.spans,
-        calls=sample.calls,
     )
 
 

@@ -272,11 +272,9 @@ class Score(Value):
         return 0 < len(self.verdicts) == self.verdicts.count(Verdict.PASS)
 
 
-class Trajectory(Value):
-    """One sampled response with its prompt.
+class SampleFields(Value):
+    """The facts about a sample besides its tokens.
 
-    token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
-    versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     branches: of an agent's session, ascending; all start after the prompt. calls: its answers.
     spans: of tokens that were not drawn from the whole vocabulary.
@@ -284,17 +282,26 @@ class Trajectory(Value):
     the score; empty if recording=off.
     """
 
-    token_ids: IntArray
-    prompt_length: int
-    loss_mask: BoolArray
-    behavior_logprobs: FloatArray
-    versions: IntArray
     is_truncated: bool
     score: Score
     branches: tuple[Branch, ...] = ()
     clock: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
     calls: tuple[AgentCall, ...] = ()
+
+
+class Trajectory(SampleFields, kw_only=True):
+    """One sampled response with its prompt.
+
+    token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
+    versions int32 [L].
+    """
+
+    token_ids: IntArray
+    prompt_length: int
+    loss_mask: BoolArray
+    behavior_logprobs: FloatArray
+    versions: IntArray
 
     @property
     def response_length(self) -> int:
