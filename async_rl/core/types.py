@@ -275,11 +275,10 @@ class Score(Value):
 class SampleFields(Value):
     """The facts about a sample besides its tokens.
 
-    is_truncated: stopped by the length limit, without an end-of-sequence token.
-    branches: of an agent's session, ascending; all start after the prompt. calls: its answers.
-    spans: of tokens that were not drawn from the whole vocabulary.
-    clock: seconds from the start of its group to the first token (NaN: unknown), the last token and
-    the score; empty if recording=off.
+    is_truncated: by the length limit, without an end-of-sequence token. branches: of an agent's
+    session, ascending; all start after the prompt. calls: its answers. spans: of tokens that were
+    not drawn from the whole vocabulary. clock: seconds from the start of its group to the first
+    token (NaN: unknown), the last token and the score; empty if recording=off.
     """
 
     is_truncated: bool
@@ -291,10 +290,8 @@ class SampleFields(Value):
 
 
 class Trajectory(SampleFields, kw_only=True):
-    """One sampled response with its prompt.
-
-    token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
-    versions int32 [L].
+    """One sampled response with its prompt: token_ids int32 [L], loss_mask bool [L],
+    behavior_logprobs float32 [L] (0 where not sampled), versions int32 [L].
     """
 
     token_ids: IntArray
