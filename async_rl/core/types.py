@@ -275,10 +275,9 @@ class Score(Value):
 class SampleFields(Value):
     """The facts about a sample besides its tokens.
 
-    is_truncated: by the length limit, without an end-of-sequence token. branches: of an agent's
-    session, ascending; all start after the prompt. calls: its answers. spans: of tokens that were
-    not drawn from the whole vocabulary. clock: seconds from the start of its group to the first
-    token (NaN: unknown), the last token and the score; empty if recording=off.
+    is_truncated: by the length limit. branches: of an agent's session, ascending, after the prompt.
+    calls: its answers. spans: of tokens that were not drawn from the whole vocabulary. clock:
+    seconds from the start of its group to the first token (NaN: unknown), the last and the score.
     """
 
     is_truncated: bool
