@@ -58,7 +58,9 @@ class Agent:
 
     async def say(self, messages: list[Any], **more: Any) -> Any:
         """Return the body of the answer."""
-        if self._streams is None:
+        if self._streams is None or self._streams[0].at_eof():
+            # A server closes a connection that was idle for 5 seconds.
+            self.close()
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
         body = json.dumps({"model": "policy", "messages": messages, **more}).encode()

@@ -49,6 +49,7 @@ from async_rl.wire.keys import load_keys
 from async_rl.wire.rpc import RpcServer
 from benchmarks.agents.agents_delays import Delays
 from benchmarks.generation.generation import parameters, settings
+from benchmarks.generation.grammar_rate import OVERRIDES
 
 ENGINE_S = 5.0
 """A call of the simulated engine."""
@@ -80,15 +81,17 @@ def text(rng: random.Random, count: int) -> str:
 
 async def engine(folder: Path, kind: str) -> None:
     """Answer Complete; with vLLM each line on stdin is a round of the direct path. An empty line
-    requests the CPU time.
+    requests the CPU time. kind: simulated, vllm, or grammar (vLLM with its tokenizer).
     """
     generate, delays = None, Delays()
-    if kind == "vllm":
+    if kind != "simulated":
         from async_rl.generation.opener import engine_opener
         from async_rl.weights.block import SharedTensors, tensor_spec
 
         model = folder / "model"
-        opened = await engine_opener(settings(model), model)()
+        # A grammar of the configuration opens the engine with its tokenizer; requests name theirs.
+        more = OVERRIDES if kind == "grammar" else []
+        opened = await engine_opener(settings(model, *more), model)()
         tensors = parameters(model)
         publisher = SharedTensors([tensor_spec(name, value) for name, value in tensors.items()])
         await opened.load_weights(publisher.write(0, tensors.values()))
@@ -106,9 +109,9 @@ async def engine(folder: Path, kind: str) -> None:
         return Continuation(completed=done.completed)
 
     async def version(request: WatchVersion) -> Message:
-        if request.known == 0:
+        if request.known.version == 0:
             await asyncio.sleep(request.wait_s)
-        return EngineVersion(version=0)
+        return EngineVersion(version=0, life=0)
 
     with RpcServer(
         "127.0.0.1", 0, load_keys(folder), {Complete: complete, WatchVersion: version}
@@ -246,6 +249,25 @@ async def spent(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return found
 
 
+def serve_stock(model: Path, port: str) -> None:
+    """Become vLLM's own server with the engine's settings. Its children inherit the cores."""
+    vllm = settings(model).generation.vllm
+    # The server has its core in a process of its own.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    arguments = [
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *("--served-model-name", "policy", "--host", "127.0.0.1", "--port", port),
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "129"),
+        *("--max-num-seqs", str(vllm.max_num_seqs)),
+        *("--max-num-batched-tokens", str(vllm.max_num_batched_tokens)),
+        *("--kv-cache-memory-bytes", str(vllm.kv_cache_mb << 20)),
+        *("--structured-outputs-config.backend", "xgrammar", "--generation-config", "vllm"),
+        *("--logprobs-mode", "processed_logprobs", "--disable-log-stats"),
+        *("--disable-uvicorn-access-log", "--no-enable-log-requests"),
+    ]
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
 def all_cores() -> list[int]:
     """Return the cores of this process."""
     return sorted(os.sched_getaffinity(0))
@@ -273,7 +295,7 @@ async def child(*arguments: Any, cores: list[int]) -> AsyncIterator[Any]:
 def main() -> None:
     """Be one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=["engine", "gateway"])
+    parser.add_argument("kind", choices=["engine", "gateway", "stock"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("more", nargs="+")
     parser.add_argument("--cores", nargs="+", type=int)
@@ -281,6 +303,9 @@ def main() -> None:
     if given.kind == "engine":
         prepare_environment(settings(given.folder), given.cores)
         asyncio.run(engine(given.folder, *given.more))
+    elif given.kind == "stock":
+        prepare_environment(settings(given.folder), given.cores)
+        serve_stock(given.folder / "model", *given.more)
     else:
         os.sched_setaffinity(0, given.cores)
         asyncio.run(gateway(given.folder, given.more[0], int(given.more[1])))
