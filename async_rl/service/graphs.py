@@ -1,4 +1,4 @@
-"""Graphs of custom losses, as clients send them: their form, and the operations that they may have.
+"""Graphs of custom losses, as clients send them, and the operations that they may have.
 
 Nothing of a graph is executed but these operations. None of them draws numbers, leaves torch or
 changes a tensor.
@@ -6,12 +6,10 @@ changes a tensor.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Any
 
 from async_rl.core.errors import DataError
-from async_rl.service.forms import Meta, Number, read
+from async_rl.service.forms import read
 
 CUSTOM = "custom"
 """The name of the loss."""
@@ -31,43 +29,11 @@ OPERATIONS = frozenset(_NAMES.split())
 """Functions of torch and `operator`, and methods of tensors."""
 
 
-class Node(msgspec.Struct):
-    """One node of a graph, as torch.fx records it."""
-
-    op: Literal["placeholder", "call_function", "call_method", "output"]
-    name: str
-    target: str
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-
-
-class Nodes(msgspec.Struct):
-    """A graph in the order of execution."""
-
-    nodes: Annotated[list[Node], Meta(max_length=1000)]
-
-
-class Input(msgspec.Struct):
-    """A parameter of a graph: the log-probs, then inputs of the datum."""
-
-    name: str
-    rank: Literal[0, 1, 2]
-
-
-class CreateLoss(msgspec.Struct):
-    """create_custom_loss."""
-
-    session_id: str
-    custom_loss_seq_id: Number
-    inputs: Annotated[list[Input], Meta(min_length=1, max_length=16)]
-    graph: Nodes
-
-
-def read_graph(body: bytes) -> CreateLoss:
+def read_graph(body: bytes) -> Any:
     """Return the body of create_custom_loss. Raises DataError if it is none, or calls anything that
     is not in the list.
     """
-    form = read(body, CreateLoss)
+    form = read(body, "create_custom_loss")
     for node in form.graph.nodes:
         name = node.target.rpartition(".")[2]
         if node.op.startswith("call") and name not in OPERATIONS:

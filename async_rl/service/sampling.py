@@ -45,9 +45,7 @@ class Model:
     most_rank: int
 
 
-def sample_of(
-    form: forms.AskSample, sampler: Sampler, model: Model, *, request_id: str = ""
-) -> Sample:
+def sample_of(form: Any, sampler: Sampler, model: Model, *, request_id: str = "") -> Sample:
     """Return the request for a generator. Raises DataError if no generator can answer it."""
     params, prompt = form.sampling_params, form.prompt
     for chunk in prompt.chunks:
@@ -100,7 +98,7 @@ def sample_of(
     )
 
 
-def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
+def _chosen(cells: Any, num_rows: int) -> IntArray | None:
     """Return the ids to score, int64 [P - 1, C], -1 = none. Raises DataError."""
     if cells is None:
         return None
@@ -118,7 +116,7 @@ def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
     return ids
 
 
-def _places(cells: forms.Cells) -> Any:
+def _places(cells: Any) -> Any:
     """Return where the values are in the matrix."""
     crow, col = cells.sparse_crow_indices, cells.sparse_col_indices
     if crow is None or col is None:
@@ -127,12 +125,12 @@ def _places(cells: forms.Cells) -> Any:
     return cells_of(np.array(crow), np.array(col), len(cells.data), tuple(cells.shape), name)
 
 
-def prompt_of(form: forms.AskSample) -> IntArray:
+def prompt_of(form: Any) -> IntArray:
     """Return the tokens of a prompt, int32 [P]."""
     return np.array([token for chunk in form.prompt.chunks for token in chunk.tokens], np.int32)
 
 
-def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
+def encoded(sampled: Sampled, form: Any) -> bytes:
     """Return the answer of the generators in the form of the API, with the version of each token in
     an additional field.
     """
@@ -189,7 +187,7 @@ def sequences(store: Store) -> Callable[[str], Drawn]:
             return {}
         # It is deleted with its session.
         sampler = store.one(Sampler, "sampler_id=?", request.owner)
-        prompt = prompt_of(forms.read(request.body or b"", forms.AskSample))
+        prompt = prompt_of(forms.read(request.body or b"", "asample"))
         drawn = drawn_of(request.answer, request_id, prompt, sampler.run_id if sampler else "")
         return {sequence.sequence_id: sequence for sequence in drawn}
 

@@ -540,7 +540,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("create_custom_loss", {}, 400, "session_id"),
     ("create_custom_loss", graph("SESSION", "os.system"), 400, "may not call os.system"),
     ("create_custom_loss", graph("invented", "torch.exp"), 404, "invented"),
-    ("forward_backward", batch("RUN", 1, [1], loss="custom"), 404, "no custom loss"),
+    ("forward_backward", batch("RUN", 1, [1], loss="custom"), 404, "not a custom loss"),
 ]
 
 
