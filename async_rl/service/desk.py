@@ -92,11 +92,11 @@ class Desk:
             raise Refused(f"{run.session_id} has {_MOST_RUNS} training runs; unload one of them")
         if run.is_unloaded and kind != "unload_model":
             raise Refused(f"{run_id} is unloaded", status=404)
-        if not (0 if new else 1) <= seq_id <= self._order.line(run_id).next_seq + _FURTHEST:
+        if not (0 if new else 1) <= seq_id <= self.store.next_seq(run_id) + _FURTHEST:
             raise Refused(f"seq_id={seq_id} is not the number of a request of {run_id}")
         request, is_known = self.store.put(run_id, seq_id, kind, body, new=new)
         if not is_known:
-            self._order.put(run_id, seq_id)
+            self._order.wake()
         return {"request_id": request.request_id, "model_id": run_id}
 
     def sample(self, body: bytes) -> dict[str, Any]:

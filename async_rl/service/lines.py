@@ -25,35 +25,24 @@ _SAVE_S = 10.0
 """Seconds of work after which the state of a run is saved: a kill repeats about that much."""
 _PREFIX = "state-"
 _KEPT = 2
-_NEXT = """SELECT 1 + max(seq_id) FROM requests WHERE owner=? AND answered_s IS NOT NULL"""
 
 
 class Line:
-    """next_seq: number of the next request to execute; waiting: those that are there; work: tokens
-    so far.
-    """
+    """work: tokens so far."""
 
     def __init__(self, run_id: str, store: Store, backend: Processes) -> None:
         self.run_id = run_id
         self.folder = store.directory / "runs" / folder_of(run_id)
         self._store = store
         self._backend = backend
-        self.next_seq: int = store.value(_NEXT, [run_id]) or 0
-        unanswered = store.all(Request, "owner=? AND answered_s IS NULL", run_id)
-        self.waiting = {request.seq_id for request in unanswered}
         self.work = 0
         self._is_known = False
-        """The learner has executed all before next_seq."""
+        """The learner has executed all that is answered."""
         self._is_held = True
         """A generator may have a slot for it."""
         self._unsaved_s = 0.0
         """Work that no state has."""
         self._has_gradients = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next request is there."""
-        return self.next_seq in self.waiting
 
     def lose(self) -> None:
         """Note that the learner left."""
@@ -83,9 +72,7 @@ class Line:
         return executed
 
     async def answered(self, request: Request) -> None:
-        """Go on to the next request, as soon as this one has its answer in the store."""
-        self.waiting.remove(request.seq_id)
-        self.next_seq += 1
+        """Save and forget what is due now that this request has its answer in the store."""
         if request.kind == "unload_model":
             self._is_known = False
             await self.leave()
@@ -104,7 +91,8 @@ class Line:
         """
         if self._has_gradients or not self._unsaved_s:
             return
-        saved = await self._call("save_state", self.folder / f"{_PREFIX}{self.next_seq - 1}")
+        newest = self._store.next_seq(self.run_id) - 1
+        saved = await self._call("save_state", self.folder / f"{_PREFIX}{newest}")
         if saved.error:
             # The requests remain, so a full disk loses nothing.
             _log.warning("%s: %s", self.run_id, saved.error)
@@ -137,13 +125,8 @@ class Line:
         else:
             await self._call("restore")
         self._unsaved_s, self._has_gradients = 0.0, False
-        lacking = self._store.all(
-            Request,
-            "owner=? AND seq_id>=? AND seq_id<? AND error='' ORDER BY seq_id",
-            self.run_id,
-            first,
-            self.next_seq,
-        )
+        done = "owner=? AND seq_id>=? AND answered_s IS NOT NULL AND error='' ORDER BY seq_id"
+        lacking = self._store.all(Request, done, self.run_id, first)
         for request in lacking:
             if request.kind not in CHANGING:
                 continue

@@ -62,25 +62,20 @@ class Order:
         self._is_alone = is_alone
         self._lines: dict[str, Line] = {}
         self._leaving: set[str] = set()
+        self._least_work = 0
+        """At the start of the newest request, or of all requests once none waits: a run that paused
+        has no right to the work that it did not ask for.
+        """
         self._has_work = asyncio.Event()
         self._num_steps: int = store.value(_NUM_STEPS, [])
-        for request in store.all(Request, "answered_s IS NULL AND kind!='sample'"):
-            self.line(request.owner)
 
-    def line(self, run_id: str) -> Line:
-        """Return the requests of a run."""
+    def _line(self, run_id: str) -> Line:
         if run_id not in self._lines:
             self._lines[run_id] = Line(run_id, self._store, self._backend)
         return self._lines[run_id]
 
-    def put(self, run_id: str, seq_id: int) -> None:
-        """Add a request, which is in the store."""
-        line = self.line(run_id)
-        if not line.is_ready:
-            # A run that paused has no right to the work that it did not ask for.
-            ready = [other.work for other in self._lines.values() if other.is_ready]
-            line.work = max(line.work, min(ready, default=0))
-        line.waiting.add(seq_id)
+    def wake(self) -> None:
+        """Notice a further request in the store."""
         self._has_work.set()
 
     def release(self, run_id: str) -> None:
@@ -89,17 +84,20 @@ class Order:
         self._has_work.set()
 
     async def run(self) -> None:
-        """Takes: requests of runs; waits for: one that is next in its run; woken by: put."""
+        """Takes: requests of runs; waits for: one that is next in its run; woken by: wake."""
         while True:
-            ready = [line for line in self._lines.values() if line.is_ready]
-            leaving = next((it for it in self._leaving if not self.line(it).is_ready), None)
+            ready = self._store.ready()
+            leaving = self._leaving.difference(ready)
             try:
-                if leaving is not None:
-                    await self.line(leaving).leave()
-                    self._leaving.remove(leaving)
+                if leaving:
+                    run_id = leaving.pop()
+                    await self._line(run_id).leave()
+                    self._leaving.remove(run_id)
                 elif ready:
-                    await self._advance(min(ready, key=lambda line: line.work))
+                    await self._advance([self._line(run_id) for run_id in ready])
                 else:
+                    works = [line.work for line in self._lines.values()]
+                    self._least_work = max(works, default=0)
                     self._has_work.clear()
                     await self._has_work.wait()
             except Unavailable as error:
@@ -107,9 +105,14 @@ class Order:
                 for line in self._lines.values():
                     line.lose()
 
-    async def _advance(self, line: Line) -> None:
-        """Execute the next request of a run."""
-        request = self._store.one(Request, "owner=? AND seq_id=?", line.run_id, line.next_seq)
+    async def _advance(self, ready: Sequence[Line]) -> None:
+        """Execute the next request of the run with the least work."""
+        for other in ready:
+            other.work = max(other.work, self._least_work)
+        line = min(ready, key=lambda line: line.work)
+        self._least_work = line.work
+        waiting = "owner=? AND answered_s IS NULL ORDER BY seq_id"
+        request = self._store.one(Request, waiting, line.run_id)
         assert request is not None
         for other in self._lines.values():
             if self._is_alone and other is not line:
@@ -157,7 +160,7 @@ class Order:
         if not name and (number is None or kind != "sampler_weights"):
             name = f"{request.seq_id:06d}"
         path = f"tinker://{run_id}/{kind}/{name}"
-        folder = self.line(run_id).folder / kind
+        folder = self._line(run_id).folder / kind
         directory = str(folder / (name or f"~{number}"))
         if name and not form.overwrite and store.one(Checkpoint, "path=? AND NOT is_gone", path):
             raise DataError(f"{path} exists; choose another name, or overwrite it")

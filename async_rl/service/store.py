@@ -115,9 +115,18 @@ class Request(Value):
 
 
 _TABLES = (Session, Run, Sampler, Checkpoint, Request)
+_NEXT = (
+    "SELECT coalesce(1 + max(seq_id), 0) FROM requests WHERE owner={} AND answered_s IS NOT NULL"
+)
+_READY = f"""
+SELECT owner FROM requests AS waiting WHERE answered_s IS NULL AND kind!='sample' GROUP BY owner
+HAVING min(seq_id)=({_NEXT.format("waiting.owner")})
+"""
 _INDEXES = """
 CREATE UNIQUE INDEX IF NOT EXISTS numbered ON requests (owner, seq_id);
 CREATE INDEX IF NOT EXISTS answered ON requests (answered_s);
+CREATE INDEX IF NOT EXISTS waiting ON requests (owner, seq_id)
+    WHERE answered_s IS NULL AND kind!='sample';
 CREATE INDEX IF NOT EXISTS kept ON requests (owner, seq_id) WHERE body IS NOT NULL;
 CREATE INDEX IF NOT EXISTS named ON checkpoints (path);
 CREATE INDEX IF NOT EXISTS used ON samplers (adapter);
@@ -211,6 +220,14 @@ class Store:
         """Return what a query has as its only result, None if it has none."""
         found = self._connection.execute(query, values).fetchone()
         return found and found[0]
+
+    def next_seq(self, owner: str) -> int:
+        """Return the number of the next request to execute of a run."""
+        return int(self.value(_NEXT.format("?"), [owner]))
+
+    def ready(self) -> list[str]:
+        """Return the runs whose next request is there."""
+        return [owner for (owner,) in self._connection.execute(_READY)]
 
     def put(
         self, owner: str, seq_id: int, kind: str, body: bytes, *, new: Run | None = None

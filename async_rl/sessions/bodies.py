@@ -30,10 +30,10 @@ def types_of(table: Mapping[str, Any], more: Mapping[str, Any] | None = None) ->
     for name, spec in table.items():
         limits = dict(spec)
         if fields := limits.pop("fields", None):
-            found = [field_of(*field, types) for field in fields.items()]
+            found = [field_of(field, text, types) for field, text in fields.items()]
             types[name] = msgspec.defstruct(name, found, kw_only=True)
             continue
-        kind = functools.reduce(operator.or_, [types[each] for each in limits.pop("of")])
+        kind: Any = functools.reduce(operator.or_, [types[each] for each in limits.pop("of")])
         if limits.pop("many", False):
             kind = list[kind]
         types[name] = Annotated[kind, msgspec.Meta(**limits)]

@@ -118,7 +118,7 @@ class Learner:
         for run_id, seq_id, kind, body in program():
             new = Run(run_id=run_id, session_id="s", lora="{}", user_metadata="{}")
             request, _ = store.put(run_id, seq_id, kind, body, new=None if seq_id else new)
-            order.put(run_id, seq_id)
+            order.wake()
             answered = await store.wait(request.request_id)
             assert answered is not None
             assert answered.error == ""
@@ -128,7 +128,7 @@ class Learner:
         for run_id in (RUN, OTHER):
             body = data_request([make_datum(np.random.default_rng(0), 9, "ppo")], "ppo")
             request, _ = store.put(run_id, 11, "forward", body)
-            order.put(run_id, 11)
+            order.wake()
             await store.wait(request.request_id)
         working.cancel()
         await asyncio.wait((working,))
