@@ -13,8 +13,6 @@ from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.service import forms
 from async_rl.service.desk import Desk
-from async_rl.service.deviations import WARNING, refuse
-from async_rl.service.graphs import CUSTOM, GRAPH, read_graph
 from async_rl.service.proto import decode
 from async_rl.service.sampling import sequences
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session
@@ -61,7 +59,7 @@ class Api:
         return {
             "type": "create_session",
             "session_id": session.session_id,
-            "warning_message": WARNING,
+            "warning_message": forms.WARNING,
         }
 
     def heartbeat(self, call: Call) -> Json:
@@ -100,7 +98,7 @@ class Api:
     def _create(self, kind: str, form: Any, lora: str, call: Call) -> Json:
         self._check_base(form.base_model)
         if form.optimizer_config is not None:
-            refuse(form.optimizer_config.type)
+            forms.refuse(form.optimizer_config.type)
         run = Run(
             run_id=f"{form.session_id}:train:{form.model_seq_id}",
             session_id=form.session_id,
@@ -117,7 +115,7 @@ class Api:
 
     def create_loss(self, call: Call) -> Json:
         """Keep a custom loss. Raises DataError if its graph cannot be computed here."""
-        form = read_graph(call.body)
+        form = forms.read_graph(call.body)
         self._desk.session(form.session_id)
         owner, seq_id = _losses_of(form.session_id), form.custom_loss_seq_id
         with self._store.transaction():
@@ -130,7 +128,7 @@ class Api:
     def forward_backward(self, call: Call) -> Json:
         """Accept a batch."""
         request = decode(call.body)
-        if request.loss_fn == CUSTOM:
+        if request.loss_fn == forms.CUSTOM:
             owner = _losses_of(request.model_id.partition(":")[0])
             loss_id = request.loss_fn_config_v2["loss_id"].text
             loss = self._store.one(Request, "request_id=? AND owner=?", loss_id, owner)
@@ -139,7 +137,7 @@ class Api:
                     f"loss_id={loss_id!r} is not a custom loss of this session", status=404
                 )
             # The request alone says what the learner computes, also when it is executed again.
-            request.loss_fn_config_v2[GRAPH].text = loss.body.decode()
+            request.loss_fn_config_v2[forms.GRAPH].text = loss.body.decode()
         kind = "forward" if request.forward_only else "forward_backward"
         # Equal requests have one form of the body.
         same = bytes(request.SerializeToString(deterministic=True))

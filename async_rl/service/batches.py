@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,15 +19,13 @@ from async_rl.batching.packing import RowInProgress
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.learner.models import Policy
-from async_rl.service.losses import HIGH, LOW, Loss
-from async_rl.service.proto import Datum
-from async_rl.service.rows import Example, Row
+from async_rl.service.losses import HIGH, LOW, Example, Loss, Row
+from async_rl.service.proto import AnyArray, Datum
 
 TARGETS = "target_tokens"
 _LEAST_SHARED = 8
 """Tokens: below it a segment of its own costs more than it saves."""
 _MOST = float(np.finfo(np.float32).max)
-AnyArray = npt.NDArray[Any]
 
 
 @frozen

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.service.graphs import CUSTOM, OPERATIONS, read_graph
-from async_rl.service.losses import Loss
-from async_rl.service.rows import Row
+from async_rl.service.forms import CUSTOM, OPERATIONS, read_graph
+from async_rl.service.losses import Loss, Row
 
 _MODULES: Sequence[Any] = (torch, F, operator, torch._C._nn)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
@@ -75,7 +74,6 @@ def custom_loss(body: bytes) -> GraphLoss:
     return GraphLoss(
         name=CUSTOM,
         inputs=[it.name for it in inputs],
-        defaults={},
         most_rank=logprobs.rank,
         ranks={it.name: it.rank for it in inputs},
         graph=form.graph,

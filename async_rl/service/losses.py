@@ -1,5 +1,5 @@
-"""The losses of the Tinker API, per token; the loss of a request is their sum over all tokens and
-datums, never a mean.
+"""Rows of checked datums, and the losses of the Tinker API, per token. The loss of a request is
+their sum over all tokens and datums, never a mean.
 
 Formulas: tinker-docs.thinkingmachines.ai/tinker/losses. With p the log-prob of the target, q that
 of the sampler, A the advantage, r = exp(p - q), and [low, high] the absolute bounds of a ratio.
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from async_rl.batching.packing import Pass
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.service.rows import Row
+from async_rl.service.proto import AnyArray
 
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"
@@ -26,17 +30,49 @@ SOFT = "cross_entropy"
 
 
 @frozen
+class Example:
+    """A checked datum: tokens int64 [N]; targets int64 and inputs float32, [N] or [N, K]."""
+
+    index: int
+    tokens: AnyArray
+    targets: AnyArray
+    inputs: Mapping[str, AnyArray]
+
+
+@frozen
+class Row:
+    """Examples packed into one row, with R positions.
+
+    packed: predicts the U different pairs of a position and its targets, int64 [U] or [U, K], which
+    are its target_ids; pair: int64 [R], that of each position.
+    """
+
+    examples: Sequence[Example]
+    packed: Pass
+    pair: Tensor
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each example."""
+        return [len(example.tokens) for example in self.examples]
+
+    def input(self, field: str) -> Tensor:
+        """Return an input of all examples: float32 [R] or [R, K]."""
+        values = np.concatenate([example.inputs[field] for example in self.examples])
+        return torch.as_tensor(values, device=self.pair.device)
+
+
+@frozen
 class Loss:
     """One loss.
 
-    inputs: what a datum must have besides target_tokens; defaults: the configuration, where NaN
-    has to be replaced. A threshold of the configuration may also be an input: then each token has
-    its own.  most_rank: of the targets; ranks: of inputs that have not the shape of the targets.
+    As in losses.toml. A threshold of the configuration may also be an input: then each token has
+    its own.  ranks: of inputs that have not the shape of the targets.
     """
 
     name: str
-    inputs: Sequence[str] = ("logprobs", "advantages")
-    defaults: Mapping[str, float]
+    inputs: Sequence[str]
+    defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
     most_rank: int = 1
     ranks: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -75,21 +111,8 @@ def _of_sequences(gaps: Tensor, masks: Tensor, lengths: Sequence[int]) -> Tensor
     return torch.cat([gap[mask != 0].mean().expand(len(gap)) for gap, mask in parts])
 
 
-_ALL = (
-    Loss(name=SOFT, inputs=("weights",), defaults={}, most_rank=2),
-    Loss(name="importance_sampling", defaults={}),
-    Loss(name="ppo", defaults={LOW: 0.8, HIGH: 1.2}),
-    Loss(name="cispo", defaults={LOW: 0.0, HIGH: 4.0}),
-    # The API has no published default of beta.
-    Loss(name="dro", defaults={"beta": math.nan}),
-    # The API's own defaults are not published; these are those of arXiv 2507.18071 sec. 5.1.
-    Loss(
-        name="gspo",
-        inputs=("logprobs", "advantages", "sequence_ratio_mask"),
-        defaults={LOW: 1 - 3e-4, HIGH: 1 + 4e-4},
-    ),
-)
-LOSSES: Mapping[str, Loss] = {loss.name: loss for loss in _ALL}
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+LOSSES: Mapping[str, Loss] = {name: Loss(name=name, **spec) for name, spec in _FILE.items()}
 
 
 def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[str, float]]:

@@ -18,7 +18,6 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
 from async_rl.protocol.service import Executed
 from async_rl.service import forms
-from async_rl.service.deviations import refuse
 from async_rl.service.lines import Line
 from async_rl.service.processes import Processes
 from async_rl.service.proto import parse_forward_backward
@@ -138,7 +137,7 @@ class Order:
             return self._plan_of_save(request, forms.read(body, "save"))
         if kind in ("forward", "forward_backward"):
             parsed = await asyncio.to_thread(parse_forward_backward, body)
-            refuse(parsed.loss_fn)
+            forms.refuse(parsed.loss_fn)
             drawn = check(parsed.data, self._store)
             return Plan(versions=[it.versions for it in drawn if it.run_id == request.owner])
         if kind == "optim_step":
@@ -152,7 +151,7 @@ class Order:
 
     def _plan_of_save(self, request: Request, form: Any) -> Plan:
         if form.age_encryption_recipients:
-            refuse("age_encryption_recipients")
+            forms.refuse("age_encryption_recipients")
         store, now_s, run_id = self._store, self._store.now(), request.owner
         kind = SAVES[request.kind]
         number = form.sampling_session_seq_id

@@ -17,7 +17,6 @@ from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.service import MOST_COLUMNS, Sample, Sampled
 from async_rl.service import forms
 from async_rl.service.address import folder_of
-from async_rl.service.deviations import refuse
 from async_rl.service.proto import (
     AnyArray,
     Datum,
@@ -50,7 +49,7 @@ def sample_of(form: Any, sampler: Sampler, model: Model, *, request_id: str = ""
     params, prompt = form.sampling_params, form.prompt
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
-            refuse("images and sounds")
+            forms.refuse("images and sounds")
     tokens = prompt_of(form)
     if not 0 < len(tokens) < model.context_tokens:
         raise DataError(

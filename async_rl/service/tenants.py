@@ -3,6 +3,8 @@
 Invariants
 - A pass computes and trains the adapter of one run; the numbers of a run do not depend on others.
 - Gradients accumulate until a step, which clears them. A call that fails leaves nothing of itself.
+- A directory with its final name is complete and on the disk, with the checksums of its files.
+- Nothing that a file says is executed.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from async_rl.config.base import replace
 from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import checksum
+from async_rl.core.checksums import checksum, complete, damage, sums_of
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.learner.loading import load_policy, recompute_activations
@@ -39,6 +42,8 @@ from async_rl.weights.lora import (
 )
 
 _WHOLE = "model.safetensors"
+_NUMBERS = "state.json"
+_TENSORS = "state.safetensors"
 _WEIGHTS = shutil.ignore_patterns(
     "*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json"
 )
@@ -62,6 +67,40 @@ class State:
 
     numbers: Numbers
     tensors: Mapping[str, Tensor]
+
+
+@contextlib.contextmanager
+def written(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory, which gets this name once what the block has written is on the
+    disk. It replaces a directory of that name. Raises DataError if it cannot be written.
+    """
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        shutil.rmtree(directory, ignore_errors=True)
+        complete(partial, directory, sums_of(partial))
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{directory.name} could not be written: {error}; free disk space or grant write"
+            " permission, then save again"
+        ) from error
+
+
+def read_state(directory: Path, base_sha256: str) -> State:
+    """Return numbers and tensors of a whole state. Raises DataError for a damaged one, and for one
+    of another base model.
+    """
+    if problem := damage(directory):
+        raise DataError(f"{directory.name} cannot be read: {problem}")
+    try:
+        numbers = msgspec.json.decode((directory / _NUMBERS).read_bytes(), type=Numbers)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"{directory.name} is not a state of a training run: {error}") from error
+    if numbers.base_sha256 != base_sha256:
+        raise DataError(f"{directory.name} is of another base model")
+    return State(numbers=numbers, tensors=load_file(directory / _TENSORS))
 
 
 def load_base(config: RunConfig, path: Path, device: torch.device) -> Policy:
@@ -198,6 +237,11 @@ class Tenant:
             tensor.copy_(state.tensors[name])
         if not with_moments:
             self.forget_moments()
+
+    def write_state(self, directory: Path) -> None:
+        """Write weights, moments and numbers."""
+        (directory / _NUMBERS).write_bytes(msgspec.json.encode(self.numbers))
+        save_file(self.tensors(), directory / _TENSORS)
 
     def write_weights(self, directory: Path) -> None:
         """Write the adapter as PEFT's files, or all weights as one file."""

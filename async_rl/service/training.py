@@ -25,17 +25,15 @@ from async_rl.core.types import FloatArray
 from async_rl.protocol.service import Execute, Executed
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
 from async_rl.service.custom import custom_loss
-from async_rl.service.forms import LoraConfig, read
-from async_rl.service.graphs import CUSTOM, GRAPH
+from async_rl.service.forms import CUSTOM, GRAPH, LoraConfig, read
 from async_rl.service.losses import Loss, find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
-from async_rl.service.states import read_state, write_state, written
-from async_rl.service.tenants import Numbers, Tenant, load_base
+from async_rl.service.tenants import Numbers, Tenant, load_base, read_state, written
 from async_rl.weights.lora import remove_adapter, use_adapter
 
 _WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
-    "save_state": write_state,
-    "save_weights": write_state,
+    "save_state": Tenant.write_state,
+    "save_weights": Tenant.write_state,
     "save_weights_for_sampler": Tenant.write_weights,
     "save_weights_external": Tenant.export,
 }

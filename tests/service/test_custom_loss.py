@@ -15,7 +15,7 @@ from test_service_losses import LENGTHS, made_up, row_of
 from async_rl.core.errors import DataError
 from async_rl.service import custom
 from async_rl.service.custom import custom_loss
-from async_rl.service.graphs import read_graph
+from async_rl.service.forms import read_graph
 
 client = pytest.importorskip("tinker.lib.public_interfaces.custom_loss")
 Metrics = dict[str, torch.Tensor]

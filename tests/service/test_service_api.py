@@ -27,7 +27,7 @@ from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.certify import service
 from async_rl.service import proto
 from async_rl.service.address import FOLDER
-from async_rl.service.deviations import DEVIATIONS
+from async_rl.service.forms import DEVIATIONS
 from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
 from async_rl.service.store import Checkpoint, Request, Store
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from async_rl.core.errors import DataError
-from async_rl.service.losses import HIGH, LOSSES, LOW, find_loss
-from async_rl.service.rows import Example, Row
+from async_rl.service.losses import HIGH, LOSSES, LOW, Example, Row, find_loss
 
 LENGTHS = [5, 3, 7]
 

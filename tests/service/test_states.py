@@ -28,7 +28,7 @@ from training_support import (
 
 from async_rl.core.errors import Unavailable
 from async_rl.protocol.service import Execute, Executed, Operation
-from async_rl.service import states
+from async_rl.service import tenants
 from async_rl.service.order import Order
 from async_rl.service.store import Run, Store
 from async_rl.service.training import TrainingRuns
@@ -158,7 +158,7 @@ async def test_a_kill_while_a_state_or_a_checkpoint_is_written_changes_nothing(
     model_path: Path, tmp_path: Path, undisturbed: TrainingRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each directory is written twice: the first time the process ends before it has its name."""
-    whole = states.complete
+    whole = tenants.complete
     tried = set()
 
     def killed(partial: Path, directory: Path, sums: Mapping[str, str]) -> None:
@@ -167,7 +167,7 @@ async def test_a_kill_while_a_state_or_a_checkpoint_is_written_changes_nothing(
             raise KeyboardInterrupt
         whole(partial, directory, sums)
 
-    monkeypatch.setattr(states, "complete", killed)
+    monkeypatch.setattr(tenants, "complete", killed)
     learner = Learner(model_path, tmp_path, 100.0)
     await learner.play()
     assert len(tried) > 6
@@ -258,7 +258,7 @@ def test_a_full_disk_refuses_what_is_saved(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(states, "complete", full)
+    monkeypatch.setattr(tenants, "complete", full)
     for operation in ("save_state", "save_weights"):
         error = ask(runs, operation, path=folder(tmp_path) / "w").error
         assert error.startswith("w could not be written: [Errno 28] No space left on device; free")

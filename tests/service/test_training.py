@@ -34,8 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.protocol.service import Operation
 from async_rl.service import batches, proto
-from async_rl.service.losses import find_loss
-from async_rl.service.rows import Row
+from async_rl.service.losses import Row, find_loss
 from async_rl.service.training import TrainingRuns
 
 RNG = np.random.default_rng
