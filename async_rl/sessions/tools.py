@@ -57,25 +57,20 @@ class ToolForm:
         return (self.end,)
 
 
-HERMES = ToolForm(
-    name="hermes",
-    required="<tool_call>\n",
-    named='<tool_call>\n{"name": {json}, "arguments": ',
-    end="</tool_call>",
-)
-"""A JSON object between marks, as Hermes and Qwen models write it."""
 TABLE = tomllib.loads(Path(__file__).with_name("tool_forms.toml").read_text())
 # The first that fits, so a form comes before those whose marks it has too.
 FORMS = tuple(ToolForm(**form) for form in TABLE["form"])
+HERMES = FORMS[-1]
+"""A JSON object between marks, as Hermes and Qwen models write it."""
 
 
 def form_of(template: str, parser: str = "") -> ToolForm:
-    """Return the form that a chat template shows, or the form of a parser; HERMES if none fits."""
+    """Return the form that a chat template shows, or the form of a parser."""
     fitting = [form for form in FORMS if all(mark in template for mark in form.marks)]
     if not parser:
-        return next(iter(fitting), HERMES)
+        return fitting[0]
     # Two forms of one parser differ in the start of a call, which the marks tell apart.
-    named = (form for form in (*fitting, *FORMS, HERMES) if form.name == parser)
+    named = (form for form in (*fitting, *FORMS) if form.name == parser)
     return next(named, ToolForm(name=parser))
 
 

@@ -173,10 +173,10 @@ def test_the_parser_of_tool_calls_is_no_argument_of_the_engine() -> None:
 
 
 def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
-    from async_rl.sessions.tools import FORMS, HERMES
+    from async_rl.sessions.tools import FORMS
 
     assert INSTALLED is not None
-    assert {form.name for form in (HERMES, *FORMS)} <= {*vllm.known_names(INSTALLED, TOOL_PARSER)}
+    assert {form.name for form in FORMS} <= {*vllm.known_names(INSTALLED, TOOL_PARSER)}
 
 
 def test_an_argument_given_twice_is_refused() -> None:

@@ -22,7 +22,7 @@ from async_rl.sessions.forms.form import (
     variables_of,
 )
 from async_rl.sessions.forms.parameters import read_request
-from async_rl.sessions.forms.response_tools import Tools, read_call
+from async_rl.sessions.forms.response_tools import TEMPLATES, Tools, read_call
 from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 
@@ -106,20 +106,11 @@ class _ResponsesExchange(Exchange):
             request,
             [call],
             id=new_id("resp_"),
-            object="response",
             created_at=int(time.time()),
-            instructions=request.instructions,
-            previous_response_id=request.previous_response_id,
-            max_output_tokens=request.max_output_tokens,
-            tools=request.tools or [],
-            tool_choice=request.tool_choice or "auto",
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            text=request.text or {"format": {"type": "text"}},
-            reasoning=request.reasoning or {"effort": None, "summary": None},
-            truncation="disabled",
-            metadata={},
-            # Packages require these names. None: the request has decided none of them.
-            **dict.fromkeys(("error", "incomplete_details", "temperature", "top_p", "user")),
+            # Packages require all these names.
+            **TEMPLATES["fixed"],
+            **{name: getattr(request, name) or it for name, it in TEMPLATES["repeated"].items()},
         )
         self._session = session
         self._tools = tools

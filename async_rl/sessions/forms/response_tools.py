@@ -7,27 +7,20 @@ a local shell is a function `local_shell` of a command. Tools that OpenAI runs a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from async_rl.sessions.errors import Json
 from async_rl.sessions.forms.form import History, function_of, json_of, refuse_unless
 from async_rl.sessions.forms.parameters import HOSTED
 
-_TEXT = {"type": "string"}
-_INPUT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
-_SHELL = {
-    "name": "local_shell",
-    "description": "Run a command on this machine.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "command": {"type": "array", "items": _TEXT},
-            "working_directory": _TEXT,
-            "timeout_ms": {"type": "integer"},
-        },
-        "required": ["command"],
-    },
-}
+TEMPLATES = msgspec.json.decode(Path(__file__).with_name("responses.json").read_bytes())
+"""Of responses: the fields that repeat those of a request, with their defaults, and the fixed ones;
+of tools: the parameters of a custom tool, and a local shell as a function.
+"""
+_SHELL = TEMPLATES["local_shell"]
 
 
 class Tools:
@@ -54,7 +47,7 @@ class Tools:
                 self._known[name] = {"type": kind, **fields}
                 # The grammar of a custom tool tells the policy what to write.
                 about = [tool.get("description"), (tool.get("format") or {}).get("definition")]
-                parameters = _INPUT if kind == "custom" else tool.get("parameters")
+                parameters = TEMPLATES["custom"] if kind == "custom" else tool.get("parameters")
                 described = {"name": name, "description": "\n".join(filter(None, about))}
                 self.functions.append(function_of(described, parameters))
 
