@@ -67,7 +67,6 @@ async def run(context: ProcessContext) -> None:
                 journal=journal,
                 url=url,
                 read_calls=engines.read_calls,
-                offers=offers,
             )
             rollouts = Rollouts(
                 config,

@@ -58,8 +58,7 @@ _RAN = (Verdict.PASS, Verdict.WRONG_ANSWER)
 
 class Agents:
     """Makes samples with environments. url: of the endpoint of `sessions`; journal: what earlier
-    lives of this gateway served; read_calls: lets a generator read tool calls; offers: the
-    environments, if programs outside the run are the agents.
+    lives of this gateway served; read_calls: lets a generator read tool calls.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Agents:
         journal: Journal,
         url: str,
         read_calls: Reader | None = None,
-        offers: Offers | None = None,
     ) -> None:
         self._config = config
         parsers = map(config.generation.vllm.parser, PARSERS)
@@ -81,7 +79,6 @@ class Agents:
         self._environments = environments
         self._journal = journal
         self._url = url
-        self._offers = offers
         self._environments_seen: set[str] = set()
 
     async def sample(
@@ -134,17 +131,18 @@ class Agents:
             usage=Usage(environment=self._environment_of(task["row"])),
             run=functools.partial(_run, verifier),
         )
+        endpoint = Endpoint.of(self._url, token, session_key)
         is_returning = True
-        if self._offers is not None:
+        # Programs outside the run may have sessions of an earlier life.
+        if isinstance(self._environments, Offers):
             if (noted := self._journal.returning.get(session_name)) is not None:
-                self._offers.resume(session_key, await repeat(session, noted))
+                self._environments.resume(endpoint, task, await repeat(session, noted))
             session.note = functools.partial(self._journal.note, session_name)
         is_returning = False
         # Closed before the sample is made: no call that is still open can add to it.
         with self._sessions.open(session):
             self._journal.returning.pop(session_name, None)
-            endpoint = Endpoint.of(self._url, session.token, session.session_key)
-            running = asyncio.ensure_future(self._environments.run(endpoint, session.task))
+            running = asyncio.ensure_future(self._environments.run(endpoint, task))
             try:
                 await asyncio.wait((failing, running), return_when=asyncio.FIRST_COMPLETED)
                 if failing.done():

@@ -8,7 +8,6 @@ can read it; so a killed front continues where it was.
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import shutil
 from pathlib import Path
@@ -40,6 +39,10 @@ _DAY_S = 86_400.0
 _DELIVERED_S = 600.0
 """A delivered answer stays for clients that lost it on the way."""
 
+_NUM_SAMPLES = (
+    "SELECT count(*) FROM requests WHERE answered_s IS NULL AND owner IN (SELECT sampler_id FROM"
+    " samplers WHERE session_id=?)"
+)
 _NUM_RUNS = "SELECT count(*) FROM runs WHERE NOT is_unloaded AND run_id!=? AND session_id=?"
 
 
@@ -54,7 +57,6 @@ class Desk:
         self._order = Order(store, backend, is_alone=not model.most_rank)
         self._backend = backend
         self._drawing: dict[str, asyncio.Task[None]] = {}
-        self._num_drawing = collections.Counter[str]()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -105,7 +107,7 @@ class Desk:
         sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
-        if self._num_drawing[sampler.session_id] >= _MOST_SAMPLES:
+        if self.store.value(_NUM_SAMPLES, [sampler.session_id]) >= _MOST_SAMPLES:
             raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
         request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", body)
         if not is_known:
@@ -126,9 +128,6 @@ class Desk:
         if self._tasks is not None:
             drawing = self._tasks.create_task(self._draw(request), name=request.request_id)
             self._drawing[request.request_id] = drawing
-            session_id = request.owner.partition(":")[0]
-            self._num_drawing[session_id] += 1
-            drawing.add_done_callback(lambda _: self._num_drawing.subtract([session_id]))
 
     async def _draw(self, request: Request) -> None:
         sampler = self.store.known(Sampler, request.owner)

@@ -177,19 +177,19 @@ class Order:
             expires_s=now_s + form.ttl_seconds if form.ttl_seconds else None,
         )
         answer = {"path": path}
-        if name:
-            return Plan(directory=directory, answer=answer, saved=saved)
-        session_id = store.known(Run, run_id).session_id
-        sampler = Sampler(
-            sampler_id=f"{session_id}:sample:{number}",
-            session_id=session_id,
-            run_id=run_id,
-            adapter=directory,
-            is_inflight=form.kind == "inflight",
-        )
-        if store.one(Sampler, "sampler_id=?", sampler.sampler_id):
-            raise DataError(f"the sampling session {sampler.sampler_id} exists")
-        answer = {"sampling_session_id": sampler.sampler_id}
+        sampler = None
+        if not name:
+            session_id = store.known(Run, run_id).session_id
+            sampler = Sampler(
+                sampler_id=f"{session_id}:sample:{number}",
+                session_id=session_id,
+                run_id=run_id,
+                adapter=directory,
+                is_inflight=form.kind == "inflight",
+            )
+            if store.one(Sampler, "sampler_id=?", sampler.sampler_id):
+                raise DataError(f"the sampling session {sampler.sampler_id} exists")
+            answer = {"sampling_session_id": sampler.sampler_id}
         return Plan(directory=directory, answer=answer, saved=saved, sampler=sampler)
 
     def _complete(self, request: Request, plan: Plan, executed: Executed) -> None:

@@ -125,8 +125,7 @@ HAVING min(seq_id)=({_NEXT.format("waiting.owner")})
 _INDEXES = """
 CREATE UNIQUE INDEX IF NOT EXISTS numbered ON requests (owner, seq_id);
 CREATE INDEX IF NOT EXISTS answered ON requests (answered_s);
-CREATE INDEX IF NOT EXISTS waiting ON requests (owner, seq_id)
-    WHERE answered_s IS NULL AND kind!='sample';
+CREATE INDEX IF NOT EXISTS waiting ON requests (owner, kind, seq_id) WHERE answered_s IS NULL;
 CREATE INDEX IF NOT EXISTS kept ON requests (owner, seq_id) WHERE body IS NOT NULL;
 CREATE INDEX IF NOT EXISTS named ON checkpoints (path);
 CREATE INDEX IF NOT EXISTS used ON samplers (adapter);

@@ -47,13 +47,14 @@ class Offers:
         self._waiting: collections.deque[Offer] = collections.deque()
         self._taken: dict[str, Offer] = {}
         self._offered = asyncio.Event()
-        self._returned: dict[str, Outcome | None] = {}
 
-    def resume(self, session_key: str, outcome: Outcome | None) -> None:
-        """The session that runs next with this key is a program's already, which has ended it with
-        this outcome (None = it has not).
+    def resume(self, endpoint: Endpoint, task: dict[str, Any], outcome: Outcome | None) -> None:
+        """A program has the session that runs next, and has ended it with this outcome (None = it
+        has not).
         """
-        self._returned[session_key] = outcome
+        self._hand_out(self._offer(endpoint, task))
+        if outcome is not None:
+            self.end(endpoint.session_key, outcome)
 
     def accepts(self, key: str) -> bool:
         """Return whether this key may take a session."""
@@ -62,17 +63,8 @@ class Offers:
 
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Offer the session until a program has taken and ended it."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        offer = Offer(endpoint=endpoint, task=task, is_taken=asyncio.Event(), ended=ended)
         key = endpoint.session_key
-        self._waiting.append(offer)
-        if key in self._returned:
-            self._hand_out(offer)
-            outcome = self._returned.pop(key)
-            if outcome is not None:
-                self.end(key, outcome)
-        else:
-            self._offered.set()
+        offer = self._taken.get(key) or self._offer(endpoint, task)
         try:
             try:
                 async with asyncio.timeout(self._take_s):
@@ -82,11 +74,18 @@ class Offers:
                     f"no program took the session within {self._take_s:g} s (half of"
                     " timeouts.group_s); start more programs that take sessions"
                 ) from error
-            await ended
+            await offer.ended
         finally:
             # The run is over or cancelled: no program can take or end the session any more.
             if self._taken.pop(key, None) is None:
                 self._waiting.remove(offer)
+
+    def _offer(self, endpoint: Endpoint, task: dict[str, Any]) -> Offer:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        offer = Offer(endpoint=endpoint, task=task, is_taken=asyncio.Event(), ended=ended)
+        self._waiting.append(offer)
+        self._offered.set()
+        return offer
 
     async def available(self, wait_s: float) -> None:
         """Return once a session may be taken, at the latest after this time."""
@@ -115,16 +114,11 @@ class Offers:
 
     def is_taken(self, session_key: str) -> bool:
         """Return whether a program has the session and has not ended it."""
-        if session_key in self._returned:
-            return self._returned[session_key] is None
         offer = self._taken.get(session_key)
         return offer is not None and not offer.ended.done()
 
     def end(self, session_key: str, outcome: Outcome) -> None:
         """The program of a taken session has ended it."""
-        if session_key in self._returned:
-            self._returned[session_key] = outcome
-            return
         ended = self._taken[session_key].ended
         if outcome.error:
             ended.set_exception(AgentError(f"the program failed its session: {outcome.error}"))

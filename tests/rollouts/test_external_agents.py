@@ -65,7 +65,6 @@ class Gateway:
             environments=self.offers,
             journal=journal,
             url="http://gateway",
-            offers=self.offers,
         )
 
     async def group(self, number: int = 1, attempt: int = 1, engine: Any = None) -> Group:
