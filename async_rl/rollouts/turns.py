@@ -22,7 +22,7 @@ from async_rl.protocol.generator import FreeSlot, LoadReport, LoadWeights
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.sleeping import Sleeping
-from async_rl.weights.block import SharedTensors
+from async_rl.weights.block import SharedTensors, tensor_spec
 
 
 class Turns:
@@ -99,8 +99,5 @@ def _block_of(folder: Path, version: int) -> tuple[SharedTensors, Manifest]:
         raise DataError(f"{folder} cannot be read: {error}") from error
     if not tensors:
         raise DataError(f"{folder} has no weights; save them for sampling again")
-    block = SharedTensors(
-        (name, str(x.dtype).removeprefix("torch."), list(x.shape), x.nbytes)
-        for name, x in tensors.items()
-    )
+    block = SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
     return block, block.write(version, tensors.values())

@@ -115,8 +115,8 @@ class Chat:
         """Return a complete answer as a message, its tool calls read."""
         if call.in_pieces:
             # The agent has read all of it as text, and repeats it as text.
-            return self.told(call, text)
-        thinking, shown = self.split(call, call.start + text)
+            return as_text(call.start + text)
+        thinking, shown = self._split(call, call.start + text)
         # A parser would complete a call that the limit has cut.
         has_calls = bool(call.tools) and not self.is_cut(call, written)
         reader = self._thinking if call.history and self._thinking != TAGS else ""
@@ -136,17 +136,8 @@ class Chat:
         )
         return {**await self.read(request, shown), **thought(thinking)}
 
-    def told(self, call: Call, text: str) -> Json:
-        """Return an answer as a message that the agent has read piece by piece, or the part of it
-        that the agent has read.
-        """
-        thinking, shown = self.split(call, call.start + text)
-        return {**as_text(shown), **thought(thinking)}
-
-    def split(self, call: Call, text: str) -> tuple[str, str]:
-        """Return the thinking and the rest of an answer with this text, as far as they are read
-        here.
-        """
+    def _split(self, call: Call, text: str) -> tuple[str, str]:
+        """Return the thinking and the rest of an answer, as far as they are read here."""
         is_plain = not call.history or (call.support is not None and call.support.grammar)
         if self._thinking != TAGS or is_plain:
             return "", text
@@ -155,9 +146,9 @@ class Chat:
 
     def comes_in_pieces(self, is_streamed: bool, tools: Sequence[Any]) -> bool:
         """Return whether an answer may be shown while it is written: only the end shows a tool
-        call, and a generator reads whole answers.
+        call, or where the thinking ends.
         """
-        return is_streamed and not tools and self._thinking in ("", TAGS)
+        return is_streamed and not tools and not self._thinking
 
     def text_of(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
         """Return the text before the first stop text, and the number of tokens up to the end of the

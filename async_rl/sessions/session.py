@@ -28,7 +28,7 @@ from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
 from async_rl.sessions.record import Caller, Record
 from async_rl.sessions.rewards import Reward
-from async_rl.sessions.tools import chosen
+from async_rl.sessions.tools import as_text, chosen
 from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
@@ -234,7 +234,7 @@ class Session:
         if written is None or not (now.seen or now.message):
             self.record.cancel(number)
             return
-        message = now.message or self.chat.told(now.call, now.seen)
+        message = now.message or as_text(now.call.start + now.seen)
         self._texts[number] = message["content"]
         self.usage.num_turns += 1
         self.usage.num_tokens += len(written.token_ids)

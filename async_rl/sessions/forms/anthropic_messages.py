@@ -107,7 +107,6 @@ class _MessagesExchange(Exchange):
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
         super().__init__(request, calls, **head)
         self._thinks = (request.thinking or {}).get("type", "disabled") != "disabled"
-        self._text_index = 0
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -120,35 +119,16 @@ class _MessagesExchange(Exchange):
         # The length of the answer is not known yet; the last event has it.
         return [_event("message_start", message=message)]
 
-    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        if not self._thinks:
-            return []
-        delta = _delta(0, type="thinking_delta", thinking=text)
-        return [_start(0, _thinking("")), delta] if is_first else [delta]
-
-    def thought(self, index: int, text: str) -> list[Event]:
-        if not self._thinks:
-            return []
-        self._text_index = 1
-        signed = _delta(0, type="signature_delta", signature="")
-        return [signed, _event("content_block_stop", index=0)]
-
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        place = self._text_index
-        delta = _delta(place, type="text_delta", text=text)
-        return [_start(place, {"type": "text", "text": ""}), delta] if is_first else [delta]
+        events = _whole(0, {"type": "text", "text": text})
+        return events if is_first else events[1:]
 
-    def done(self, index: int, answer: Answer) -> list[Event]:
+    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
         events = []
         for number, block in enumerate(self._blocks(answer)):
-            # Its end has been shown.
+            events += [] if is_shown else _whole(number, block)
             if block["type"] == "thinking":
-                continue
-            if block["type"] == "tool_use":
-                written = msgspec.json.encode(block["input"]).decode()
-                # The client puts the input together from text, so all of it may come as one part.
-                delta = _delta(number, type="input_json_delta", partial_json=written)
-                events += [_start(number, {**block, "input": {}}), delta]
+                events.append(_delta(number, type="signature_delta", signature=""))
             events.append(_event("content_block_stop", index=number))
         return events
 
@@ -162,7 +142,7 @@ class _MessagesExchange(Exchange):
     def _blocks(self, answer: Answer) -> list[Json]:
         blocks: list[Json] = []
         if self._thinks and answer.thinking:
-            blocks.append(_thinking(answer.thinking))
+            blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": ""})
         if answer.content is not None:
             blocks.append({"type": "text", "text": answer.content})
         for call in answer.calls:
@@ -176,20 +156,25 @@ class _MessagesExchange(Exchange):
         return {"input_tokens": num_prompt, "output_tokens": num_written}
 
 
-def _thinking(text: str) -> Json:
-    return {"type": "thinking", "thinking": text, "signature": ""}
-
-
 def _reason(answer: Answer) -> Json:
     # The answer does not record whether a stop text or an end token finished it.
     return {"stop_reason": _WHY[answer.why], "stop_sequence": None}
 
 
-def _start(index: int, block: Json) -> Event:
-    return _event("content_block_start", index=index, content_block=block)
+def _whole(index: int, block: Json) -> list[Event]:
+    """Return the start and the text of a block. The client puts its parts together."""
+    kind = block["type"]
+    if kind == "tool_use":
+        written = msgspec.json.encode(block["input"]).decode()
+        begun = {**block, "input": {}}
+        delta = _delta(index, type="input_json_delta", partial_json=written)
+    else:
+        begun = {**block, kind: ""}
+        delta = _delta(index, **{"type": f"{kind}_delta", kind: block[kind]})
+    return [_event("content_block_start", index=index, content_block=begun), delta]
 
 
-def _delta(index: int, **delta: str) -> Event:
+def _delta(index: int, **delta: Any) -> Event:
     return _event("content_block_delta", index=index, delta=delta)
 
 

@@ -18,11 +18,9 @@ import msgspec
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.calls import Answer, Call
-from async_rl.sessions.chat import Chat, certain
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Session
-from async_rl.sessions.thinking import TAG_TEXTS
 from async_rl.sessions.tools import tool_call
 
 Event = tuple[str, Any]
@@ -37,8 +35,8 @@ class Exchange(ABC):
     """One request whose answers are written. head: the first fields of the answer, `id` among them.
     model: the name in the request. numbers: of the answers in the session.
 
-    The events of a stream: `opened`; for each answer `thinking` and then `thought` if it has any,
-    `text`, at least once unless the answer only calls tools, and `done`; then `closed`.
+    The events of a stream: `opened`; for each answer `text` as often as it comes in pieces, and
+    `done`; then `closed`.
     """
 
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
@@ -65,21 +63,15 @@ class Exchange(ABC):
         """Return the first events of a stream."""
         return []
 
-    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        """Return the events for the first or further thinking of an answer."""
-        return []
-
-    def thought(self, index: int, text: str) -> list[Event]:
-        """Return the events for the end of the thinking, which is this text."""
-        return []
-
     @abstractmethod
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
         """Return the events for the first or further text of an answer."""
 
     @abstractmethod
-    def done(self, index: int, answer: Answer) -> list[Event]:
-        """Return the events for the tool calls and the end of an answer."""
+    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
+        """Return the events for the rest of an answer. is_shown: its text has been shown; then it
+        has neither thinking nor calls.
+        """
 
     @abstractmethod
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
@@ -209,47 +201,6 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-class _Shown:
-    """What the events of one answer have shown so far."""
-
-    def __init__(self, exchange: Exchange, index: int) -> None:
-        self._exchange = exchange
-        self._index = index
-        self._written = ""
-        self._thinking = ""
-        self._text: str | None = None
-
-    def add(self, text: str, chat: Chat) -> list[Event]:
-        """Return the events for further text of the policy."""
-        self._written += text
-        # The start of a tag may become the whole tag.
-        sure = certain(self._written, TAG_TEXTS)
-        thinking, content = chat.split(self._exchange.calls[self._index], sure)
-        return self._more(thinking, content or None)
-
-    def _more(self, thinking: str, text: str | None) -> list[Event]:
-        """Return the events for what has not been shown. text: None = none yet."""
-        exchange, index = self._exchange, self._index
-        events: list[Event] = []
-        if new := thinking[len(self._thinking) :]:
-            events += exchange.thinking(index, new, is_first=not self._thinking)
-            self._thinking = thinking
-        is_first = self._text is None
-        if text is not None and (is_first or text != self._text):
-            if is_first and thinking:
-                events += exchange.thought(index, thinking)
-            events += exchange.text(index, text[len(self._text or "") :], is_first=is_first)
-            self._text = text
-        return events
-
-    def done(self, answer: Answer) -> list[Event]:
-        """Return the events for the rest of an answer."""
-        events = self._more(answer.thinking, answer.content)
-        if answer.thinking and self._text is None:
-            events += self._exchange.thought(self._index, answer.thinking)
-        return events + self._exchange.done(self._index, answer)
-
-
 async def events_of(
     exchange: Exchange, session: Session, on_complete: Callable[[], None]
 ) -> AsyncIterator[list[Event]]:
@@ -271,7 +222,7 @@ async def events_of(
 
     tasks = [asyncio.create_task(write(*each)) for each in enumerate(exchange.calls)]
     left = set(range(len(tasks)))
-    shown = [_Shown(exchange, index) for index in range(len(tasks))]
+    shown: set[int] = set()
     is_opened = False
     try:
         while left:
@@ -284,9 +235,10 @@ async def events_of(
                 left.remove(index)
                 if not left:
                     on_complete()
-                events += shown[index].done(answer)
+                events += exchange.done(index, answer, is_shown=index in shown)
             else:
-                events += shown[index].add(text or "", session.chat)
+                events += exchange.text(index, text or "", is_first=index not in shown)
+                shown.add(index)
             yield events
         yield exchange.closed([task.result() for task in tasks])
     finally:
@@ -311,7 +263,7 @@ def replayed(exchange: Exchange, answers: Sequence[Answer]) -> list[Event]:
     """Return all events of a stream whose answers are complete."""
     events = exchange.opened()
     for index, answer in enumerate(answers):
-        events += _Shown(exchange, index).done(answer)
+        events += exchange.done(index, answer, is_shown=False)
     return [*events, *exchange.closed(answers)]
 
 

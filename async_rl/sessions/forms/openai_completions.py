@@ -160,8 +160,14 @@ class _TextExchange(Exchange):
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
         return [self._event(index, self._part(text))]
 
-    def done(self, index: int, answer: Answer) -> list[Event]:
-        return [self._event(index, self._part(""), answer)]
+    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
+        parts = [] if is_shown else self._parts(answer)
+        end = self._event(index, self._part(""), answer)
+        return [*(self._event(index, part) for part in parts), end]
+
+    def _parts(self, answer: Answer) -> list[Json]:
+        """Return an answer in the parts of a stream, without its end."""
+        return [self._part(answer.text)]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         # OpenAI sends the usage of a stream only if the request wants it, without choices.
@@ -223,14 +229,15 @@ class _ChatExchange(_TextExchange):
         events[0][1].update(self._prompt_ids(self.calls[0]))
         return events
 
-    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        return [self._event(index, {"delta": thought(text)})]
-
-    def done(self, index: int, answer: Answer) -> list[Event]:
+    def _parts(self, answer: Answer) -> list[Json]:
         # Clients put the parts of a streamed call together by this index.
         calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
-        events = [self._event(index, {"delta": {"tool_calls": calls}})] if calls else []
-        return [*events, *super().done(index, answer)]
+        deltas = [
+            thought(answer.thinking),
+            {"content": answer.content} if answer.content is not None else {},
+            {"tool_calls": calls} if calls else {},
+        ]
+        return [{"delta": delta} for delta in deltas if delta]
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer) if self._returns_ids else {}
@@ -261,8 +268,8 @@ class _TokenExchange(_ChatExchange):
     def opened(self) -> list[Event]:
         return []
 
-    def done(self, index: int, answer: Answer) -> list[Event]:
-        return [self._event(index, {}, answer)]
+    def _parts(self, answer: Answer) -> list[Json]:
+        return []
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer)

@@ -117,7 +117,6 @@ class _ResponsesExchange(Exchange):
         self._history = history
         self._num_events = 0
         self._ids = {"message": new_id("msg_"), "reasoning": new_id("rs_")}
-        self._text_index = 0
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -150,36 +149,34 @@ class _ResponsesExchange(Exchange):
             self._event("response.in_progress", response=begun),
         ]
 
-    def thinking(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        added = [self._item("added", 0, self._reasoning([]))] if is_first else []
-        return [*added, self._in_part("reasoning_text.delta", "reasoning", delta=text)]
-
-    def thought(self, index: int, text: str) -> list[Event]:
-        self._text_index = 1
-        return [
-            self._in_part("reasoning_text.done", "reasoning", text=text),
-            self._item("done", 0, self._reasoning([_thinking_part(text)])),
-        ]
-
     def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
+        # Text that comes in pieces is the first item, as its answer is the first one.
+        item = self._message("in_progress", [])
         events = []
         if is_first:
             events = [
-                self._item("added", self._text_index, self._message("in_progress", [])),
-                self._in_text("content_part.added", part=_text_part("")),
+                self._item("added", index, item),
+                self._in_part("content_part.added", index, item, part=_text_part("")),
             ]
-        return [*events, self._in_text("output_text.delta", delta=text, logprobs=[])]
+        delta = {"delta": text, "logprobs": []}
+        return [*events, self._in_part("output_text.delta", index, item, **delta)]
 
-    def done(self, index: int, answer: Answer) -> list[Event]:
+    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
         events = []
         for number, item in enumerate(self._items(answer)):
-            # Its end has been shown.
-            if item["type"] == "reasoning":
-                continue
             if item["type"] == "message":
                 (part,) = item["content"]
-                events.append(self._in_text("output_text.done", text=part["text"], logprobs=[]))
-                events.append(self._in_text("content_part.done", part=part))
+                events += [] if is_shown else self.text(number, part["text"], is_first=True)
+                done = {"text": part["text"], "logprobs": []}
+                events.append(self._in_part("output_text.done", number, item, **done))
+                events.append(self._in_part("content_part.done", number, item, part=part))
+            elif item["type"] == "reasoning":
+                text = item["content"][0]["text"]
+                events += [
+                    self._item("added", number, {**item, "content": []}),
+                    self._in_part("reasoning_text.delta", number, item, delta=text),
+                    self._in_part("reasoning_text.done", number, item, text=text),
+                ]
             else:
                 events += self._call_written(number, item)
             events.append(self._item("done", number, item))
@@ -207,7 +204,9 @@ class _ResponsesExchange(Exchange):
     def _items(self, answer: Answer) -> list[Json]:
         items: list[Json] = []
         if answer.thinking:
-            items.append(self._reasoning([_thinking_part(answer.thinking)]))
+            part = {"type": "reasoning_text", "text": answer.thinking}
+            kind = {"type": "reasoning", "summary": []}
+            items.append({"id": self._ids["reasoning"], **kind, "content": [part]})
         if answer.content is not None:
             items.append(self._message("completed", [_text_part(answer.content)]))
         return [*items, *map(self._tools.item, answer.calls)]
@@ -216,34 +215,17 @@ class _ResponsesExchange(Exchange):
         kind = {"type": "message", "role": "assistant", "status": status}
         return {"id": self._ids["message"], **kind, "content": content}
 
-    def _reasoning(self, content: list[Any]) -> Json:
-        return {
-            "id": self._ids["reasoning"],
-            "type": "reasoning",
-            "summary": [],
-            "content": content,
-        }
-
     def _item(self, kind: str, number: int, item: Any) -> Event:
         return self._event(f"response.output_item.{kind}", output_index=number, item=item)
 
-    def _in_text(self, kind: str, **fields: Any) -> Event:
-        return self._in_part(kind, "message", **fields)
-
-    def _in_part(self, kind: str, item: str, **fields: Any) -> Event:
-        # The thinking is the first item of the output, the text the next one.
-        index = self._text_index if item == "message" else 0
-        place = {"item_id": self._ids[item], "output_index": index, "content_index": 0}
+    def _in_part(self, kind: str, number: int, item: Json, **fields: Any) -> Event:
+        place = {"item_id": item["id"], "output_index": number, "content_index": 0}
         return self._event(f"response.{kind}", **place, **fields)
 
     def _event(self, name: str, /, **fields: Any) -> Event:
         # Clients order the events by this number.
         self._num_events += 1
         return name, {"type": name, "sequence_number": self._num_events - 1, **fields}
-
-
-def _thinking_part(text: str) -> Json:
-    return {"type": "reasoning_text", "text": text}
 
 
 def _text_part(text: str) -> Json:
