@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from resource import setrlimit as set_limit
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import linux
 from .protocol import Ending, Reply
@@ -160,14 +160,13 @@ class Jail(NamedTuple):
 class Part(NamedTuple):
     """One child of a job.
 
-    number: among the job's children; payload, kept: descriptors that it reads and keeps; run: takes
-    the fields of the payload and returns the exit status.
+    number: among the job's children; payload: descriptor that it reads; runner: a programs.Runner,
+    whose `run` takes the fields of the payload and returns the exit status.
     """
 
     number: int
     payload: int
-    kept: Sequence[int]
-    run: Callable[..., int]
+    runner: Any
 
     def start(self, limits: Limits, jail: Jail) -> int:
         """Lock down and run."""
@@ -177,9 +176,10 @@ class Part(NamedTuple):
             os.setgroups([])
             os.setresgid(jail.uid, jail.uid, jail.uid)
             os.setresuid(jail.uid, jail.uid, jail.uid)
-        lock_down(jail.confine, self.kept, limits, jail.seal)
+        lock_down(jail.confine, self.runner.kept, limits, jail.seal)
         jail.page.set_ready(self.number)
-        return self.run(*loaded)
+        code: int = self.runner.run(*loaded)
+        return code
 
 
 def _main(page: Page, start: Callable[..., int], *arguments: object) -> NoReturn:

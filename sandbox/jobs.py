@@ -14,7 +14,7 @@ from .checker import Checker, Comparer
 from .child import Children, Jail, Page, Part
 from .judge import Tests
 from .objects import Solver
-from .programs import Calls, Streams
+from .programs import Calls, Runner, Streams
 from .protocol import (
     FIRST_STREAM,
     LANDLOCK,
@@ -140,25 +140,19 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     payload, result = descriptors[PAYLOAD], descriptors[RESULT]
     rest = descriptors[FIRST_STREAM:]
     if not pipes:
-        runner = _RUNNERS[spec.mode](result, spec, rest)
-        return [Part(0, payload, [result, *rest], runner.run)]
+        return [Part(0, payload, _RUNNERS[spec.mode](result, spec, rest))]
     requests_in, requests_out, answers_in, answers_out = pipes
+    program: Runner
+    decider: Runner
     if spec.mode == Mode.INTERACT:
         # The program has no result file: its frames are lost.
-        streams = Streams(_STDERR, spec, [requests_in, answers_out])
+        program = Streams(_STDERR, spec, [requests_in, answers_out])
         given, answer = rest[1:]
-        checker = Checker(result, spec, [given, answers_in, answer, requests_out])
-        kept = [result, given, answer, answers_in, requests_out]
-        return [
-            Part(0, payload, [requests_in, answers_out], streams.run),
-            Part(1, rest[0], kept, checker.run),
-        ]
-    solver = Solver(answers_out, spec, [requests_in])
-    tests = Tests(result, spec, [requests_out, answers_in])
-    return [
-        Part(0, payload, [requests_in, answers_out], solver.run),
-        Part(1, rest[0], [result, requests_out, answers_in], tests.run),
-    ]
+        decider = Checker(result, spec, [given, answers_in, answer, requests_out])
+    else:
+        program = Solver(answers_out, spec, [requests_in])
+        decider = Tests(result, spec, [requests_out, answers_in])
+    return [Part(0, payload, program), Part(1, rest[0], decider)]
 
 
 def _is_open_to_others(path: str) -> bool:

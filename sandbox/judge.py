@@ -73,7 +73,7 @@ class Tests(Runner):
     """
 
     def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
-        super().__init__(result, spec)
+        super().__init__(result, spec, files)
         self._requests, answers = files
         self._answers = lines(answers, spec.output_bytes)
         # Threads of a test ask one after the other.

@@ -19,58 +19,15 @@ from typing import Any
 
 from . import cases
 
-_MODULES = (
-    "abc",
-    "bisect",
-    "collections",
-    "collections.abc",
-    "contextlib",
-    "copy",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "heapq",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "numbers",
-    "operator",
-    "os",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "struct",
-    "sys",
-    "threading",
-    "time",
-    "types",
-    "typing",
-)
 # The imports of LiveCodeBench's runner in its order: of equal names the last one counts.
 _STAR = (
-    "string",
-    "re",
-    "datetime",
-    "collections",
-    "heapq",
-    "bisect",
-    "copy",
-    "math",
-    "random",
-    "statistics",
-    "itertools",
-    "functools",
-    "operator",
-    "io",
-    "json",
-    "typing",
+    "string re datetime collections heapq bisect copy math random statistics itertools functools"
+    " operator io json typing"
 )
-_NAMED = (*_STAR, "sys")
+_OTHERS = (
+    "abc collections.abc contextlib dataclasses decimal enum fractions numbers os struct sys"
+    " threading time types"
+)
 
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 # Programs request up to 512 MB for deep recursion. Address space is limited, and Python 3.11
@@ -96,13 +53,15 @@ def load(packages: Mapping[str, str]) -> None:
     site.setquit()
     site.setcopyright()
     site.sethelper()
-    modules = {name: importlib.import_module(name) for name in _MODULES}
-    for module in map(modules.__getitem__, _STAR):
+    for name in _OTHERS.split():
+        importlib.import_module(name)
+    for name in _STAR.split():
+        module = importlib.import_module(name)
         public = getattr(module, "__all__", None) or [
             name for name in vars(module) if not name.startswith("_")
         ]
         CALL_BUILTINS.update({name: getattr(module, name) for name in public})
-    CALL_BUILTINS.update({name: modules[name] for name in _NAMED})
+    CALL_BUILTINS.update({name: sys.modules[name] for name in (*_STAR.split(), "sys")})
     _install()
     # Last: `pow` of math must not hide the builtin.
     CALL_BUILTINS.update(vars(builtins))

@@ -48,11 +48,12 @@ class Runner:
     """Writes frames.
 
     It keeps its own references, so that a program that patches a module by accident still gets its
-    verdict. files: descriptors of the job's other files.
+    verdict. files: descriptors of its other files; kept: all that its process keeps.
     """
 
-    def __init__(self, result: int, spec: JobSpec, files: Sequence[int] = ()) -> None:
+    def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
         self._result, self._files, self._limit = result, files, spec.output_bytes
+        self.kept = [result, *files]
         self._write, self.now = os.write, time.process_time_ns
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:

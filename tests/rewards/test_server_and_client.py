@@ -210,7 +210,7 @@ async def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
     async with asked() as (http, service):
         running = asyncio.create_task(http.post("/verify", json=_body(SLOW)))
         await _until(lambda: service.num_admitted == 1)
-        draining = asyncio.create_task(service.drain(10))
+        draining = asyncio.create_task(service.drain())
         await asyncio.sleep(0)
         assert (await http.post("/verify", json=_body())).status_code == 503
         assert (await running).json()["verdict"] == "pass"

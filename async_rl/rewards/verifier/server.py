@@ -54,7 +54,7 @@ def build_app(
         try:
             return await while_connected(request, work)
         finally:
-            service.release(1)
+            service.release()
 
     async def verify(request: Request) -> Response:
         program = await _read(request, VerifyRequest)
@@ -156,7 +156,7 @@ async def _send_batch(
             for index, program in enumerate(requests):
                 task = group.create_task(verify(index, program), name=f"verify-{index}")
                 # Not in the task itself: a task that is cancelled before it starts runs no code.
-                task.add_done_callback(lambda _: service.release(1))
+                task.add_done_callback(lambda _: service.release())
             headers = [(b"content-type", b"application/x-ndjson")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             num_left = len(requests)

@@ -92,9 +92,9 @@ class VerifierService:
         self.num_admitted += count
         self._idle.clear()
 
-    def release(self, count: int) -> None:
-        """Count admitted programs as done or given up."""
-        self.num_admitted -= count
+    def release(self) -> None:
+        """Count an admitted program as done or given up."""
+        self.num_admitted -= 1
         if not self.num_admitted:
             self._idle.set()
 
@@ -194,11 +194,11 @@ class VerifierService:
             else:
                 self._free.release()
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self) -> bool:
         """Refuse new work and wait for admitted programs; False if some are left in the end."""
         self._is_draining = True
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self.queue_timeout_s):
                 await self._idle.wait()
         except TimeoutError:
             return False

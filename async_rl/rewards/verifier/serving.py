@@ -131,7 +131,7 @@ async def serve(
         stopped.cancel()
         if server.done():
             raise Unavailable(f"the HTTP server on {url} ended unexpectedly")
-        if not await service.drain(service.queue_timeout_s):
+        if not await service.drain():
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
 
 
