@@ -5,29 +5,16 @@ anything starts.
 """
 
 import importlib.util
+from importlib import resources
+
+import msgspec
 
 from async_rl.core.errors import ConfigError
 
-EXTRA_OF = {
-    "accelerate": "train",
-    "gguf": "real",
-    "google": "train",
-    "huggingface_hub": "train",
-    "jinja2": "view",
-    "math_verify": "verifier",
-    "openai": "train",
-    "peft": "train",
-    "ray": "ray",
-    "safetensors": "train",
-    "starlette": "verifier",
-    "tensorboard": "train",
-    "torch": "train",
-    "transformers": "train",
-    "uvicorn": "verifier",
-    "vllm": "cpu",
-    "wandb": "wandb",
-    "xgrammar": "train",
-}
+_EXTRAS: dict[str, list[str]] = msgspec.toml.decode(
+    resources.files(__package__).joinpath("extras.toml").read_bytes()
+)
+EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
 """The extra of each package that product code imports and that is not a base dependency."""
 _ENGINES = ("train", "cpu")
 

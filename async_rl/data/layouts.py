@@ -28,12 +28,13 @@ class _Table(msgspec.Struct, frozen=True):
     prompts: list[str]
     inside: dict[str, list[str]]
     refused: dict[str, list[str]]
+    sources: dict[str, Literal["gsm8k", "math", "pairs"]]
 
 
 _TABLE = msgspec.toml.decode(
     resources.files(__package__).joinpath("layouts.toml").read_bytes(), type=_Table
 )
-REFUSED = _TABLE.refused
+REFUSED, SOURCES = _TABLE.refused, _TABLE.sources
 
 
 def unfolded(row: Row) -> Row:

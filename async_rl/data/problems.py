@@ -22,7 +22,7 @@ Invariant: a row without usable tests is a DataError.
 import ast
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -40,22 +40,9 @@ from async_rl.core.types import (
     StdinTest,
 )
 from async_rl.data.files import Row
-from async_rl.data.layouts import REFUSED, layout_of, unfolded, unpacked
+from async_rl.data.layouts import REFUSED, SOURCES, layout_of, unfolded, unpacked
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
-_RULES: dict[Any, Literal["gsm8k", "math"]] = {
-    "openai/gsm8k": "gsm8k",
-    "gsm8k": "gsm8k",
-    "lighteval/MATH": "math",
-    "DigitalLearningGmbH/MATH-lighteval": "math",
-    "HuggingFaceH4/MATH-500": "math",
-    "math": "math",
-}
-# The names that verl uses for its data sets of code.
-_CODE_SOURCES = (
-    *("code", "codecontests", "apps", "codeforces", "taco"),
-    *("livecodebench", "primeintellect"),
-)
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
     " (assert statements), `test` with `entry_point`, or `input_output`"
@@ -235,15 +222,15 @@ def _ground_truth(row: Row) -> list[CodeTest]:
     # As verl chooses its reward function, so that its files need no change.
     model, source = row["reward_model"], row.get("data_source")
     truth = model.get("ground_truth") if isinstance(model, dict) else None
-    if source in _RULES:
-        expected = _text("reward_model.ground_truth", truth)
-        return [AnswerTest(rule=_RULES[source], expected=expected)]
-    if source in _CODE_SOURCES:
+    rule = SOURCES.get(source) if isinstance(source, str) else None
+    if rule == "pairs":
         with at("reward_model.ground_truth"):
             return read_input_output(truth)
-    known = ", ".join(sorted([*_RULES, *_CODE_SOURCES]))
+    if rule is not None:
+        return [AnswerTest(rule=rule, expected=_text("reward_model.ground_truth", truth))]
     raise DataError(
-        f"data_source={source} is unknown, so it cannot be scored; use one of {known}, or"
+        f"data_source={source} is unknown, so it cannot be scored; use one of"
+        f" {', '.join(sorted(SOURCES))}, or"
         " add a column `tests`"
     )
 

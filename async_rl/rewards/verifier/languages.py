@@ -12,6 +12,7 @@ from importlib.resources import files
 import msgspec
 
 from async_rl.core.errors import Unsupported
+from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON
 
 # A tool of the machine may be a script that waits for a network.
@@ -26,17 +27,17 @@ _PACKAGE = re.compile(r"^[ \t]*package\s+([\w.]{1,200})\s*;", re.MULTILINE | re.
 _MAIN = re.compile(r"\bvoid\s+main\s*\(")
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Step(Value, frozen=True):
     """One command of a language; see `languages.toml`."""
 
     program: str = ""
-    arguments: list[str] = []
-    environment: list[str] = []
-    reads: list[str] = []
-    runs: list[str] = []
+    arguments: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
 
 
-class Compile(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Compile(Step, frozen=True):
     """The compile step."""
 
     program: str = "{tool}"
@@ -46,7 +47,7 @@ class Compile(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scratch_mb: int = 256
 
 
-class Run(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Run(Step, frozen=True):
     """The command that runs a program."""
 
     limit: str = "address_space"
@@ -54,17 +55,17 @@ class Run(Step, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reserve_mb: int = 0
     startup_s: float = 0
     tools: bool = False
-    memory_marks: list[str] = []
+    memory_marks: tuple[str, ...] = ()
 
 
-class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LanguageRow(Value, frozen=True):
     """One row of the table. probe: a program that prints "ok"."""
 
     tool: str
     source: str
     probe: str
     run: Run
-    locate: list[str] = []
+    locate: tuple[str, ...] = ()
     compile: Compile | None = None
 
 
