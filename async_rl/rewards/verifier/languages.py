@@ -37,7 +37,7 @@ class Step(Value, frozen=True):
     runs: tuple[str, ...] = ()
 
 
-class Compile(Step, frozen=True):
+class Compile(Step, frozen=True, kw_only=True):
     """The compile step."""
 
     program: str = "{tool}"
