@@ -24,14 +24,14 @@ BACKLOG = 2048
 """Connections that wait to be accepted."""
 # 64 MB in this time need 9 Mbit/s; a slower client would hold the memory of its body for too long.
 _BODY_S = 60.0
-# A client that sends half of its headers would keep its connection for ever.
-HEADERS_S = 60.0
 T = TypeVar("T")
 
 
-class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol with a time limit for the headers of each request."""
 
+    # A client that sends half of its headers would keep its connection for ever.
+    headers_s = 60.0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -53,7 +53,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(error)
 
     def _limit(self) -> None:
-        self._deadline = self.loop.call_later(HEADERS_S, self.transport.abort)
+        self._deadline = self.loop.call_later(self.headers_s, self.transport.abort)
 
     def _unlimit(self) -> None:
         if self._deadline is not None:
@@ -124,7 +124,7 @@ async def serving(
     stays open; accepted_at_once: connections that asyncio accepts before it runs anything else;
     protocol: makes the protocol of a connection from uvicorn's arguments.
     """
-    http: Any = protocol or _Connection
+    http: Any = protocol or Connection
     config = uvicorn.Config(
         app,
         http=http,

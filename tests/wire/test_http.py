@@ -51,12 +51,12 @@ def test_headers_that_do_not_come_end_their_connection(
         with listen("127.0.0.1", 0) as listener:
             async with serving(Starlette(), listener, keep_alive_s=600):
                 is_answered = sent == "answered"
-                monkeypatch.setattr(http, "HEADERS_S", 600.0 if is_answered else 0.0)
+                monkeypatch.setattr(http.Connection, "headers_s", 600.0 if is_answered else 0.0)
                 reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
                 if is_answered:
                     writer.write(whole)
                     assert b"404" in await reader.readuntil(b"\r\n\r\nNot Found")
-                    monkeypatch.setattr(http, "HEADERS_S", 0.0)
+                    monkeypatch.setattr(http.Connection, "headers_s", 0.0)
                 # Of a second request on the same connection half comes.
                 writer.write(whole[:20] if is_answered else sent.encode())
                 with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):

@@ -22,8 +22,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
@@ -32,7 +30,7 @@ from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.sandbox.cells import Cells, Unsafe
-from async_rl.wire.http import serving, url_of
+from async_rl.wire.http import Connection, serving, url_of
 
 QUEUE_SIZE = 4096
 """Programs that wait at most; the next is refused with 429. Eight generators with 64 groups of 8
@@ -167,8 +165,10 @@ class _Intake:
         self.unknown.pop(connection.client, None)
 
 
-class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol with the limits of an unknown connection."""
+class _Connection(Connection):
+    """A connection with the limits of an unknown one. Its headers have the token."""
+
+    headers_s = _UNKNOWN_S
 
     def __init__(self, intake: _Intake, **options: Any) -> None:
         super().__init__(**options)
@@ -176,15 +176,12 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the time limit for the client's token."""
+        """Start the limits."""
         super().connection_made(transport)
         self._intake.opened(self)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(_UNKNOWN_S, self._end_if_unknown)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
-        self._deadline.cancel()
         # Aborted connections are counted here too; otherwise they would use up the limit.
         self._intake.closed(self)
         super().connection_lost(error)
@@ -192,18 +189,14 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         """Read, up to the limit of an unknown connection."""
         self._num_bytes += len(data)
-        if self._num_bytes > _UNKNOWN_BYTES:
-            self._end_if_unknown()
+        # server.py limits the size and the time of the body of a connection that has shown the
+        # token.
+        if self._num_bytes > _UNKNOWN_BYTES and self.client in self._intake.unknown:
+            self.transport.abort()
         # An aborted connection can still deliver data; parsing it would start a request without a
         # client.
         if not self.transport.is_closing():
             super().data_received(data)
-
-    def _end_if_unknown(self) -> None:
-        # A connection that has shown the token has neither limit: server.py limits the size and the
-        # time of its body.
-        if self.client in self._intake.unknown:
-            self.transport.abort()
 
 
 class SparseLog(logging.Filter):
