@@ -21,11 +21,6 @@ class LaunchConfig(Section):
     is_submitted: ClassVar = False
 
     @property
-    def has_shared_run_dir(self) -> bool:
-        """Return whether every process has the run's directory."""
-        return True
-
-    @property
     def uses_one_node(self) -> bool:
         """Return whether every process runs on the same node, so that loopback reaches it."""
         return self.is_one_machine
@@ -63,20 +58,12 @@ class ClusterLaunch(LaunchConfig):
 
 
 class RayLaunch(ClusterLaunch):
-    """Actors of a Ray cluster."""
+    """Actors of a Ray cluster, whose nodes share output_dir."""
 
     kind: Literal["ray"]
     address: Text
     """HOST:PORT of a cluster's head; auto = the cluster this machine belongs to; local = start a
     new one on this machine"""
-    shared_run_dir: bool
-    """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
-    supervisor's node"""
-
-    @property
-    def has_shared_run_dir(self) -> bool:
-        """Return whether every process has the run's directory."""
-        return self.shared_run_dir
 
     @property
     def uses_one_node(self) -> bool:

@@ -42,7 +42,6 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
         ("optimizer updates per step", f"{updates}"),
         ("staleness bound", _staleness(config)),
         *_old_data(config),
-        *_lost_sessions(config),
         ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
         ("evaluations", _evaluations(config)),
         *_sizes(config, shape),
@@ -67,17 +66,6 @@ def _old_data(config: RunConfig) -> Rows:
         " algorithm=gspo in none at any age (docs/staleness.md)"
     )
     return [("old data", text)]
-
-
-def _lost_sessions(config: RunConfig) -> Rows:
-    """The effect of the loss of a gateway, if no other one has the records of its sessions."""
-    if not config.agent.is_used or config.launcher.has_shared_run_dir:
-        return []
-    text = (
-        "are lost with their gateway and drawn anew; with launcher.shared_run_dir=true another one"
-        " answers repeated calls"
-    )
-    return [("sessions of agents", text)]
 
 
 def _evaluations(config: RunConfig) -> str:

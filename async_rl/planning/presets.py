@@ -170,7 +170,5 @@ def rank_counts(config: RunConfig, whole: Machine, most: int) -> list[int]:
     node = whole.num_gpus // whole.nodes
     groups = config.buffer.groups_per_step // learner.minibatches
     most = min(most, groups * learner.context_ranks)
-    if not config.launcher.has_shared_run_dir:
-        most = min(most, node)  # the supervisor's node has the checkpoints
     counts = range(learner.ranks, max(learner.ranks, most) + 1)
     return [n for n in counts if n % learner.context_ranks == 0 and (n <= node or n % node == 0)]

@@ -2,7 +2,7 @@
 
 The machines are network namespaces of this one with addresses of their own, joined by a bridge, in
 one Ray cluster (ray_cluster.py; needs root). Node 1 has supervisor, buffer and learner, nodes 2 and
-3 a generator each; weights are broadcast, because no directory is shared. The faults follow one
+3 a generator each; weights are broadcast. The faults follow one
 another in one run, each on node 3:
 
 partition  its link is down for --partition-s
@@ -45,6 +45,7 @@ SETTINGS = (
     "conf=grpo_code",
     "launcher=ray",
     "launcher.node_kind=generator",
+    "launcher.learner_cpus=2",  # so that it fits the first node only
     "verifiers.cells=1",
     "generators.count=2",
     "num_steps=100000",
@@ -151,17 +152,17 @@ def strike(fault: str, run: Watched, cluster: RayCluster, arguments: argparse.Na
             cluster.kill_node(3)
             figure(f"{fault}: noticed", run.until(is_lost, "the loss"), "s")
             time.sleep(BACK_S)
-            cluster.add_node(3, cpus=2, generators=1)
+            cluster.add_node(3, cpus=1, generators=1)
         else:
             cluster.signal(3, signal.SIGTERM)
             figure(f"{fault}: noticed", run.until(is_lost, "the loss"), "s")
             time.sleep(NOTICE_S)
             cluster.kill_node(3)
-            cluster.add_node(3, cpus=2, generators=1)
+            cluster.add_node(3, cpus=1, generators=1)
     if fault == "partition" and is_lost() and not cluster.has_joined(3):
         # Ray ends a node that it has given up; a person, or a service, starts it again.
         cluster.kill_node(3)
-        cluster.add_node(3, cpus=2, generators=1)
+        cluster.add_node(3, cpus=1, generators=1)
         figure(f"{fault}: nodes that Ray had given up", 1, "")
     figure(f"{fault}: back", run.until(lambda: bool(run.on(address)), "its return"), "s")
     with run.rate(f"{fault}: after"):
@@ -181,7 +182,7 @@ def main() -> int:
         print(f"no network namespaces here; lacks {', '.join(lacks)}: nothing was measured")
         return 0
     with tempfile.TemporaryDirectory(prefix="nodes-") as scratch, RayCluster() as cluster:
-        for node, cpus in ((1, 3), (2, 2), (3, 2)):
+        for node, cpus in ((1, 4), (2, 1), (3, 1)):
             cluster.add_node(node, cpus=cpus, generators=int(node > 1))
         run = Watched(cluster, Path(scratch))
         try:

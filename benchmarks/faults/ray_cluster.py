@@ -50,9 +50,9 @@ class RayCluster:
         self._directory = Path(
             tempfile.mkdtemp(prefix="arl-ray-", dir="/tmp")
         )  # short: Ray puts socket paths below it
-        self.scratch = self._directory / "tmp"  # where actors unpack what was sent along
-        self.scratch.mkdir()
-        self.env = {"TMPDIR": str(self.scratch)} | {
+        scratch = self._directory / "tmp"
+        scratch.mkdir()
+        self.env = {"TMPDIR": str(scratch)} | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",

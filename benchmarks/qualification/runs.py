@@ -27,7 +27,7 @@ def here(scratch: Path, settings: list[str]) -> Numbers:
 
 def over_ray(scratch: Path, settings: list[str]) -> Numbers:
     """Run on the Ray cluster that RAY_ADDRESS or this machine names."""
-    numbers = _run(scratch, with_defaults(["launcher.shared_run_dir=false"], settings))
+    numbers = _run(scratch, settings)
     numbers["nodes"] = float(num_alive_nodes())
     return numbers
 

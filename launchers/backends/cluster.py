@@ -102,9 +102,7 @@ def bundles_of(
     """
     is_colocated = spec.role == "generator" and config.devices.are_handed_over
     if spec.role == "learner" or is_colocated:
-        return "learner", learner_bundles(
-            config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
-        )
+        return "learner", learner_bundles(config, is_own_cluster=is_own_cluster)
     if spec.role == "buffer" and not is_own_cluster:
         # Always on the supervisor's node.
         return "buffer", [{"CPU": float(BUFFER_CPUS), f"node:{supervisor_host}": _NODE_SHARE}]
@@ -120,11 +118,8 @@ def group_strategy(config: RunConfig) -> str:
     return "STRICT_PACK" if 0 < gpus <= config.launcher.gpus_per_node else "PACK"
 
 
-def learner_bundles(
-    config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
-) -> list[Bundle]:
-    """Return the bundle of each learner rank, on the supervisor's node unless all nodes share
-    the run's directory; empty if a rank needs no resources.
+def learner_bundles(config: RunConfig, *, is_own_cluster: bool) -> list[Bundle]:
+    """Return the bundle of each learner rank; empty if a rank needs no resources.
 
     With placement=colocated the first bundle has room for the generators too: shares of a GPU in
     one bundle are of the same GPU.
@@ -135,8 +130,6 @@ def learner_bundles(
     generator_cpus = cluster.generator_cpus
     if is_own_cluster:
         bundle["CPU"] = generator_cpus = 0
-    elif not cluster.has_shared_run_dir:
-        bundle[f"node:{supervisor_host}"] = _NODE_SHARE
     bundles = [dict(bundle) for _ in range(config.learner.ranks)]
     if config.devices.are_handed_over:
         count = config.generators.count

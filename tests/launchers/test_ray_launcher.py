@@ -40,11 +40,11 @@ def test_an_actor_takes_what_its_role_takes(
 
 
 @pytest.mark.parametrize(("overrides", "is_own", "expected"), table(__file__, "bundles"))
-def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
+def test_a_bundle_has_what_a_learner_rank_takes(
     overrides: list[str], is_own: bool, expected: list[dict[str, float]]
 ) -> None:
     config = settings(*overrides)
-    assert learner_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=is_own) == expected
+    assert learner_bundles(config, is_own_cluster=is_own) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,6 @@ def test_the_learner_is_on_one_node_if_it_fits_there(
     ranks: int, gpus_per_node: int, expected: str
 ) -> None:
     config = settings(
-        "launcher.shared_run_dir=true",
         "launcher.nodes=2",
         f"launcher.gpus_per_node={gpus_per_node}",
         f"learner.ranks={ranks}",
@@ -93,13 +92,12 @@ def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
 
 
 def test_the_buffer_s_place_is_kept_for_its_next_life() -> None:
-    for overrides in ([], ["launcher.shared_run_dir=true"]):
-        config = settings(*overrides)
-        for is_own, expected in ((False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}]), (True, [])):
-            owner, bundles = bundles_of(
-                config,
-                spec(config, "buffer"),
-                supervisor_host="10.0.0.1",
-                is_own_cluster=is_own,
-            )
-            assert (owner, bundles) == ("buffer", expected)
+    config = settings()
+    for is_own, expected in ((False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}]), (True, [])):
+        owner, bundles = bundles_of(
+            config,
+            spec(config, "buffer"),
+            supervisor_host="10.0.0.1",
+            is_own_cluster=is_own,
+        )
+        assert (owner, bundles) == ("buffer", expected)

@@ -207,21 +207,3 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
 def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
         assert fit_problems(compose(conf), EMBEDDED, machine_with(6 * 1024)) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_told"),
-    [
-        (["rollout.fn=[a:b]", "launcher=ray"], True),
-        # The nodes of a Slurm job share output_dir.
-        (["rollout.fn=[a:b]", "launcher=slurm"], False),
-        (["rollout.fn=[a:b]", "launcher=ray", "launcher.shared_run_dir=true"], False),
-        (["rollout.fn=[a:b]"], False),
-        (["launcher=ray"], False),
-    ],
-)
-def test_the_plan_says_that_sessions_end_with_a_gateway_whose_records_no_other_has(
-    settings: list[str], is_told: bool
-) -> None:
-    rows = dict(derived_numbers(compose_unchecked("grpo_code", settings), None))
-    assert ("launcher.shared_run_dir=true" in rows.get("sessions of agents", "")) is is_told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from planning_models import LLAMA_70B, QWEN3_8B
 from test_fit import LONG, machine
 
@@ -17,7 +16,6 @@ from async_rl.planning.shape import shape_from_hf
 
 NODE = machine(8, memory_gb=2048)
 CLUSTER = ("launcher=ray", "launcher.nodes=16", "launcher.gpus_per_node=8")
-SHARED = (*CLUSTER, "launcher.shared_run_dir=true")
 
 
 def planned(*overrides: str, hf: dict[str, object] = LLAMA_70B) -> tuple[RunConfig, list[str]]:
@@ -44,7 +42,7 @@ def test_a_login_node_says_nothing_about_the_nodes() -> None:
 
 
 def test_a_learner_that_needs_several_nodes_has_whole_ones() -> None:
-    config, problems = planned(*SHARED, "buffer.groups_per_step=64")
+    config, problems = planned(*CLUSTER, "buffer.groups_per_step=64")
     assert problems == []
     assert (config.learner.ranks, config.generators.gpus_each) == (24, 4)
     # Three nodes learn, and each of the 13 others has two engines.
@@ -54,37 +52,31 @@ def test_a_learner_that_needs_several_nodes_has_whole_ones() -> None:
 
 
 def test_a_small_model_stays_on_one_node() -> None:
-    config, problems = planned(*SHARED, hf=QWEN3_8B)
+    config, problems = planned(*CLUSTER, hf=QWEN3_8B)
     assert problems == []
     assert (config.learner.ranks, config.generators.count) == (8, 120)
 
 
-@pytest.mark.parametrize("launcher", [SHARED, (*CLUSTER, "launcher.shared_run_dir=false")])
-def test_a_plan_that_does_not_fit_the_nodes_is_refused_with_the_numbers(
-    launcher: tuple[str, ...],
-) -> None:
-    config, (problem,) = planned(*launcher)
-    # A rank needs a group of its own, and without a shared directory ranks stay on one node.
-    most = 16 if launcher is SHARED else 8
-    assert config.learner.ranks == most
+def test_a_plan_that_does_not_fit_the_nodes_is_refused_with_the_numbers() -> None:
+    config, (problem,) = planned(*CLUSTER)
+    # A rank needs a group of its own.
+    assert config.learner.ranks == 16
     assert "GB are needed (learner-0" in problem
     assert "one GPU has 80.0 GB; set learner." in problem
-    assert planned(*launcher, "learner.offload=parameters")[1] == []
+    assert planned(*CLUSTER, "learner.offload=parameters")[1] == []
 
 
 def test_numbers_of_ranks_are_whole_nodes_with_a_group_for_each_rank() -> None:
-    config, _ = planned(*SHARED, "learner.ranks=2", "buffer.groups_per_step=24")
+    config, _ = planned(*CLUSTER, "learner.ranks=2", "buffer.groups_per_step=24")
     whole = fleet(config, NODE)
     assert whole is not None
     assert rank_counts(config, whole, 127) == [2, 3, 4, 5, 6, 7, 8, 16, 24]
     pairs = with_settings(config, {"learner.context_ranks": 2})
     assert rank_counts(pairs, whole, 127) == [2, 4, 6, 8, 16, 24, 32, 40, 48]
-    private = with_settings(config, {"launcher.shared_run_dir": False})
-    assert rank_counts(private, whole, 127)[-1] == 8
 
 
 def test_the_ranks_of_a_node_fit_its_main_memory() -> None:
-    config, _ = planned(*SHARED, "buffer.groups_per_step=64")
+    config, _ = planned(*CLUSTER, "buffer.groups_per_step=64")
     shape = shape_from_hf(LLAMA_70B)
     rank_gb = memory_mb(config, "learner", shape) / 1024
     small = fleet(config, machine(8, memory_gb=int(7 * rank_gb)))
@@ -95,12 +87,12 @@ def test_the_ranks_of_a_node_fit_its_main_memory() -> None:
 
 
 def test_an_engine_has_gpus_of_one_node() -> None:
-    config, problems = planned(*SHARED, "launcher.gpus_per_node=2", "launcher.nodes=64")
+    config, problems = planned(*CLUSTER, "launcher.gpus_per_node=2", "launcher.nodes=64")
     assert config.generators.gpus_each == 2
     assert problems != [], "four GPUs would be needed"
 
 
 def test_gpus_of_a_node_that_are_too_few_for_an_engine_stay_free() -> None:
     three = ("generation.vllm.tensor_parallel_size=3", "generators.gpus_each=3")
-    config, _ = planned(*SHARED, *three, "learner.ranks=2", hf=QWEN3_8B)
+    config, _ = planned(*CLUSTER, *three, "learner.ranks=2", hf=QWEN3_8B)
     assert config.generators.count == 2 + 15 * 2

@@ -9,7 +9,7 @@ from async_rl.config.data import DataConfig
 from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.plugins import DATA_SOURCE, is_plugin
 from async_rl.config.pools import config_of, generator_pools
-from async_rl.config.run import FileTransfer, RunConfig
+from async_rl.config.run import RunConfig
 
 
 def weights_problems(config: RunConfig) -> Iterator[str]:
@@ -32,14 +32,6 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             " weights.push_every_steps=1"
         )
     yield from _adapter(config)
-    transfer = weights.transfer
-    is_in_run = isinstance(transfer, FileTransfer) and transfer.path is None
-    if is_in_run and not config.launcher.has_shared_run_dir:
-        yield (
-            "weights.transfer=filesystem with launcher.shared_run_dir=false: other nodes cannot"
-            " read the run's directory; set weights.transfer.path to a URL that all nodes can read,"
-            " or launcher.shared_run_dir=true"
-        )
 
 
 def _adapter(config: RunConfig) -> Iterator[str]:
@@ -79,22 +71,8 @@ def launcher_problems(config: RunConfig) -> Iterator[str]:
         )
     if not isinstance(cluster, ClusterLaunch):
         return
-    yield from _ranks(config, cluster)
     yield from step_problems(config, "learner.gpus_each", config.learner.gpus_each)
     yield from _cpus(config, cluster)
-
-
-def _ranks(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
-    ranks = config.learner.ranks
-    gpus = config.learner.gpus_each
-    # A number of 0 means that the nodes were not described.
-    if 0 < cluster.gpus_per_node < ranks * gpus and not cluster.has_shared_run_dir:
-        yield (
-            f"learner.ranks={ranks} with learner.gpus_each={gpus:g}: with"
-            " launcher.shared_run_dir=false the learner's ranks run on the supervisor's node, which"
-            f" has the checkpoints, and a node has launcher.gpus_per_node={cluster.gpus_per_node};"
-            " lower learner.ranks, or set launcher.shared_run_dir=true"
-        )
 
 
 def _cpus(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
