@@ -102,17 +102,13 @@ class HandedOut(Change):
 
     statements = (
         _update(
-            _ONE,
-            "state='generating', attempt=:attempt, generator=:generator, incarnation=:incarnation,"
-            " version=:version",
+            "= :group.group_id",
+            "state='generating', attempt=:group.attempt, generator=:group.generator,"
+            " incarnation=:group.incarnation, version=:group.version",
         ),
-        _note(_ONE),
+        _note("= :group.group_id", version=":group.version"),
     )
-    group_id: int
-    attempt: int
-    generator: str
-    incarnation: str
-    version: int
+    group: OpenGroup
 
 
 class Returned(Change):

@@ -1,8 +1,9 @@
 """Who may act: the time limits of generators and of their tickets, the pauses between tickets while
 nothing can be scored, the lives of the learner. Times are monotonic seconds of the caller.
 
-A generator may be silent for timeouts.lease_s. A ticket may be out for the longest limit of a group
-and a lease: by then its generator has failed it, or has lost it.
+The ticket of a generator that is not in the directory may be out for timeouts.lease_s: the
+generator has left, and its request came late. Every other ticket may be out for the longest limit
+of a group and a lease: by then its generator has failed it, or has lost it.
 Of the learner the newest life may act, all earlier ones are refused: a learner that cannot be
 reached is replaced while it may still run, for example behind a broken network, and could otherwise
 commit steps of weights that the run no longer uses.
@@ -28,11 +29,9 @@ scored. Without a bound such prompts would block the run for ever when no other 
 
 
 class Leases:
-    """The time of the last message of each generator. generators: the generators
-    that a restarted buffer knows; they count as heard now.
-    """
+    """The limits of tickets, and the processes that generators of each name run as."""
 
-    def __init__(self, config: RunConfig, generators: Iterable[str], now_s: float) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self.lease_s = config.timeouts.lease_s
         longest_s = config.timeouts.longest_group_s(config.data.max_response_tokens)
         # Longer than the generator's own limit: the generator fails a slow group and says why, and
@@ -41,7 +40,6 @@ class Leases:
         if config.devices.are_handed_over:
             # A generator's own time limits stop while it sleeps, which is for at most this long.
             self.ticket_s += config.timeouts.stall_s
-        self._heard_s = dict.fromkeys(generators, now_s)
         self._incarnations: dict[str, str] = {}
         self._replaced: set[tuple[str, str]] = set()
 
@@ -60,25 +58,23 @@ class Leases:
             self._replaced.add((generator, known))
         self._incarnations[generator] = incarnation
 
-    def heard(self, generators: Iterable[str], now_s: float) -> None:
-        """These generators sent a message, or are in the directory."""
-        self._heard_s.update(dict.fromkeys(generators, now_s))
+    def late(
+        self, groups: Iterable[OpenGroup], listed: Collection[str], now_s: float
+    ) -> list[OpenGroup]:
+        """The groups among these whose ticket is out for too long. listed: generators in the
+        directory.
+        """
+        return [group for group in _generating(groups) if now_s >= self._end_s(group, listed)]
 
-    def silent(self, generators: Iterable[str], now_s: float) -> list[str]:
-        """The generators among these that were silent for longer than a lease."""
-        return [name for name in generators if now_s - self._heard_s[name] >= self.lease_s]
+    def next_end_s(
+        self, groups: Iterable[OpenGroup], listed: Collection[str], now_s: float
+    ) -> float:
+        """The time when the next ticket may expire."""
+        ends = [self._end_s(group, listed) for group in _generating(groups)]
+        return min([now_s + self.lease_s, *ends])
 
-    def late(self, groups: Iterable[OpenGroup], now_s: float) -> list[OpenGroup]:
-        """The groups among these whose ticket is out for too long."""
-        return [group for group in _generating(groups) if now_s - group.issued_s >= self.ticket_s]
-
-    def next_end_s(self, groups: Collection[OpenGroup], now_s: float) -> float:
-        """The time when the next lease or ticket may expire."""
-        ends = [now_s + self.lease_s]
-        for group in _generating(groups):
-            ends.append(self._heard_s[group.generator] + self.lease_s)
-            ends.append(group.issued_s + self.ticket_s)
-        return min(ends)
+    def _end_s(self, group: OpenGroup, listed: Collection[str]) -> float:
+        return group.issued_s + (self.ticket_s if group.generator in listed else self.lease_s)
 
 
 def _generating(groups: Iterable[OpenGroup]) -> list[OpenGroup]:

@@ -10,7 +10,7 @@ store always contains a prefix of the decisions, and no process acts on one that
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from async_rl.buffer.parked import ParkedRequests
 from async_rl.buffer.replay import Take
@@ -112,7 +112,6 @@ class BufferService:
         wait_s is over or a newer request replaces it. credit=0 reports a version.
         """
         name = request.generator
-        self.state.leases.heard([name], self._clock())
         self.state.replace(name, request.incarnation)
         if request.credit == 0 and self._parked.update_version(request):
             await self._stored()
@@ -140,8 +139,6 @@ class BufferService:
     async def put_group(self, request: PutGroup) -> Message:
         """Store a complete group. If the group is not valid, its attempt has failed."""
         group = request.group
-        # Before the check: also a refused group shows that its generator lives.
-        self.state.leases.heard([group.generator], self._clock())
         try:
             self.state.complete(group, request.payload, self._clock())
         except ProtocolError as error:
@@ -154,7 +151,6 @@ class BufferService:
 
     async def fail_group(self, request: FailGroup) -> Message:
         """End an attempt without a result."""
-        self.state.leases.heard([request.generator], self._clock())
         reason = DropReason.GENERATION_FAILED
         if request.reason in tuple(DropReason):
             reason = DropReason(request.reason)
@@ -180,14 +176,16 @@ class BufferService:
         self.state.lose(generator, message, incarnation=incarnation, is_spared=is_spared)
         self._settle()
 
-    def expire(self, alive: Iterable[str]) -> float:
-        """Return the tickets of silent generators; return the seconds until the next deadline."""
+    def expire(self, listed: Collection[str]) -> float:
+        """Return the tickets that are out for too long; return the seconds until the next deadline.
+        listed: generators in the directory.
+        """
         now_s = self._clock()
-        for generator in self.state.expire(alive, now_s):
+        for generator in self.state.expire(listed, now_s):
             self._parked.remove(generator)
         self._settle()
         groups = self.state.admission.open.values()
-        return self.state.leases.next_end_s(groups, now_s) - now_s
+        return self.state.leases.next_end_s(groups, listed, now_s) - now_s
 
     # ---- the learner
 

@@ -6,8 +6,8 @@ Pure: no clock, socket or randomness; `now_s` are monotonic seconds of the calle
 Invariants
 - Every request may come twice: a result of another attempt or of a closed group changes nothing, a
   known commit is ignored, a lease is repeated.
-- A generator that has left (it said so, another incarnation replaced it, or it was silent for
-  timeouts.lease_s) has no group: its groups are handed out again.
+- A generator that has left (it is not in the directory any more, or another incarnation replaced
+  it) has no group: its groups are handed out again.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ class BufferState:
         self.num_refused = 0
         self.tickets = Tickets(config, prompts, recovered)
         self._num_held_out = prompts.num_held_out
-        self.leases = Leases(config, self.admission.generators, now_s)
+        self.leases = Leases(config)
         self.evaluations = EvaluationProgress(recovered)
         self.lives = Lives(recovered.lives)
         self._num_set_aside = Counter(recovered.set_aside)
@@ -117,15 +117,7 @@ class BufferState:
             self._changes += self.tickets.filter.remove_at(group.index)
             self._changes.append(self.tickets.admitted(group))
         else:
-            self._changes.append(
-                changes.HandedOut(
-                    group_id=group.group_id,
-                    attempt=group.attempt,
-                    generator=generator,
-                    incarnation=incarnation,
-                    version=group.version,
-                )
-            )
+            self._changes.append(changes.HandedOut(group=group))
         return self.tickets.ticket(group)
 
     def hand_out_again(
@@ -219,17 +211,17 @@ class BufferState:
         replaced = [group for group in groups if group.incarnation != incarnation]
         self._return_tickets(replaced, DropReason.GENERATOR_LOST, "replaced")
 
-    def expire(self, alive: Iterable[str], now_s: float) -> list[str]:
-        """Lose the silent generators and the late tickets; return the names of the generators."""
-        # A generator in the directory lives, though its only request may be parked for minutes.
-        self.leases.heard(alive, now_s)
-        silent = self.leases.silent(self.admission.generators, now_s)
-        for name in silent:
-            self.lose(name, f"silent for {self.leases.lease_s:g} s (3 x timeouts.call_s)")
-        message = f"neither delivered nor reported as failed for {self.leases.ticket_s:g} s"
-        late = self.leases.late(self.admission.open.values(), now_s)
+    def expire(self, listed: Collection[str], now_s: float) -> set[str]:
+        """Return tickets that are out for too long, and the generators that had them. listed:
+        generators in the directory.
+        """
+        late = self.leases.late(self.admission.open.values(), listed, now_s)
+        message = (
+            "its generator has left, or neither delivered it nor reported a failure within"
+            f" {self.leases.ticket_s:g} s"
+        )
         self._return_tickets(late, DropReason.GENERATOR_LOST, message)
-        return silent
+        return {group.generator for group in late}
 
     # ---- commands of the learner
 

@@ -45,7 +45,8 @@ class TimeoutsConfig(Section):
 
     @property
     def lease_s(self) -> float:
-        """3 call_s: a generator that does not call the buffer for this time loses its tickets.
+        """3 call_s: the ticket of a generator that is not in the member list is issued again after
+        this time.
 
         Twice the silence, so that the supervisor restarts a dead process first and reports it.
         """

@@ -80,13 +80,13 @@ class Tasks:
         self._role = group_role(context.config)
 
     async def watch_leases(self) -> None:
-        """takes: the directory · waits for: the next deadline of a generator or a ticket · returns:
-        expired tickets to admission · woken by: the clock
+        """takes: the directory · waits for: the next deadline of a ticket · returns: tickets that are
+        out for too long to admission · woken by: the clock
         """
         while True:
-            alive = [member.name for member in self._context.directory.of_role(self._role)]
+            listed = [member.name for member in self._context.directory.of_role(self._role)]
             # Until a deadline, not for a fixed time: most of them never expire.
-            await asyncio.sleep(self._service.expire(alive))
+            await asyncio.sleep(self._service.expire(listed))
 
     async def follow_generators(self) -> None:
         """takes: the directory · waits for: its next change · returns: tickets of generators that
