@@ -1,8 +1,8 @@
 """A process spec on a cluster, where Ray or Slurm assigns cores and GPUs instead of this machine.
 
 Both cluster launchers and `--dry-run` use it. Pure: knows the options of Ray but does not import
-Ray. Invariant: buffer and learner have placement groups, which stay reserved when a process
-restarts; no other process has one.
+Ray. Invariant: the learner has a placement group, which stays reserved when a rank restarts; the
+buffer needs none, because it reserves no CPU in Ray.
 """
 
 import dataclasses
@@ -72,13 +72,13 @@ def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
 
 
 Bundle = dict[str, float]
-_NODE_SHARE = 0.001  # every node offers 1 of its address, so 1,000 bundles fit
 
 
 def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
     """Return the resources of a process on its node, and how Ray chooses nodes.
 
-    A cluster that the run started counts no CPUs, because it must work with any number of them.
+    A cluster that the run started counts no CPUs, because it must work with any number of them. The
+    buffer counts none: it may run on one node only, and must find room there when it restarts.
     """
     resources: dict[str, float] = {}
     if spec.role == "generator":
@@ -86,7 +86,7 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
         if resource is not None:
             resources[resource] = 1
     return {
-        "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
+        "num_cpus": 0 if is_own_cluster or spec.role == "buffer" else cluster_cpus(config, spec),
         "num_gpus": spec.gpus,
         "resources": resources,
         # One node lost takes few generators with it.
@@ -94,19 +94,10 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
     }
 
 
-def bundles_of(
-    config: RunConfig, spec: ProcessSpec, *, supervisor_host: str, is_own_cluster: bool
-) -> tuple[str, list[Bundle]]:
-    """Return the role that owns the process's placement group, and the bundles of the group; empty
-    if it needs none. A colocated generator uses the learner's.
-    """
+def is_with_learner(config: RunConfig, spec: ProcessSpec) -> bool:
+    """Return whether the process runs in the learner's placement group."""
     is_colocated = spec.role == "generator" and config.devices.are_handed_over
-    if spec.role == "learner" or is_colocated:
-        return "learner", learner_bundles(config, is_own_cluster=is_own_cluster)
-    if spec.role == "buffer" and not is_own_cluster:
-        # Always on the supervisor's node.
-        return "buffer", [{"CPU": float(BUFFER_CPUS), f"node:{supervisor_host}": _NODE_SHARE}]
-    return spec.role, []
+    return spec.role == "learner" or is_colocated
 
 
 def group_strategy(config: RunConfig) -> str:

@@ -35,8 +35,9 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.backend import PlacedProcess
 from async_rl.launchers.backends.cluster import (
     actor_options,
-    bundles_of,
     group_strategy,
+    is_with_learner,
+    learner_bundles,
     needs,
     on_cluster,
 )
@@ -164,7 +165,7 @@ class RayLauncher:
         self._is_own = self._launch.address == "local"
         self._started: list[RayProcess] = []
         self._num_started = 0
-        self._groups: dict[str, Any] = {}
+        self._learner_group: Any = None
 
     async def open(self) -> str:
         """Connect to the cluster. Raises ConfigError if there is none at its address."""
@@ -234,17 +235,15 @@ class RayLauncher:
     def _options(self, spec: ProcessSpec) -> dict[str, Any]:
         """Return the actor's options: its resources and its node."""
         options = actor_options(self._config, spec, is_own_cluster=self._is_own)
-        owner, bundles = bundles_of(
-            self._config, spec, supervisor_host=_this_address(), is_own_cluster=self._is_own
-        )
+        bundles = learner_bundles(self._config, is_own_cluster=self._is_own)
         node_id = ray.get_runtime_context().get_node_id()
-        if bundles:
+        if bundles and is_with_learner(self._config, spec):
             # The group outlives restarts, so that no other actor takes its resources in between.
-            if owner not in self._groups:
+            if self._learner_group is None:
                 strategy = group_strategy(self._config)
-                self._groups[owner] = placement_group(bundles, strategy=strategy)
+                self._learner_group = placement_group(bundles, strategy=strategy)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._groups[owner], spec.rank if owner == spec.role else 0
+                self._learner_group, spec.rank if spec.role == "learner" else 0
             )
         elif spec.role == "buffer":
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)

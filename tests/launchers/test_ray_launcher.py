@@ -10,7 +10,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import (
     actor_options,
-    bundles_of,
     group_strategy,
     learner_bundles,
     needs,
@@ -89,15 +88,3 @@ def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
     config = settings("verifiers.count=2", "generators.count=2")
     order = [spec.role for spec in processes(config, MACHINE)]
     assert order == ["buffer", "learner", "generator", "generator", "verifier", "verifier"]
-
-
-def test_the_buffer_s_place_is_kept_for_its_next_life() -> None:
-    config = settings()
-    for is_own, expected in ((False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}]), (True, [])):
-        owner, bundles = bundles_of(
-            config,
-            spec(config, "buffer"),
-            supervisor_host="10.0.0.1",
-            is_own_cluster=is_own,
-        )
-        assert (owner, bundles) == ("buffer", expected)
