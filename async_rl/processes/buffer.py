@@ -80,8 +80,8 @@ class Tasks:
         self._role = group_role(context.config)
 
     async def watch_leases(self) -> None:
-        """takes: the directory · waits for: the next deadline of a ticket · returns: tickets that are
-        out for too long to admission · woken by: the clock
+        """takes: the directory · waits for: the next deadline of a ticket · returns: expired
+        tickets to admission · woken by: the clock
         """
         while True:
             listed = [member.name for member in self._context.directory.of_role(self._role)]

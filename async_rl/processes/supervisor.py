@@ -153,8 +153,8 @@ class Supervisor:
         self._registry.wanted = wanted_counts(self._config, self._run_dir)
         fleet = self._make_fleet(machine, connections)
         scaler = Scaler(
-            self._config,
-            self._run_dir,
+            config=self._config,
+            run_dir=self._run_dir,
             machine=machine,
             fleet=fleet,
             registry=self._registry,

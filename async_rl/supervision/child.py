@@ -9,6 +9,7 @@ import logging
 import re
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from async_rl.core.frozen import frozen
@@ -60,51 +61,45 @@ class Restarts:
         return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
 
 
+@dataclass(kw_only=True, eq=False)
 class Child:
     """A process that the fleet keeps.
 
     is_added: it joined a live run. failure: root cause that the process reported in this life.
     expelled: reason why the learner removed it in this life. ends_run: it must not be restarted.
-    is_leaving: it was removed. stopping: set once the run stops.
+    is_leaving: it was removed. stopping: set once the run stops. has_left: set once a removed
+    process is gone and forgotten.
     """
 
-    def __init__(
-        self,
-        spec: ProcessSpec,
-        *,
-        run_dir: Path,
-        launcher: Launcher,
-        registry: Registry,
-        liveness: Liveness,
-        stopping: asyncio.Event,
-        log: logging.Logger,
-        is_added: bool = False,
-    ) -> None:
-        self.spec = spec
-        self.name = spec.name
-        self.is_added = is_added
-        self.was_ready = False
-        self.is_leaving = False
-        self.ends_run = False
-        self.failure = ""
-        self.expelled = ""
-        self.handle: ProcessHandle | None = None
-        self._left = asyncio.Event()
-        self._output = output_path(run_dir, spec.name)
-        self._launcher = launcher
-        self._registry = registry
-        self._liveness = liveness
-        self._stopping = stopping
-        self._log = log
+    spec: ProcessSpec
+    run_dir: Path
+    launcher: Launcher
+    registry: Registry
+    liveness: Liveness
+    stopping: asyncio.Event
+    log: logging.Logger
+    is_added: bool = False
+    was_ready: bool = False
+    is_leaving: bool = False
+    ends_run: bool = False
+    failure: str = ""
+    expelled: str = ""
+    handle: ProcessHandle | None = None
+    has_left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """The name of the process."""
+        return self.spec.name
 
     async def start(self) -> ProcessHandle:
         """Start the process, or request its resources from the cluster."""
         # Both belong to the previous life.
         self.failure = ""
         self.expelled = ""
-        self.handle = handle = await self._launcher.start(self.spec)
+        self.handle = handle = await self.launcher.start(self.spec)
         waits_for = "" if handle.pid else handle.waits_for
-        self._registry.add(self.name, self.spec.role, handle.pid, waits_for=waits_for)
+        self.registry.add(self.name, self.spec.role, handle.pid, waits_for=waits_for)
         # It may have been removed while the launcher started it.
         if self.is_leaving:
             handle.kill()
@@ -124,14 +119,6 @@ class Child:
         if self.handle is not None:
             self.handle.kill()
 
-    async def until_left(self, *, timeout_s: float) -> bool:
-        """Wait until a removed process has left; return False after `timeout_s`."""
-        return await in_time(self._left.wait(), timeout_s)
-
-    def mark_left(self) -> None:
-        """Return from `until_left`: the process is gone and forgotten."""
-        self._left.set()
-
     async def live(self, handle: ProcessHandle) -> End | None:
         """Wait for the end of a life; return None for a learner that finished.
 
@@ -144,7 +131,7 @@ class Child:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
             # A learner that saves its last checkpoint may send no heartbeats; stop_s bounds that
             # time.
-            if not ended.done() and not self._stopping.is_set():
+            if not ended.done() and not self.stopping.is_set():
                 silence = lost.result()
                 handle.kill()
             code = await ended
@@ -153,9 +140,9 @@ class Child:
             # Also on cancellation: no child outlives the fleet.
             handle.kill()
             # Before mark_ended, after which it no longer serves.
-            if self._registry.is_serving(self.name):
+            if self.registry.is_serving(self.name):
                 self.was_ready = True
-            self._registry.mark_ended(self.name)
+            self.registry.mark_ended(self.name)
         if code == 0 and self.spec.role == "learner":
             return None
         return self._end(code, silence, handle.why)
@@ -163,12 +150,12 @@ class Child:
     async def _until_lost(self, handle: ProcessHandle) -> str:
         """As Liveness.until_lost; the start time starts once the process has its resources."""
         if not await in_time(handle.placed(), _PLACED_SOON_S):
-            self._log.warning("%s waits for %s", self.name, handle.waits_for)
+            self.log.warning("%s waits for %s", self.name, handle.waits_for)
             await handle.placed()
         if handle.pid:
-            self._registry.record_pid(self.name, handle.pid)
-            self._log.info("%s started, pid %d", self.name, handle.pid)
-        return await self._liveness.until_lost(self.name)
+            self.registry.record_pid(self.name, handle.pid)
+            self.log.info("%s started, pid %d", self.name, handle.pid)
+        return await self.liveness.until_lost(self.name)
 
     def _end(self, code: int, silence: str, why: str) -> End:
         # The fleet's own kill also exits by a signal, so its reason comes first.
@@ -182,7 +169,7 @@ class Child:
         elif self.failure:
             reason = f"failed: {self.failure}"
             if _ELSEWHERE in self.failure:
-                reason += f"\n{errors_in(self._output)}"
+                reason += f"\n{errors_in(output_path(self.run_dir, self.name))}"
             is_own_failure = True
         elif code == RESTART_CODE:
             reason = "asked to be started again"
@@ -191,7 +178,7 @@ class Child:
         elif code < 0:
             reason = f"was ended by {signal.Signals(-code).name}"
         else:
-            output = _last_lines(self._output)
+            output = _last_lines(output_path(self.run_dir, self.name))
             reason = f"exited with code {code}; its last output was:\n{output}"
             is_own_failure = True
         return End(child=self, reason=reason, is_own_failure=is_own_failure)

@@ -22,7 +22,7 @@ from async_rl.protocol.membership import (
     WatchMembers,
 )
 from async_rl.supervision.clock import in_time
-from async_rl.supervision.fleet import Fleet, Lost
+from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
@@ -123,11 +123,11 @@ class ControlService:
     async def report_losses(self) -> None:
         """Report processes that were lost, until cancelled."""
         while True:
-            event = await self.fleet.events.get()
-            if isinstance(event, Lost):
-                self.monitor.on_restart(event.name, event.reason)
-            elif event.reason:
-                self.scaler.give_up(event.spec, event.reason)
+            loss = await self.fleet.losses.get()
+            if loss.is_final:
+                self.scaler.give_up(loss.spec, loss.reason)
+            else:
+                self.monitor.on_restart(loss.spec.name, loss.reason)
 
     async def _watch_members(self, message: WatchMembers) -> Message:
         roles = frozenset(message.roles)

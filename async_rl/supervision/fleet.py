@@ -38,26 +38,19 @@ _AFTERMATH_S = 2.0
 
 
 @frozen
-class Lost:
-    """A process exited and is about to restart."""
-
-    name: str
-    reason: str
-
-
-@frozen
-class Left:
-    """A process left for good. reason: why it was given up; empty if it was removed on request."""
+class Loss:
+    """A process that was lost. is_final: it is given up; otherwise it is about to restart."""
 
     spec: ProcessSpec
     reason: str
+    is_final: bool = False
 
 
 class Fleet:
     """The children of one run.
 
-    children: by name, including those that are leaving. events: every Lost and Left, for metrics
-    and the scaler. failed: the reason why the run cannot continue. buffer: receives the tickets
+    children: by name, including those that are leaving. losses: every loss, for metrics and
+    the scaler. failed: the reason why the run cannot continue. buffer: receives the tickets
     of generators that exited.
     """
 
@@ -84,7 +77,7 @@ class Fleet:
             stopping=self._stopping,
             log=log,
         )
-        self.children: dict[str, Child] = {spec.name: self._make_child(spec) for spec in specs}
+        self.children: dict[str, Child] = {spec.name: self._make_child(spec=spec) for spec in specs}
         self._run_dir = run_dir
         self._registry = registry
         self._max_restarts = max_restarts
@@ -92,7 +85,7 @@ class Fleet:
         self._buffer = buffer
         self._log = log
         self._group = asyncio.TaskGroup()
-        self.events: asyncio.Queue[Lost | Left] = asyncio.Queue()
+        self.losses: asyncio.Queue[Loss] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self.learner_done: asyncio.Future[None] = loop.create_future()
         self.failed: asyncio.Future[RunFailed] = loop.create_future()
@@ -113,14 +106,14 @@ class Fleet:
         # A process that joins now would only delay the end of the run.
         if self._stopping.is_set():
             return
-        child = self._make_child(spec, is_added=True)
+        child = self._make_child(spec=spec, is_added=True)
         self.children[spec.name] = child
         # At once, so that its pool counts it as starting.
         self._registry.add(spec.name, spec.role, 0)
         self._keep_one(child)
 
     def remove(self, name: str) -> None:
-        """Do not restart the process after its exit; `Child.until_left` waits for that exit.
+        """Do not restart the process after its exit; `Child.has_left` is set then.
 
         A process that is not ready yet has no work to finish and may not handle SIGTERM before its
         engine is up, so it is killed.
@@ -195,8 +188,9 @@ class Fleet:
         await self._release(child)
         del self.children[child.name]
         self._registry.forget(child.name)
-        child.mark_left()
-        self.events.put_nowait(Left(spec=child.spec, reason=reason))
+        child.has_left.set()
+        if reason:
+            self.losses.put_nowait(Loss(spec=child.spec, reason=reason, is_final=True))
 
     async def _keep(self, children: Sequence[Child]) -> str:
         """Keep one process, or several that live and die together.
@@ -235,7 +229,7 @@ class Fleet:
         names = " and ".join(child.name for child in children)
         self._log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
         for child in children:
-            self.events.put_nowait(Lost(name=child.name, reason=reason))
+            self.losses.put_nowait(Loss(spec=child.spec, reason=reason))
             # Before the next start, or the release would take the tickets of the next life.
             await self._release(child)
         await asyncio.sleep(pause_s)

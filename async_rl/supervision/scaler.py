@@ -10,6 +10,7 @@ woken by: a request to scale, a process that has left
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,7 @@ from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
 from async_rl.runtime.directory import Connections, Incarnation
 from async_rl.supervision.child import Child
+from async_rl.supervision.clock import in_time
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
 
@@ -62,35 +64,28 @@ def wanted_counts(config: RunConfig, run_dir: Path) -> dict[str, int]:
     return {pool: scaled.get(pool, count) for pool, count in pool_counts(config).items()}
 
 
+@dataclass(kw_only=True, eq=False)
 class Scaler:
     """The wanted counts of one run."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        *,
-        machine: Machine,
-        fleet: Fleet,
-        registry: Registry,
-        connect: Connections,
-        shape: ModelShape | None,
-        log: logging.Logger,
-    ) -> None:
-        self._config = config
-        self._run_dir = run_dir
-        self._shape = shape
-        self._machine = machine
-        self._fleet = fleet
-        self._registry = registry
-        self._connect = connect
-        self._log = log
-        self._group = asyncio.TaskGroup()
-        registry.work = {pool: work_of(config, pool) for pool in generator_pools(config)}
+    config: RunConfig
+    run_dir: Path
+    machine: Machine
+    fleet: Fleet
+    registry: Registry
+    connect: Connections
+    shape: ModelShape | None
+    log: logging.Logger
+    group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+
+    def __post_init__(self) -> None:
+        self.registry.work = {
+            pool: work_of(self.config, pool) for pool in generator_pools(self.config)
+        }
 
     async def run(self) -> None:
         """Scale the run until cancelled."""
-        async with self._group:
+        async with self.group:
             self._reconcile()
             await asyncio.Event().wait()  # keep the group open for processes that leave
 
@@ -102,25 +97,25 @@ class Scaler:
         # all.
         raise_if_any(self._refusals(wanted))
         for pool, count in wanted.items():
-            if count != self._registry.wanted[pool]:
+            if count != self.registry.wanted[pool]:
                 self._want(pool, count, reason)
         self._reconcile()
 
     def give_up(self, spec: ProcessSpec, reason: str) -> None:
         """Want one process less: this one was added and could not start."""
         pool = pool_of(spec.name)
-        count = max(0, self._registry.wanted[pool] - 1)
-        self._log.error("%s %s", spec.name, reason)
+        count = max(0, self.registry.wanted[pool] - 1)
+        self.log.error("%s %s", spec.name, reason)
         self._want(pool, count, f"{spec.name} could not start")
 
     def _want(self, pool: str, count: int, reason: str) -> None:
-        self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
-        self._registry.wanted[pool] = count
+        self.log.info("%s=%d (was %d): %s", pool, count, self.registry.wanted[pool], reason)
+        self.registry.wanted[pool] = count
         # A crash never leaves half a file for resume.
-        replace_synced(self._run_dir / SCALE_FILE, msgspec.json.encode(self._registry.wanted))
+        replace_synced(self.run_dir / SCALE_FILE, msgspec.json.encode(self.registry.wanted))
 
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
-        pools = pool_counts(self._config)
+        pools = pool_counts(self.config)
         problems = []
         for pool, count in wanted.items():
             if pool not in pools:
@@ -133,12 +128,12 @@ class Scaler:
                 problems.append(f"{pool}=0: {_WITHOUT[pool]}; keep at least 1")
         if problems:
             return problems
-        grown = with_counts(self._config, {**self._registry.wanted, **wanted})
-        problems += machine_problems(grown, self._machine)
+        grown = with_counts(self.config, {**self.registry.wanted, **wanted})
+        problems += machine_problems(grown, self.machine)
         # The memory of the nodes of a cluster is not known here. A run may always shrink.
-        is_more = any(count > self._registry.wanted[pool] for pool, count in wanted.items())
-        if is_more and not problems and self._shape and self._config.launcher.is_one_machine:
-            problems += fit_problems(grown, self._shape, self._machine)
+        is_more = any(count > self.registry.wanted[pool] for pool, count in wanted.items())
+        if is_more and not problems and self.shape and self.config.launcher.is_one_machine:
+            problems += fit_problems(grown, self.shape, self.machine)
         return problems
 
     def _reconcile(self) -> None:
@@ -146,10 +141,10 @@ class Scaler:
 
         The GPUs of a process that leaves become free later; this then runs again.
         """
-        for pool, wanted in self._registry.wanted.items():
+        for pool, wanted in self.registry.wanted.items():
             staying = [
                 child
-                for child in self._fleet.children.values()
+                for child in self.fleet.children.values()
                 if pool_of(child.name) == pool and not child.is_leaving
             ]
             # The highest ranks leave, so that the remaining names have no gaps.
@@ -158,19 +153,19 @@ class Scaler:
                 self._remove(child)
             # One by one: each new process takes cores and GPUs that the next must not take.
             for _ in range(wanted - len(staying)):
-                in_use = [child.spec for child in self._fleet.children.values()]
-                spec = joining(self._config, self._machine, pool, in_use)
+                in_use = [child.spec for child in self.fleet.children.values()]
+                spec = joining(self.config, self.machine, pool, in_use)
                 # A cluster queues the process; locally it would start without a GPU.
-                if self._config.launcher.is_one_machine and not has_its_gpus(spec):
+                if self.config.launcher.is_one_machine and not has_its_gpus(spec):
                     break
-                self._fleet.add(spec)
+                self.fleet.add(spec)
 
     def _remove(self, child: Child) -> None:
-        self._log.info("%s leaves", child.name)
+        self.log.info("%s leaves", child.name)
         # Its address, before a draining verifier is taken off the list.
-        member = self._registry.directory.find(child.name)
-        self._fleet.remove(child.name)
-        self._group.create_task(self._see_off(child, member), name=f"end {child.name}")
+        member = self.registry.directory.find(child.name)
+        self.fleet.remove(child.name)
+        self.group.create_task(self._see_off(child, member), name=f"end {child.name}")
 
     async def _see_off(self, child: Child, member: Member | None) -> None:
         """Wait until a process has left.
@@ -181,25 +176,25 @@ class Scaler:
         if child.spec.role == "verifier":
             child.terminate()
             # No request takes longer than this.
-            grace_s = self._config.timeouts.score_s
+            grace_s = self.config.timeouts.score_s
         else:
             grace_s = await self._drain(child.name, member)
-        if not await child.until_left(timeout_s=grace_s):
+        if not await in_time(child.has_left.wait(), grace_s):
             child.terminate()
-            if not await child.until_left(timeout_s=_CLOSE_S):
+            if not await in_time(child.has_left.wait(), _CLOSE_S):
                 child.kill()
         # Its exit frees GPUs, for which a process of another pool may wait.
-        await child.until_left(timeout_s=self._config.timeouts.stop_s)
-        self._log.info("%s has left", child.name)
+        await in_time(child.has_left.wait(), self.config.timeouts.stop_s)
+        self.log.info("%s has left", child.name)
         self._reconcile()
 
     async def _drain(self, name: str, member: Member | None) -> float:
         """Ask a generator or gateway to finish its groups; return the seconds that it may take."""
         if member is not None:
-            process = Incarnation(member, self._registry.directory, self._connect)
+            process = Incarnation(member, self.registry.directory, self.connect)
             try:
-                await process.call(Drain(), timeout_s=self._config.timeouts.call_s)
+                await process.call(Drain(), timeout_s=self.config.timeouts.call_s)
             except InfrastructureError as error:
-                self._log.warning("%s cannot be drained: %s", name, error)
+                self.log.warning("%s cannot be drained: %s", name, error)
                 return 0.0  # its groups go to another process without a delay
-        return self._config.timeouts.drain_s
+        return self.config.timeouts.drain_s

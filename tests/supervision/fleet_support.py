@@ -14,7 +14,7 @@ from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.membership import Register, ReportFatal
-from async_rl.supervision.fleet import Fleet, Left, Lost
+from async_rl.supervision.fleet import Fleet, Loss
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
@@ -123,7 +123,7 @@ class World:
         ranks: int = 1,
     ) -> None:
         self.registry = virtual_registry()
-        self._events: list[Lost | Left] = []
+        self._losses: list[Loss] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: (
                 asyncio.get_running_loop().call_soon(on_start, self, process) and None
@@ -140,22 +140,18 @@ class World:
         self.role: Role = role
 
     @property
-    def events(self) -> list[Lost | Left]:
-        while not self.fleet.events.empty():
-            self._events.append(self.fleet.events.get_nowait())
-        return self._events
+    def losses(self) -> list[Loss]:
+        while not self.fleet.losses.empty():
+            self._losses.append(self.fleet.losses.get_nowait())
+        return self._losses
 
     @property
     def lost(self) -> list[str]:
-        return [event.name for event in self.events if isinstance(event, Lost)]
+        return [loss.spec.name for loss in self.losses if not loss.is_final]
 
     @property
     def reasons(self) -> list[str]:
-        return [event.reason for event in self.events if isinstance(event, Lost)]
-
-    @property
-    def left(self) -> list[tuple[str, str]]:
-        return [(e.spec.name, e.reason) for e in self.events if isinstance(e, Left)]
+        return [loss.reason for loss in self.losses if not loss.is_final]
 
     def fails(self, process: Scripted, name: str, text: str) -> None:
         self.fleet.note_fatal(ReportFatal(name=name, pid=process.pid, text=text))

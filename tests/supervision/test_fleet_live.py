@@ -7,7 +7,8 @@ from fleet_support import Scripted, World, spec, virtually
 from members import heartbeat
 
 from async_rl.protocol.membership import Register
-from async_rl.supervision.fleet import Left, Lost
+from async_rl.supervision.clock import in_time
+from async_rl.supervision.fleet import Loss
 from async_rl.supervision.registry import Registry
 
 
@@ -24,9 +25,9 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         world.fleet.remove("verifier-1")
         assert [m.name for m in world.registry.directory.members] == ["verifier-0"]
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 1)]
-        assert not await leaving.until_left(timeout_s=0.01)
+        assert not await in_time(leaving.has_left.wait(), 0.01)
         leaving.terminate()
-        assert await leaving.until_left(timeout_s=10)
+        assert await in_time(leaving.has_left.wait(), 10)
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 0)]
         world.fails(Scripted(1), "verifier-1", "a report that came late")
         assert list(world.fleet.children) == ["verifier-0"]
@@ -37,7 +38,7 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         return world
 
     world = virtually(main())
-    assert (world.left, world.lost, len(world.launcher.started)) == ([("verifier-1", "")], [], 3)
+    assert (world.losses, len(world.launcher.started)) == ([], 3)
 
 
 def test_a_draining_generator_still_gets_weights_and_says_that_it_drains() -> None:
@@ -61,20 +62,20 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
             world.fails(process, "generator-1", "OutOfMemory: 9 GB")
             process.end(1)
 
-    async def main() -> Lost | Left:
+    async def main() -> Loss:
         world = World("generator", tmp_path, fails_unless_first)
         running = asyncio.create_task(world.fleet.run())
         await world.until_serving()
         world.fleet.add(spec("generator", 1))
-        event = await world.fleet.events.get()
+        event = await world.fleet.losses.get()
         assert not world.fleet.failed.done()
         world.fleet.kill_all()
         await running
-        assert world.events == []
+        assert world.losses == []
         return event
 
     left = virtually(main())
-    assert isinstance(left, Left)
+    assert left.is_final
     assert (left.spec.name, left.reason) == ("generator-1", "failed: OutOfMemory: 9 GB")
 
 
@@ -100,9 +101,9 @@ def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear
                 world.fleet.add(spec("generator", rank))
             leaving = world.fleet.children[f"generator-{rank}"]
             world.fleet.remove(leaving.name)
-            assert await leaving.until_left(timeout_s=10)
+            assert await in_time(leaving.has_left.wait(), 10)
         world.fleet.kill_all()
         await running
         return world
 
-    assert virtually(main()).left == [("generator-1", ""), ("generator-2", "")]
+    assert virtually(main()).losses == []

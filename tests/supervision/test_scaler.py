@@ -55,8 +55,8 @@ class ScaledRun:
         )
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
         self.scaler = Scaler(
-            config,
-            run_dir,
+            config=config,
+            run_dir=run_dir,
             machine=machine,
             fleet=self.fleet,
             registry=self.registry,
