@@ -57,7 +57,7 @@ class Mirror:
             # Before the files: a copy whose files are being deleted must not count as one.
             for version in copied:
                 self._fs.rm_file(self._mark(version))
-            self._sync_names()
+            self._sync()
             for version in copied:
                 self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
             # After the mark of the newest copy: until then a resume needs the previous ledger.
@@ -80,14 +80,24 @@ class Mirror:
         # The mark first: without it, a copy that is half replaced does not count as one.
         if marked:
             self._fs.rm_file(self._mark(version))
-            self._sync_names()
-        for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-            self._put(path, f"{directory.name}/{path.relative_to(directory)}")
-        self._put_records(version)
-        # After the records, which a resume from this copy needs.
+            self._sync()
+        ledger = self._run_dir / "ledger.partial"
+        snapshot(self._run_dir / STORE_FILE, ledger)
+        names = {ledger: _ledger(version)}
+        for path in directory.rglob("*"):
+            if path.is_file():
+                names[path] = f"{directory.name}/{path.relative_to(directory)}"
+        for pattern in _RECORDS:
+            names |= {path: _FILES + path.name for path in self._run_dir.glob(pattern)}
+        targets = [f"{self._root}/{name}" for name in names.values()]
+        for folder in {target.rpartition("/")[0] for target in targets}:
+            self._fs.makedirs(folder, exist_ok=True)
+        self._fs.put([str(path) for path in names], targets)
+        ledger.unlink()
+        # Before the mark, and the mark before the deletion of older copies, whose marks go first.
+        self._sync()
         self._fs.pipe_file(self._mark(version), sums)
-        # Before the deletion of older copies, whose own marks go first.
-        self._sync_file(self._mark(version))
+        self._sync()
 
     def versions(self) -> list[int]:
         """Return the versions of the complete copies, oldest first."""
@@ -116,7 +126,8 @@ class Mirror:
                 )
             partial = self._run_dir.with_name(self._run_dir.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            for path in sorted(self._fs.find(self._root)):
+            targets = {}
+            for path in self._fs.find(self._root):
                 name = path.strip("/").removeprefix(self._root.strip("/") + "/")
                 # An object store accepts any name, and here it becomes a path.
                 if ".." in Path(name).parts:
@@ -125,11 +136,14 @@ class Mirror:
                         " trust no copy that a stranger can write"
                     )
                 if name.startswith(f"{_name(copied[-1])}/"):
-                    self._get(path, partial / "checkpoints" / name)
+                    targets[path] = partial / "checkpoints" / name
                 elif name == _ledger(copied[-1]):
-                    self._get(path, partial / STORE_FILE)
+                    targets[path] = partial / STORE_FILE
                 elif name.startswith(_FILES):
-                    self._get(path, partial / name.removeprefix(_FILES))
+                    targets[path] = partial / name.removeprefix(_FILES)
+            for target in targets.values():
+                target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get(list(targets), [str(target) for target in targets.values()])
             # Last: an interrupted fetch must not leave a directory that looks like a run.
             sync_tree(partial)
             partial.rename(self._run_dir)
@@ -139,20 +153,16 @@ class Mirror:
                 f"{self._url}/{self._run_dir.name} cannot be copied to {self._run_dir}: {error}"
             ) from error
 
-    def _sync_names(self) -> None:
-        """Return once the names in the folder of the copies are on the disk, if it is a directory.
-        An object store has a file as soon as its call has returned.
+    def _sync(self) -> None:
+        """Return once all copies are on the disk, if they are in a directory. An object store has a
+        file as soon as its call has returned.
         """
         if isinstance(self._fs, LocalFileSystem):
             root = Path(self._root)
+            sync_tree(root)
             # The folder and its parent may be new.
-            for directory in (root, *list(root.parents)[:2]):
+            for directory in list(root.parents)[:2]:
                 sync(directory)
-
-    def _sync_file(self, path: str) -> None:
-        if isinstance(self._fs, LocalFileSystem):
-            sync(Path(path))
-            sync(Path(path).parent)
 
     def _mark(self, version: int) -> str:
         return f"{self._root}/{_name(version)}{_DONE}"
@@ -165,26 +175,6 @@ class Mirror:
             path.rstrip("/").rpartition("/")[2]
             for path in self._fs.ls(self._root, detail=False, refresh=True)
         ]
-
-    def _put_records(self, version: int) -> None:
-        """Copy the current ledger, which includes the version, and the records of the run."""
-        copy = self._run_dir / "ledger.partial"
-        snapshot(self._run_dir / STORE_FILE, copy)
-        self._put(copy, _ledger(version))
-        copy.unlink()
-        for path in (path for pattern in _RECORDS for path in self._run_dir.glob(pattern)):
-            self._put(path, _FILES + path.name)
-
-    def _put(self, path: Path, name: str) -> None:
-        target = f"{self._root}/{name}"
-        folder = target.rpartition("/")[0]
-        self._fs.makedirs(folder, exist_ok=True)
-        self._fs.put_file(str(path), target)
-        self._sync_file(target)
-
-    def _get(self, path: str, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._fs.get_file(path, str(target))
 
 
 def _name(version: int) -> str:

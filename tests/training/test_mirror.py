@@ -76,36 +76,6 @@ def test_copies_follow_the_run_and_bring_the_newest_of_it_back(tmp_path: Path, k
         mirror.fetch()
 
 
-def test_a_mark_is_on_the_disk_before_older_marks_go_and_gone_before_its_files_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir, there = tmp_path / "run", tmp_path / "elsewhere" / "run"
-    mirror = Mirror(str(there.parent), run_dir)
-    synced: list[tuple[str, ...]] = []
-
-    def sync(path: Path) -> None:
-        synced.append((path.name, *sorted(p.name for p in there.glob("step_*"))))
-
-    monkeypatch.setattr("async_rl.training.mirror.sync", sync)
-    for version in (5, 10):
-        shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-        make(run_dir, version)
-        record(run_dir, version)
-        mirror.update()
-    new = ("step_000010", "step_000010.complete")
-    old = ("step_000005", "step_000005.complete")
-    of_mark = synced.index((new[1], *old, *new))
-    assert [name for name in synced[of_mark + 1 :] if name[0] == "run"] == [
-        ("run", *old, *new),
-        ("run", old[0], *new),
-    ]
-    synced.clear()
-    (directory_of(run_dir, 10) / "index.json").write_text("of another history")
-    write_sums(directory_of(run_dir, 10), sums_of(directory_of(run_dir, 10)))
-    mirror.update()
-    assert synced[0] == ("run", new[0]), "the mark of a copy that is replaced is gone"
-
-
 def test_a_copy_that_was_not_finished_is_not_brought_back(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     mirror = Mirror(str(tmp_path / "elsewhere"), run_dir)
