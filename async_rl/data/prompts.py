@@ -52,9 +52,7 @@ def prepare_prompts(
     """
     key = _key(config)
     if has_prompts(path, key):
-        on_rows(1, 1)
         return
-    # Before the first call of on_rows, after which a buffer may open the file.
     path.unlink(missing_ok=True)
     source = _train_source(config)
     on_rows(0, source.num_rows)

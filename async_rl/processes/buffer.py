@@ -23,14 +23,13 @@ from async_rl.config.pools import group_role
 from async_rl.core.types import DropReason, Prompt
 from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
-from async_rl.protocol.membership import DRAINING, AwaitPrompts
+from async_rl.protocol.membership import DRAINING
 from async_rl.runtime.context import ProcessContext
 
 OBJECTS_PER_COLLECTION = 50_000
 """The groups in memory are some hundred thousand objects without a cycle. With Python's own 700,
 collections took half of the time of a group.
 """
-_PROMPTS_S = 5.0
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""
 
@@ -46,12 +45,6 @@ async def run(context: ProcessContext) -> None:
             spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)
             vocabulary_size = load_vocabulary_size(config, context.model_path)
-            # The supervisor ends the run if they cannot be prepared.
-            # In short calls: a lost answer must not be waited for as long as data may take.
-            request = AwaitPrompts(wait_s=_PROMPTS_S)
-            timeout_s = _PROMPTS_S + config.timeouts.call_s
-            while not (await context.supervisor.call(request, timeout_s=timeout_s)).is_done:
-                pass
             prompts = open_prompts(
                 context.run_dir / PROMPTS_FILE, config, vocabulary_size=vocabulary_size
             )

@@ -67,7 +67,6 @@ class Supervisor:
             self._registry, config.timeouts, is_local=config.launcher.is_one_machine
         )
         self._stop = StopRequest()
-        self._prompts = asyncio.Event()
 
     async def run(self) -> int:
         """Create keys, open the outputs, supervise until the end; return the exit code."""
@@ -119,34 +118,26 @@ class Supervisor:
 
     async def _supervise(self, keys: Keys, monitor: Monitor) -> None:
         """Prepare model and prompts, start the children, wait for the end, end the children."""
-        model: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
         preparing = asyncio.create_task(
-            prepare(self._run_dir, self._console.preparing, model=model, prompts=self._prompts),
-            name="prepare",
+            prepare(self._run_dir, self._console.preparing), name="prepare"
         )
         try:
-            started: set[asyncio.Future[Any]] = {model, preparing, self._stop.graceful}
+            started: set[asyncio.Future[Any]] = {preparing, self._stop.graceful}
             await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.graceful.done():
                 return
-            if preparing.done():
-                preparing.result()
-            try:
-                host = await self._launcher.open()
-                await self._with_children(keys, monitor, model.result(), host, preparing)
-            finally:
-                await self._launcher.close()
+            model_path = preparing.result()
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
+        try:
+            host = await self._launcher.open()
+            await self._with_children(keys, monitor, model_path, host)
+        finally:
+            await self._launcher.close()
 
     async def _with_children(
-        self,
-        keys: Keys,
-        monitor: Monitor,
-        model_path: Path,
-        host: str,
-        preparing: asyncio.Task[None],
+        self, keys: Keys, monitor: Monitor, model_path: Path, host: str
     ) -> None:
         connections = Connections(keys, self._registry.directory)
         machine = this_machine()
@@ -169,7 +160,6 @@ class Supervisor:
             fleet=fleet,
             scaler=scaler,
             stop=self._stop,
-            prompts=self._prompts,
             log=self._log,
         )
         bind_host = supervisor_host(self._config.network, host)
@@ -185,7 +175,7 @@ class Supervisor:
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]
             try:
-                await self._until_over(fleet, [preparing, serving, keeping, *watching])
+                await self._until_over(fleet, [serving, keeping, *watching])
                 # A stall during the shutdown is not a failure, and scaling would delay it.
                 for task in watching:
                     task.cancel()

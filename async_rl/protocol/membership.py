@@ -134,19 +134,6 @@ each would otherwise be news for all, which grows with the square of their numbe
 """
 
 
-class PromptsPrepared(Message):
-    """Whether the prompts of the run are in its directory."""
-
-    is_done: bool
-
-
-class AwaitPrompts(Message):
-    """Request an answer once the prompts of the run are in its directory, or after wait_s."""
-
-    Reply: ClassVar[type] = PromptsPrepared
-    wait_s: float
-
-
 class ReportMetrics(Message):
     """Numbers of one learner step, under their TensorBoard names."""
 

@@ -11,11 +11,9 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.control import GetStatus, Pools, Scale, StopRun
 from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import (
-    AwaitPrompts,
     Expel,
     Heartbeat,
     NextBeat,
-    PromptsPrepared,
     Register,
     ReportFatal,
     ReportMetrics,
@@ -75,7 +73,7 @@ def _request(stop: asyncio.Future[None]) -> None:
 
 @frozen
 class ControlService:
-    """One handler per message of the control socket. prompts: set once they are prepared."""
+    """One handler per message of the control socket."""
 
     registry: Registry
     liveness: Liveness
@@ -83,7 +81,6 @@ class ControlService:
     fleet: Fleet
     scaler: Scaler
     stop: StopRequest
-    prompts: asyncio.Event
     log: logging.Logger
 
     def handlers(self) -> dict[type[Message], Handler]:
@@ -92,7 +89,6 @@ class ControlService:
             Register: self._register,
             Heartbeat: self._heartbeat,
             WatchMembers: self._watch_members,
-            AwaitPrompts: self._await_prompts,
             ReportMetrics: _then_ok(self.monitor.on_metrics),
             ReportFatal: _then_ok(self.fleet.note_fatal),
             StartFrom: _then_ok(self.monitor.start_from),
@@ -137,10 +133,6 @@ class ControlService:
         # processes would otherwise receive one message for each other process.
         await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
         return self.registry.changes_since(message.known_revision, roles)
-
-    async def _await_prompts(self, request: AwaitPrompts) -> Message:
-        await in_time(self.prompts.wait(), request.wait_s)
-        return PromptsPrepared(is_done=self.prompts.is_set())
 
     async def _get_status(self, _: GetStatus) -> Message:
         return self.monitor.status()

@@ -2,8 +2,7 @@
 torch and neither the supervisor nor the buffer has the readers of data files.
 
 The child (`python -m async_rl.supervision.preparation <run_dir> <parent_pid>`) prints one JSON line
-per step of progress, a line with the model's path once the processes may start, and a last one if
-there is an error. It prepares the last prompts while the processes start.
+per step of progress, and a last one with the model's path or the error.
 """
 
 import asyncio
@@ -21,15 +20,10 @@ from async_rl.runtime.context import load_config
 from async_rl.runtime.main import describe
 
 _LINE_LIMIT = 2**20
-_NUM_MEANWHILE = 100_000
-"""Training rows that are prepared while the processes start and load their models. 0.15 ms of CPU a
-row is usual, and the learner waits for the buffer for timeouts.start_s (180 s), so that slow rows
-are in time too.
-"""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the child. path: set once the processes may start. error: set if the model or the
+    """One line of the child. path: of the model, in the last one. error: set if the model or the
     prompts cannot be prepared.
     """
 
@@ -39,16 +33,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-async def prepare(
-    run_dir: Path,
-    on_progress: Callable[[float, str], None],
-    *,
-    model: asyncio.Future[Path],
-    prompts: asyncio.Event,
-) -> None:
-    """Prepare the start model and the prompts; return only by cancellation or an error.
+async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> Path:
+    """Prepare the start model and the prompts; return the directory of the model.
 
-    model: receives its directory once the processes may start. prompts: set once they are complete.
     Raises RunFailed if the configured model does not exist, the data cannot be used or the child
     crashes.
     """
@@ -71,8 +58,6 @@ async def prepare(
     try:
         async for line in process.stdout:
             last = msgspec.json.decode(line, type=Progress)
-            if last.path:
-                model.set_result(Path(last.path))
             if not last.error:
                 on_progress(last.fraction, last.text)
         code = await process.wait()
@@ -83,11 +68,9 @@ async def prepare(
             await process.wait()
     if last.error:
         raise RunFailed(last.error)
-    if code != 0 or not model.done():
+    if code != 0 or not last.path:
         raise RunFailed(f"preparing the run exited with code {code}; see {output}")
-    prompts.set()
-    # The caller waits for an error for as long as the run lasts.
-    await asyncio.get_running_loop().create_future()
+    return Path(last.path)
 
 
 def main(run_dir: Path, parent_pid: int) -> int:
@@ -98,21 +81,11 @@ def main(run_dir: Path, parent_pid: int) -> int:
     from async_rl.data.prompt_file import PROMPTS_FILE
     from async_rl.data.prompts import prepare_prompts
 
-    is_started = False
-
     def show(fraction: float, text: str) -> None:
         _print(Progress(fraction=fraction, text=text))
 
     def on_rows(num_done: int, num_rows: int) -> None:
-        nonlocal is_started
-        if is_started:
-            return
-        # At the first call already for all but very large data: the processes then start at once.
-        is_started = num_rows - num_done <= _NUM_MEANWHILE
-        if is_started:
-            _print(Progress(fraction=1, text="model ready", path=str(model)))
-        else:
-            show(num_done / num_rows, f"{num_done} of {num_rows} prompts")
+        show(num_done / max(num_rows, 1), f"{num_done} of {num_rows} prompts")
 
     try:
         config = load_config(run_dir)
@@ -122,6 +95,7 @@ def main(run_dir: Path, parent_pid: int) -> int:
         log.error("fatal", exc_info=error)
         _print(Progress(error=describe(error)))
         return 1
+    _print(Progress(fraction=1, text="model ready", path=str(model)))
     return 0
 
 

@@ -72,7 +72,6 @@ async def serve(directory: Path, num_members: int) -> None:
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
-            prompts=asyncio.Event(),
             log=_LOG,
         )
         registry.add("learner-0", "learner", 1)

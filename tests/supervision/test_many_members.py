@@ -77,7 +77,6 @@ def service() -> ControlService:
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
-            prompts=asyncio.Event(),
             log=logging.getLogger(),
         )
 
