@@ -28,9 +28,6 @@ _ERRORS = {
     "eval/greedy_pass": "eval/greedy_pass_error",
 }
 """The metric of the confidence of each metric that has one."""
-# 32 groups of 16 samples of 32k tokens are 0.2 GB.
-_NUM_IN_MEMORY = 32
-"""Groups whose trajectories are in memory at one time."""
 
 Decode = Callable[[Sequence[int]], str]
 Extraction = Literal["auto", "fenced", "whole"]
@@ -160,16 +157,14 @@ async def report_of(
     scalars = await store.evaluation_figures(version)
     if scalars is None:
         results = []
-        # In parts: the trajectories of a large evaluation are gigabytes.
-        for start in range(0, len(complete), _NUM_IN_MEMORY):
-            part = list(complete)[start : start + _NUM_IN_MEMORY]
-            for group in await store.groups(part):
-                prompt = complete[group.group_id]
-                # In a thread: decoding thousands of samples would hold up requests for work.
-                result = await asyncio.to_thread(
-                    result_of, prompt, group.unpacked(), decode, extraction
-                )
-                results.append(result)
+        # One by one: the trajectories of a large evaluation are gigabytes.
+        for group_id, prompt in complete.items():
+            (group,) = await store.groups([group_id])
+            # In a thread: decoding thousands of samples would hold up requests for work.
+            result = await asyncio.to_thread(
+                result_of, prompt, group.unpacked(), decode, extraction
+            )
+            results.append(result)
         scalars = evaluation_scalars(results)
     return scalars, len(rows) - len(complete)
 

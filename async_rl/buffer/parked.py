@@ -90,12 +90,10 @@ class ParkedRequests:
         # Not at its arrival: the learner may go back while it is parked.
         return self._state.lives.surviving(parked.request.life, parked.request.version)
 
-    def remove(self, generator: str, incarnation: str = "") -> None:
-        """Answer the generator's request (of this incarnation, or any if empty) as it is."""
-        parked = self._parked.get(generator)
-        if parked is not None and incarnation in ("", parked.request.incarnation):
-            parked.done.set()
-            del self._parked[generator]
+    def remove(self, generator: str) -> None:
+        """Answer the generator's request as it is."""
+        if generator in self._parked:
+            self._parked.pop(generator).done.set()
 
     def withdraw(self, parked: Parked) -> None:
         """The request is answered; a newer one of the same generator stays."""

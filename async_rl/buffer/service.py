@@ -21,7 +21,7 @@ from async_rl.core.errors import InfrastructureError, ProtocolError, require_lif
 from async_rl.core.types import DropReason
 from async_rl.data.prompt_file import RunPrompts
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork, Work
+from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.protocol.learner import (
     CommitStep,
     DropBatch,
@@ -82,7 +82,6 @@ class BufferService:
             RequestWork: self.request_work,
             PutGroup: self.put_group,
             FailGroup: self.fail_group,
-            ReleaseGenerator: self.release_generator,
             GetHistory: self.history,
             SyncVersion: self.sync_version,
             GetEvaluationScores: self.evaluation_scores,
@@ -162,18 +161,11 @@ class BufferService:
             asyncio.get_running_loop().call_later(pause_s, self._settle)
         return await self._confirm()
 
-    async def release_generator(self, request: ReleaseGenerator) -> Message:
-        """The generator's process has exited: its unfinished groups are handed out again."""
-        self.lose(request.generator, "its process ended", incarnation=request.incarnation)
-        return await self._confirm()
-
-    def lose(
-        self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
-    ) -> None:
+    def lose(self, generator: str, message: str, *, is_spared: bool = False) -> None:
         """The generator left; see `BufferState.lose`."""
         # First: `_settle` below would hand the returned groups to the generator that has left.
-        self._parked.remove(generator, incarnation)
-        self.state.lose(generator, message, incarnation=incarnation, is_spared=is_spared)
+        self._parked.remove(generator)
+        self.state.lose(generator, message, is_spared=is_spared)
         self._settle()
 
     def expire(self, listed: Collection[str]) -> float:

@@ -190,15 +190,9 @@ class BufferState:
         is_spared = is_spared or reason is DropReason.NOT_TAKEN
         self._return_tickets([group], reason, message, is_spared=is_spared)
 
-    def lose(
-        self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
-    ) -> None:
-        """The generator (this incarnation, or any if empty) has left. is_spared: its attempts do
-        not count, because it left on request.
-        """
+    def lose(self, generator: str, message: str, *, is_spared: bool = False) -> None:
+        """The generator left. is_spared: on request, so that its attempts do not count."""
         groups = self.admission.of_generator(generator)
-        if incarnation:
-            groups = [group for group in groups if group.incarnation == incarnation]
         message = f"{generator}: {message}"
         self._return_tickets(groups, DropReason.GENERATOR_LOST, message, is_spared=is_spared)
 

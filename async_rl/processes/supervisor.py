@@ -25,7 +25,7 @@ from async_rl.planning.shape import read_shape
 from async_rl.planning.topology import processes
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
-from async_rl.runtime.directory import Connections, Peer
+from async_rl.runtime.directory import Connections
 from async_rl.supervision import outcome as outcomes
 from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet
@@ -142,7 +142,7 @@ class Supervisor:
         connections = Connections(keys, self._registry.directory)
         machine = this_machine()
         self._registry.wanted = wanted_counts(self._config, self._run_dir)
-        fleet = self._make_fleet(machine, connections)
+        fleet = self._make_fleet(machine)
         scaler = Scaler(
             config=self._config,
             run_dir=self._run_dir,
@@ -188,7 +188,7 @@ class Supervisor:
                 # Last: the fleet and the scaler call through these.
                 await connections.close()
 
-    def _make_fleet(self, machine: Machine, connections: Connections) -> Fleet:
+    def _make_fleet(self, machine: Machine) -> Fleet:
         return Fleet(
             processes(self._config, machine, self._registry.wanted),
             run_dir=self._run_dir,
@@ -197,7 +197,6 @@ class Supervisor:
             liveness=self._liveness,
             max_restarts=self._config.supervisor.max_restarts,
             timeouts=self._config.timeouts,
-            buffer=Peer("buffer", self._registry.directory, connections),
             log=self._log,
         )
 

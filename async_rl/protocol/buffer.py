@@ -1,4 +1,4 @@
-"""Messages of generators and the supervisor to the buffer: tickets and finished groups."""
+"""Messages of generators to the buffer: tickets and finished groups."""
 
 from __future__ import annotations
 
@@ -66,13 +66,3 @@ class FailGroup(Message):
     # invalid message would leave the ticket out until its time limit.
     reason: str
     message: str
-
-
-class ReleaseGenerator(Message):
-    """The process of the generator (this incarnation, or any if empty) has exited; its unfinished
-    tickets return to the buffer.
-    """
-
-    Reply: ClassVar[type] = Ok
-    generator: str
-    incarnation: str

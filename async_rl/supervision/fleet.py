@@ -19,13 +19,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from async_rl.config.timeouts import TimeoutsConfig
-from async_rl.core.errors import AsyncRLError, RunFailed
+from async_rl.core.errors import RunFailed
 from async_rl.core.frozen import frozen
 from async_rl.planning.topology import ProcessSpec
-from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
-from async_rl.runtime.directory import Peer
 from async_rl.supervision.child import Child, End, Restarts
 from async_rl.supervision.clock import in_time
 from async_rl.supervision.launcher import Launcher
@@ -50,8 +48,7 @@ class Fleet:
     """The children of one run.
 
     children: by name, including those that are leaving. losses: every loss, for metrics and
-    the scaler. failed: the reason why the run cannot continue. buffer: receives the tickets
-    of generators that exited.
+    the scaler. failed: the reason why the run cannot continue.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class Fleet:
         liveness: Liveness,
         max_restarts: int,
         timeouts: TimeoutsConfig,
-        buffer: Peer,
         log: logging.Logger,
     ) -> None:
         self._stopping = asyncio.Event()
@@ -82,7 +78,6 @@ class Fleet:
         self._registry = registry
         self._max_restarts = max_restarts
         self._timeouts = timeouts
-        self._buffer = buffer
         self._log = log
         self._group = asyncio.TaskGroup()
         self.losses: asyncio.Queue[Loss] = asyncio.Queue()
@@ -185,7 +180,6 @@ class Fleet:
         reason = await self._keep([child])
         if self._stopping.is_set() or not (child.is_leaving or reason):
             return  # it fails the run, or stops with it
-        await self._release(child)
         del self.children[child.name]
         self._registry.forget(child.name)
         child.has_left.set()
@@ -230,23 +224,7 @@ class Fleet:
         self._log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
         for child in children:
             self.losses.put_nowait(Loss(spec=child.spec, reason=reason))
-            # Before the next start, or the release would take the tickets of the next life.
-            await self._release(child)
         await asyncio.sleep(pause_s)
-
-    async def _release(self, child: Child) -> None:
-        """Return the tickets of a generator or gateway that exited to the buffer."""
-        if child.spec.role not in ("generator", "gateway"):
-            return
-        request = ReleaseGenerator(generator=child.name, incarnation="")
-        try:
-            await self._buffer.call(request, timeout_s=self._timeouts.call_s)
-        except AsyncRLError as error:
-            self._log.warning(
-                "the buffer keeps the tickets of %s until timeouts.lease_s: %s",
-                child.name,
-                error,
-            )
 
     async def _live_together(self, children: Sequence[Child]) -> End | None:
         """Start all and wait until they exit; return the first end, or None if all have finished.

@@ -16,7 +16,6 @@ from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.base import Message
-from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.learner import (
     CommitStep,
     DropBatch,
@@ -206,7 +205,7 @@ async def test_weights_of_an_earlier_life_count_as_the_version_at_which_historie
         await settle()
         new = await sync(service, 1, "b")
         await step(service, 1)
-        await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation="a"))
+        service.lose("generator-0", "its process ended")
         assert service.state.replay.learner_version == 2
         assert service.state.queue()["issued"] == len(held)
         assert not late.done(), "its weights are not those of the second version 2"

@@ -37,7 +37,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from async_rl.core.heads import pack_group
 from async_rl.core.types import Group, Purpose, Ticket
-from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator
+from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.protocol.learner import DropBatch, SetAside
 
 T = TypeVar("T")
@@ -191,8 +191,7 @@ class BufferMachine(RuleBasedStateMachine):
                 for ticket, first in generator.held
             )
         if is_told:
-            request = ReleaseGenerator(generator=name, incarnation=f"life-{generator.life}")
-            self.run(self.service.release_generator(request))
+            self.service.lose(name, "its process ended")
         generator.held = []
         generator.life += 1
         generator.version = self.learner.version

@@ -29,18 +29,13 @@ from composing import compose_unchecked
 from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
 from async_rl.core.errors import ProtocolError, Superseded
-from async_rl.protocol.buffer import ReleaseGenerator, Work
+from async_rl.protocol.buffer import Work
 from async_rl.protocol.learner import ReadSequences, Sequences
 
 
 def queue(service: BufferService) -> list[int]:
     """Issued, generating, ready and leased training groups."""
     return list(service.state.queue().values())
-
-
-async def release(service: BufferService, incarnation: str = "") -> None:
-    request = ReleaseGenerator(generator="generator-0", incarnation=incarnation)
-    await service.release_generator(request)
 
 
 async def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ async def test_parked_generators_share_the_freed_tickets(tmp_path: Path) -> None
 async def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path, max_staleness=0) as service:
         first = await tickets(service, 0)
-        await release(service)
+        service.lose("generator-0", "its process ended")
         second = await tickets(service, 0, generator="generator-1")
         assert [t.attempt for t in second] == [2, 2]
         await put(service, first[0])
@@ -193,7 +188,7 @@ async def test_attempts_of_a_generator_that_was_asked_to_leave_do_not_count(tmp_
 async def test_a_lost_group_that_arrives_before_it_is_issued_again_is_kept(tmp_path: Path) -> None:
     async with opened(tmp_path, max_staleness=0) as service:
         first = await tickets(service, 0)
-        await release(service, "a")
+        service.lose("generator-0", "its process ended")
         assert queue(service) == [2, 0, 0, 0]
         await put(service, first[0])
         assert queue(service) == [1, 0, 1, 0]
@@ -234,8 +229,6 @@ async def test_a_new_incarnation_gets_the_groups_of_the_lost_one(tmp_path: Path)
         await tickets(service, 0, incarnation="a")
         again = await tickets(service, 0, incarnation="b", held=[])
         assert [(t.group_id, t.attempt) for t in again] == [(0, 2), (1, 2)]
-        # Late news of the old one does not concern the new one.
-        await release(service, "a")
         with pytest.raises(Superseded, match="generator-0 runs as another process since"):
             await tickets(service, 0, incarnation="a")
         assert queue(service) == [0, 2, 0, 0]

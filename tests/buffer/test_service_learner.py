@@ -27,7 +27,6 @@ from buffer_support import (
 
 from async_rl.buffer.service import BufferService
 from async_rl.core.errors import InfrastructureError, ProtocolError
-from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.learner import DropBatch, ReadSequences, Sequences, SetAside
 
 
@@ -97,7 +96,7 @@ async def test_everything_survives_a_restart(tmp_path: Path) -> None:
         for ticket in (await tickets(service, 0))[:3]:
             await put(service, ticket)
         await take(service, 0)
-        await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation=""))
+        service.lose("generator-0", "its process ended")
         assert len(await tickets(service, 0, generator="generator-1", credit=1)) == 1
     async with opened(tmp_path, None, prompts, max_staleness=2) as service:
         assert list(service.state.queue().values()) == [2, 1, 1, 2]

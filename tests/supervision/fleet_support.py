@@ -11,8 +11,6 @@ from loop import VirtualLoop
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
-from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.membership import Register, ReportFatal
 from async_rl.supervision.fleet import Fleet, Loss
 from async_rl.supervision.liveness import Liveness
@@ -92,23 +90,11 @@ def spec(role: Role, rank: int = 0) -> ProcessSpec:
     return ProcessSpec(name=f"{role}-{rank}", role=role, rank=rank, cores=(), gpus=0, env={})
 
 
-class NoBuffer:
-    """The buffer of a fleet of scripted processes, which have no tickets to return."""
-
-    def __init__(self) -> None:
-        self.released: list[str] = []
-
-    async def call(self, request: ReleaseGenerator, *, timeout_s: float) -> Message:
-        self.released.append(request.generator)
-        return Ok()
-
-
 def surroundings(registry: Registry, run_dir: Path) -> dict[str, Any]:
     return {
         "run_dir": run_dir,
         "timeouts": LIMITS,
         "liveness": Liveness(registry, LIMITS, is_local=True),
-        "buffer": NoBuffer(),
     }
 
 
