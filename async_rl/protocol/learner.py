@@ -114,12 +114,20 @@ class SyncVersion(Message):
     incarnation: str = ""
 
 
+class Secured(Message):
+    """pass_rates: share of held-out prompts solved, by version; finished evaluations only. The
+    checkpoints of the best versions are kept.
+    """
+
+    pass_rates: dict[int, float]
+
+
 class SecureStore(FromLearner, kw_only=True):
     """learner -> buffer: write all that was acknowledged to the disk, so that a power loss leaves
     no checkpoint that is ahead of the store.
     """
 
-    Reply: ClassVar[type] = Ok
+    Reply: ClassVar[type] = Secured
 
 
 class SetAside(Message):
@@ -158,18 +166,6 @@ class KeepAdvantages(FromLearner, kw_only=True):
     Reply: ClassVar[type] = Ok
     samples: list[SampleId]
     rows: list[FloatArray]
-
-
-class EvaluationScores(Message):
-    """Share of held-out prompts solved, by version; finished evaluations only."""
-
-    pass_rates: dict[int, float]
-
-
-class GetEvaluationScores(Message):
-    """learner -> buffer: report the scores of all evaluated versions."""
-
-    Reply: ClassVar[type] = EvaluationScores
 
 
 class ForgetBefore(FromLearner, kw_only=True):
