@@ -200,9 +200,8 @@ class BufferService:
         finally:
             self._learner_waits_for = ""
         await self._stored()
-        reasons = filter(None, [taken.waits_for, self.state.outage.refusal])
         heads = [group.head for group in await self.store.groups(taken.group_ids)]
-        return TakenGroups(groups=heads, waits_for="; ".join(reasons))
+        return TakenGroups(groups=heads)
 
     async def read_sequences(self, request: ReadSequences) -> Message:
         """Reply with sequences of a leased batch."""

@@ -129,9 +129,9 @@ class TimeoutsConfig(Section):
         return 10 * self.start_s
 
     @property
-    def take_s(self) -> float:
-        """stall_s / 3: the learner's longest wait for a batch; the error names the cause."""
-        return self.stall_s / 3
+    def collective_s(self) -> float:
+        """2/3 stall_s: limit of one collective, after which the learner's ranks start again."""
+        return 2 * self.stall_s / 3
 
     @property
     def stall_warning_s(self) -> float:

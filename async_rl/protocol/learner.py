@@ -23,12 +23,9 @@ class FromLearner(Message):
 
 
 class TakenGroups(Message):
-    """The heads of groups_per_step groups, oldest admission first; without groups, waits_for says
-    why.
-    """
+    """The heads of groups_per_step groups, oldest admission first; none if they are not ready."""
 
     groups: list[GroupHead]
-    waits_for: str
 
 
 class TakeBatch(FromLearner, kw_only=True):

@@ -82,7 +82,7 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
         device=device,
         host=context.host,
         # Bounds one collective; between operations the ranks wait without one.
-        timeout_s=2 * config.timeouts.take_s,
+        timeout_s=config.timeouts.collective_s,
     )
 
 

@@ -8,13 +8,10 @@ Invariants
   owners. The ranks of a context read the same part.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from async_rl.batching.batch import BatchPart
-from async_rl.config.pools import evaluates_only
-from async_rl.core.errors import DeadlineExceeded
 from async_rl.core.heads import GroupHead, SampleId, sample_ids
 from async_rl.core.sequences import divided
 from async_rl.core.types import FloatArray, Trajectory
@@ -31,7 +28,7 @@ from async_rl.training.device import Device
 from async_rl.training.operations import Fetch
 
 _WAIT_S = 10.0
-"""The buffer answers after this long, so that the learner notices when generators leave."""
+"""The buffer answers after this long, so that a request whose answer was lost is sent again."""
 CHUNK_TOKENS = 2**22
 """33 MB on the wire; larger messages are not faster, and sender and receiver hold copies of one."""
 
@@ -53,7 +50,6 @@ class Taker:
         self._life = life
         self._fetch = fetch
         self._config = context.config
-        self._directory = context.directory
         self._device = device
         self._call_buffer = context.call_buffer
 
@@ -77,33 +73,13 @@ class Taker:
     async def _take(self, train_version: int) -> list[GroupHead]:
         """Return the batch that will be trained on weights of `train_version`.
 
-        Raises DeadlineExceeded, which stops the run, if generators work and no batch comes.
+        The supervisor ends a run in which none comes (timeouts.stall_s).
         """
-        limit_s = self._config.timeouts.take_s
         request = TakeBatch(life=self._life, train_version=train_version, wait_s=_WAIT_S)
-        deadline_s = time.monotonic() + limit_s
         while True:
             taken: TakenGroups = await self._call_buffer(request, wait_s=_WAIT_S)
             if taken.groups:
                 return taken.groups
-            # Time in which no generator can work does not count against the limit.
-            if not self._may_come():
-                deadline_s = time.monotonic() + limit_s
-            elif time.monotonic() > deadline_s:
-                raise DeadlineExceeded(
-                    f"no batch for version {train_version} within {limit_s:g} s"
-                    f" (timeouts.start_s x 10 / 3); the buffer waits for {taken.waits_for}"
-                )
-
-    def _may_come(self) -> bool:
-        """Return whether a generator may produce training groups now.
-
-        No generator may while the learner has a shared device, or while the run has no generator.
-        """
-        if self._device.is_shared and self._device.is_learners:
-            return False
-        generators = self._directory.of_role("generator")
-        return not all(evaluates_only(self._config, member.name) for member in generators)
 
 
 class Parts:

@@ -11,6 +11,7 @@ import pytest
 from fleet_support import LIMITS, virtual_registry, virtually
 from members import heartbeat
 
+from async_rl.config.base import replace
 from async_rl.protocol.membership import Heartbeat, Register
 from async_rl.runtime.context import PROGRESS_MB, moved_mb
 from async_rl.supervision.liveness import Liveness
@@ -49,6 +50,18 @@ def test_a_start_has_no_limit_while_it_advances(
         return ""
 
     assert virtually(main()) == reason
+
+
+@pytest.mark.proves("timeouts.start_s")
+@pytest.mark.parametrize("start_s", [60.0, 120.0])
+def test_a_start_that_does_not_advance_ends_at_its_limit(start_s: float) -> None:
+    async def main() -> str:
+        registry = virtual_registry()
+        registry.add(NAME, "generator", 7)
+        limits = replace(LIMITS, start_s=start_s)
+        return await Liveness(registry, limits, is_local=True).until_lost(NAME)
+
+    assert virtually(main()) == f"was not ready and made no progress for {start_s:g} s"
 
 
 def test_a_process_that_reads_or_grows_has_moved() -> None:

@@ -7,17 +7,14 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from composing import compose_unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.core.codec import encode
-from async_rl.core.errors import DeadlineExceeded
 from async_rl.core.heads import GroupHead, PackedTrajectory, head_of, pack_group, read_group
 from async_rl.core.types import Group, Trajectory
 from async_rl.protocol.base import Ok
@@ -25,15 +22,10 @@ from async_rl.protocol.learner import (
     KeepAdvantages,
     ReadSequences,
     Sequences,
-    TakeBatch,
-    TakenGroups,
 )
-from async_rl.protocol.membership import Member, Members
-from async_rl.runtime.directory import Directory
 from async_rl.training import taking
-from async_rl.training.device import Device
 from async_rl.training.operations import Fetch
-from async_rl.training.taking import Parts, Taker
+from async_rl.training.taking import Parts
 
 sys.path.append(str(Path(__file__).parents[1] / "learner"))
 from learner_support import make_groups
@@ -115,31 +107,6 @@ async def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one(
     await mine.fetch(fetch_of([head_of(second)]), [0])
     await slow
     assert encode(mine.pop(0).trajectories) == encode(second.trajectories)
-
-
-def test_a_batch_may_take_its_time_from_when_a_generator_may_make_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = compose_unchecked("grpo_code")
-    directory = Directory()
-    now_s = [0.0]
-    monkeypatch.setattr(taking, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-
-    async def nothing_yet(request: TakeBatch, wait_s: float) -> TakenGroups:
-        now_s[0] += 0.4 * config.timeouts.take_s
-        if now_s[0] > 2 * config.timeouts.take_s and not directory.members:
-            member = Member(
-                name="generator-0", role="generator", pid=1, address="a", state="", since_s=0
-            )
-            directory.update(Members(revision=1, members=[member]))
-        return TakenGroups(groups=[], waits_for="groups")
-
-    context: Any = SimpleNamespace(config=config, directory=directory, call_buffer=nothing_yet)
-    taker = Taker(context, Device(), asyncio.sleep, life=1)
-    with pytest.raises(DeadlineExceeded, match=r"no batch for version 3 within .* groups"):
-        asyncio.run(taker.take(3))
-    # It joins after 2.4 of the limit; the wait before it had begun anew after 2.0.
-    assert now_s[0] == pytest.approx(3.2 * config.timeouts.take_s)
 
 
 async def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
