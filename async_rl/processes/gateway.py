@@ -129,7 +129,7 @@ async def _work(
     )
 
     async def drain(_: Drain) -> Message:
-        groups.drain()
+        groups.draining.set()
         return Ok()
 
     await context.serve({Drain: drain})

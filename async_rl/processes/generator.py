@@ -101,7 +101,6 @@ class Generator:
             self._slots = Turns(self.sleeping, context.model_path)
         self.is_handed_over = context.config.devices.are_handed_over
         self._version_changed = asyncio.Event()
-        self._draining = asyncio.Event()
         self._completed = asyncio.Event()
         self._num_completing = 0
 
@@ -144,7 +143,7 @@ class Generator:
         if not self._context.config.agent.is_used:
             await self.groups.make()
             return
-        await self._draining.wait()
+        await self.groups.draining.wait()
         while self._num_completing:
             self._completed.clear()
             await self._completed.wait()
@@ -241,8 +240,7 @@ class Generator:
         return Logprobs(version=version, rows=rows)
 
     async def _drain(self, _: Drain) -> Message:
-        self.groups.drain()
-        self._draining.set()
+        self.groups.draining.set()
         return Ok()
 
 

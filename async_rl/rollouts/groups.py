@@ -55,7 +55,7 @@ class Groups:
 
     engine: returns the engine of a group that starts. limit: as asyncio.timeout, without the time
     when the engine may not be used. on_closed: called once the attempt has failed, or its group is
-    with the buffer.
+    with the buffer. draining: set to request no more tickets.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Groups:
         self._may_recover = any(remote)
         self._has_weights = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._draining = asyncio.Event()
+        self.draining = asyncio.Event()
 
     async def make(self) -> None:
         """Keep the engine full until `drain`, then finish the groups in flight.
@@ -94,17 +94,13 @@ class Groups:
         """
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(group), name="ask for work")
-            await self._draining.wait()
+            await self.draining.wait()
             self._has_room.set()
             if self._has_weights.is_set():
                 # The answer to the parked request may contain tickets; they are finished as well.
                 await self.report_version()
             else:
                 asking.cancel()
-
-    def drain(self) -> None:
-        """Ask for no more tickets."""
-        self._draining.set()
 
     def weights_loaded(self) -> None:
         """Begin with the first weights."""
@@ -117,7 +113,7 @@ class Groups:
     async def _ask(self, group: asyncio.TaskGroup) -> None:
         with self._context.activity.waiting("first weights from the learner"):
             await self._has_weights.wait()
-        while not self._draining.is_set():
+        while not self.draining.is_set():
             room = self._room()
             # Without room the request would hold tickets back from other generators.
             if room < 1:

@@ -10,21 +10,16 @@ from async_rl.planning.topology import ProcessSpec
 
 
 class ProcessHandle(Protocol):
-    """One started process."""
+    """One started process.
 
-    @property
-    def pid(self) -> int:
-        """Process id on the machine where it runs; 0 until it has its resources."""
+    pid: on the machine where it runs; 0 until it has its resources. waits_for: the resources of the
+    cluster that it waits for; empty where it runs immediately. why: the reason for its end, if the
+    launcher knows more than the exit code (its machine failed).
+    """
 
-    @property
-    def waits_for(self) -> str:
-        """The resources of the cluster that it waits for; empty where it runs immediately."""
-
-    @property
-    def why(self) -> str:
-        """The reason for its end, if the launcher knows more than the exit code (its machine
-        failed); else empty.
-        """
+    pid: int
+    waits_for: str = ""
+    why: str = ""
 
     async def placed(self) -> None:
         """Wait without limit until the process has its resources or has exited."""

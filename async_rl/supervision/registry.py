@@ -6,7 +6,6 @@ Invariant: a heartbeat costs the same however many processes there are.
 
 import asyncio
 import collections
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ from async_rl.protocol.membership import (
 from async_rl.runtime.context import PROGRESS, PROGRESS_MB
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.clock import AwakeClock
-
-_NUM_CHANGES = 4096  # a process that missed more changes of the list gets all of it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,11 +61,9 @@ class Registry:
         self._serving: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(
             asyncio.Event
         )
-        # By role: the last revision that changed one of its members, and the member's name; the
-        # previous revision, and so on.
-        self._changes: collections.defaultdict[Role, collections.deque[tuple[int, str]]] = (
-            collections.defaultdict(lambda: collections.deque(maxlen=_NUM_CHANGES))
-        )
+        # By role: the last revision that changed each member, also one that left, in their order.
+        # Names are used again, so there are not many more than members.
+        self._changes: collections.defaultdict[Role, dict[str, int]] = collections.defaultdict(dict)
         # By the roles that a process follows: a change wakes followers of its role only.
         self._news: collections.defaultdict[frozenset[Role], asyncio.Event] = (
             collections.defaultdict(asyncio.Event)
@@ -177,32 +172,27 @@ class Registry:
         unknown.
         """
         while 0 <= revision <= self.directory.revision and not any(
-            changes and changes[0][0] > revision for changes in map(self._changes.get, roles)
+            next(reversed(self._changes[role].values()), 0) > revision for role in roles
         ):
             await self._news[roles].wait()
 
     def changes_since(self, revision: int, roles: frozenset[Role]) -> Members:
         """Return the changes of these roles since a revision, or all their members if unknown."""
         directory = self.directory
-        served = [role for role in FOLLOWED if directory.serving(role)]
-        changed: dict[str, None] = {}
-        is_known = 0 <= revision <= directory.revision
+        if revision > directory.revision:
+            revision = -1
+        current: dict[str, Member | None] = {}
         for role in roles:
-            changes = self._changes[role]
-            new = itertools.takewhile(lambda change: change[0] > revision, changes)
-            changed |= dict.fromkeys(name for _, name in new)
-            # The deque drops the oldest.
-            is_known &= len(changes) < _NUM_CHANGES or changes[-1][0] <= revision
-        if not is_known:
-            members = [member for role in roles for member in directory.serving(role)]
-            return Members(revision=directory.revision, members=members, roles=served)
-        current = {name: directory.find(name) for name in changed}
+            for name, last_change in reversed(self._changes[role].items()):
+                if last_change <= revision:
+                    break
+                current[name] = directory.find(name)
         return Members(
             revision=directory.revision,
             since=revision,
-            members=[member for member in current.values() if member is not None],
+            members=[member for member in reversed(current.values()) if member is not None],
             left=[name for name, member in current.items() if member is None],
-            roles=served,
+            roles=[role for role in FOLLOWED if directory.serving(role)],
         )
 
     def pools(self) -> list[PoolCount]:
@@ -275,7 +265,8 @@ class Registry:
         # once.
         role = entry.member.role
         revision = self.directory.revision + 1
-        self._changes[role].appendleft((revision, name))
+        self._changes[role].pop(name, None)
+        self._changes[role][name] = revision
         left = [] if is_listed else [name]
         self.directory.update(
             Members(revision=revision, since=revision - 1, members=members, left=left)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
-from async_rl.supervision.launcher import Launcher
+from async_rl.supervision.launcher import Launcher, ProcessHandle
 
 
 @frozen
@@ -54,13 +54,12 @@ def job_to_submit(config: RunConfig) -> Job | None:
     return None if job is None or job.is_inside() else job
 
 
-class PlacedProcess:
+class PlacedProcess(ProcessHandle):
     """A process that a cluster places: `pid` is 0 until it has its resources."""
 
     def __init__(self, waits_for: str) -> None:
         self.pid = 0
         self.waits_for = waits_for
-        self.why = ""
         self._is_placed = asyncio.Event()
         self._killing: set[asyncio.Task[None]] = set()
 

@@ -20,6 +20,7 @@ from async_rl.core.machine import chosen_gpus
 from async_rl.launchers.backends.backend import Backend
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
+from async_rl.supervision.launcher import ProcessHandle
 from async_rl.wire.addresses import LOOPBACK
 
 
@@ -43,17 +44,12 @@ def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-class LocalProcess:
+class LocalProcess(ProcessHandle):
     """A child process and its session."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
-        self.waits_for = ""
-        self.why = ""
-
-    async def placed(self) -> None:
-        """Return immediately: a child runs from the start."""
 
     async def wait(self) -> int:
         """Return the exit code, after killing everything left in the child's session."""

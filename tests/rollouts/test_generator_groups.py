@@ -200,7 +200,7 @@ async def attempt(stop_on: str, engine: object, scorer: object) -> list[FailGrou
                 failures.append(request)
             case PutGroup():
                 raise AssertionError("the group has failed")
-        groups.drain()
+        groups.draining.set()
         has_failed.set()
         return Ok()
 
