@@ -102,10 +102,6 @@ class Admission:
         """The groups that this generator works on, oldest admission first."""
         return [self.open[group_id] for group_id in sorted(self._by_generator.get(generator, ()))]
 
-    def num_of_generator(self, generator: str) -> int:
-        """The number of groups that this generator works on."""
-        return len(self._by_generator.get(generator, ()))
-
     @property
     def generators(self) -> Collection[str]:
         """Generators that work on a group."""

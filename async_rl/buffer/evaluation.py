@@ -20,14 +20,8 @@ from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.answers import vote_of
 
 _Z95 = 1.96
-_ERRORS = {
-    "eval/pass_at_1": "eval/pass_at_1_error",
-    "eval/pass_at_k": "eval/pass_at_k_error",
-    "eval/maj_at_k": "eval/maj_at_k_error",
-    "eval/reward_mean": "eval/reward_mean_error",
-    "eval/greedy_pass": "eval/greedy_pass_error",
-}
-"""The metric of the confidence of each metric that has one."""
+_WITH_ERROR = ("pass_at_1", "pass_at_k", "maj_at_k", "reward_mean", "greedy_pass")
+"""Metrics with a confidence, which is another metric."""
 
 Decode = Callable[[Sequence[int]], str]
 Extraction = Literal["auto", "fenced", "whole"]
@@ -103,10 +97,10 @@ def evaluation_scalars(results: Sequence[Mapping[str, float]]) -> dict[str, floa
     """Means over the prompts; only the number of samples if there are none."""
     scalars = means_by_name(results)
     scalars["eval/num_samples"] = float(sum(result["eval/num_samples"] for result in results))
-    for name, error in _ERRORS.items():
-        values = [result[name] for result in results if name in result]
+    for name in _WITH_ERROR:
+        values = [result[f"eval/{name}"] for result in results if f"eval/{name}" in result]
         if values:
-            scalars[error] = interval(values)
+            scalars[f"eval/{name}_error"] = interval(values)
     return scalars
 
 

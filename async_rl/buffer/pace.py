@@ -129,12 +129,3 @@ def is_paced(config: RunConfig) -> bool:
     An exact age is the bound itself. On a shared device no generator works during a step.
     """
     return config.buffer.age_rule != "exact" and not config.devices.are_handed_over
-
-
-def pace_of(config: RunConfig) -> Pace:
-    """Return the pace of a run."""
-    return Pace(
-        config.buffer.max_staleness_versions,
-        is_on=is_paced(config),
-        evaluate_every=config.evaluation.every_steps,
-    )

@@ -117,7 +117,7 @@ class ParkedRequests:
         loads = []
         for order, (name, parked) in enumerate(self._parked.items()):
             if purpose in parked.purposes and self._credit(parked) > 0:
-                loads.append((self._state.admission.num_of_generator(name), order, name))
+                loads.append((len(self._state.admission.of_generator(name)), order, name))
         # One ticket at a time, to the generator with the fewest groups. In the order of arrival the
         # first generator would get all free tickets, and all other generators would be idle.
         heapq.heapify(loads)

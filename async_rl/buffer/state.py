@@ -19,7 +19,7 @@ from async_rl.buffer.admission import Admission
 from async_rl.buffer.evaluation import EvaluationProgress
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import MOST_SPARED, Leases, Lives, Outage
-from async_rl.buffer.pace import pace_of
+from async_rl.buffer.pace import Pace, is_paced
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
@@ -47,7 +47,11 @@ class BufferState:
             learner_version=recovered.learner_version,
             ready=recovered.ready,
             leased=recovered.leased,
-            pace=pace_of(config),
+            pace=Pace(
+                buffer.max_staleness_versions,
+                is_on=is_paced(config),
+                evaluate_every=config.evaluation.every_steps,
+            ),
         )
         self.admission = Admission(
             self.replay,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.trajectories import Rollout, rollouts, stored_steps
+from async_rl.buffer.store.trajectories import Rollout, complete_steps, rollouts
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Score, Trajectory
@@ -85,8 +85,8 @@ def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list
 def why_none(run_dir: Path) -> str:
     """Return why the store lacks the rollouts that were asked for, with the steps that it has."""
     with reading(run_dir / STORE_FILE) as connection:
-        kept = stored_steps(connection)
-    span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
+        kept = complete_steps(connection)
+    span = f"steps {kept[0]} to {kept[-1]} are stored" if kept else "no step is stored yet"
     return (
         f"no such rollout; {span} (older steps are deleted unless a checkpoint needs"
         " them or recording=full keeps them)"

@@ -644,14 +644,9 @@ def _getpid() -> int:
     return process.pid if process is not None else _REAL_PID
 
 
-async def _prepared(
-    run_dir: Path, on_progress: Any, *, model: asyncio.Future[Path], prompts: asyncio.Event
-) -> None:
-    await asyncio.sleep(0.1)
-    model.set_result(run_dir / "model")
-    await asyncio.sleep(0.5)
-    prompts.set()
-    await asyncio.get_running_loop().create_future()
+async def _prepared(run_dir: Path, on_progress: Any) -> Path:
+    await asyncio.sleep(0.6)
+    return run_dir / "model"
 
 
 async def _verifier(context: Any) -> None:

@@ -10,17 +10,13 @@ import msgspec
 import numpy as np
 
 from async_rl.buffer.store.connection import PAYLOAD, Connection, intact
-from async_rl.buffer.store.ledger import OF_STEP, STEP, GroupRow, group_rows
+from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
 from async_rl.core.types import FloatArray, Group
 
 # A step is complete if none of its groups lost its trajectories.
 _COMPLETE = (
     "SELECT version FROM steps JOIN trained USING (step_id) LEFT JOIN blobs USING (group_id) WHERE"
     " undone_s IS NULL GROUP BY version HAVING count(*) = count(blobs.group_id) ORDER BY version"
-)
-_STEPS = (
-    f"SELECT min(step), max(step) FROM (SELECT {STEP} AS step FROM blobs JOIN groups USING"
-    " (group_id))"
 )
 _PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
@@ -86,12 +82,6 @@ def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]
     """Return the newest `most` stored training groups, of one step or (None) of all."""
     rows = page_of(store, Filter(step=step, stored=True), most=most)
     return [rollout for row in rows if (rollout := rollout_of(store, row)) is not None]
-
-
-def stored_steps(store: Connection) -> tuple[int, int] | None:
-    """Return the first and the last step whose trajectories are stored; None without any."""
-    first, last = store.execute(_STEPS).fetchone()
-    return None if first is None else (first, last)
 
 
 PAGE = 50
