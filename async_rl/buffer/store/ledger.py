@@ -2,11 +2,13 @@
 number of groups in each state.
 
 Invariants: reads only, also while the run writes; one answer comes from one moment, which `reading`
-opens. Tables in schema.py, the audit of the whole history in audit.py.
+opens. The queries of the summary are in ledger.toml, tables in schema.py, the audit of the whole
+history in audit.py.
 """
 
 import contextlib
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,6 @@ from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import InfrastructureError, Unavailable
-from async_rl.core.types import GroupState
 
 OF_GROUP = "WHERE group_id=?"
 OF_PROMPT = "WHERE prompt_id=?"
@@ -41,46 +42,12 @@ _HISTORY = (
 )
 
 
-def _counts(query: str) -> str:
-    """The SQL of a JSON object, from a query of names with their numbers."""
-    return f"SELECT json_group_object(name, number) FROM ({query})"
-
-
-def _trained(column: str, kind: str, name: str) -> str:
-    """The numbers of trained groups by a column, with the compacted ones, counted by `kind`."""
-    return _counts(
-        f"SELECT name, sum(number) AS number FROM (SELECT {column} AS name, count(*) AS number FROM"
-        f" groups WHERE state='trained' GROUP BY 1 UNION ALL SELECT {name}, number FROM"
-        f" compacted_counts WHERE kind='{kind}') GROUP BY 1 ORDER BY 1"
-    )
-
-
-_STATES = ", ".join(f"'{state}'" for state in GroupState)
 _SUMMARY = {
     "learner_version": LEARNER_VERSION,
-    "num_undone_steps": "SELECT count(*) FROM steps WHERE undone_s IS NOT NULL",
-    "num_prompts": "SELECT count(*) FROM prompts WHERE purpose='train'",
     "next_position": NEXT_INDEX,
-    "num_left": "SELECT count(*) FROM left_prompts",
-    "states [stored_json]": _counts(
-        "SELECT value AS name, (SELECT coalesce(sum(number), 0) FROM totals WHERE purpose='train'"
-        f" AND state=value) AS number FROM json_each(json_array({_STATES}))"
+    **msgspec.toml.decode(
+        resources.files(__package__).joinpath("ledger.toml").read_bytes(), type=dict[str, str]
     ),
-    "dropped [stored_json]": _counts(
-        "SELECT reason AS name, number FROM totals WHERE purpose='train' AND state='dropped' AND"
-        " number>0 ORDER BY 1"
-    ),
-    "evaluation_states [stored_json]": _counts(
-        "SELECT state AS name, sum(number) AS number FROM totals WHERE purpose='eval'"
-        " GROUP BY 1 ORDER BY 1"
-    ),
-    "staleness [stored_json]": _trained(
-        "max(train_version - oldest_version, 0)", "age", "CAST(name AS INTEGER)"
-    ),
-    "generators [stored_json]": _trained("generator", "generator", "name"),
-    "num_stored": "SELECT count(*) FROM blobs",
-    "stored_bytes": "SELECT coalesce(sum(length(payload)), 0) FROM blobs",
-    "num_compacted": "SELECT coalesce(sum(number), 0) FROM compacted_groups",
 }
 
 
