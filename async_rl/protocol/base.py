@@ -1,7 +1,6 @@
 """The base of all messages (requests, replies, failures), and the fingerprint of their fields.
 
-Each request names the type of its reply in the class attribute `Reply`; `wire/rpc.py` sends
-requests and checks replies.
+`Request.Reply` is the type of the reply; `wire/rpc.py` sends requests and checks replies.
 
 Invariants
 - The buffer recognizes a request by its ids, so sending it twice does no harm.
@@ -14,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import pkgutil
+from typing import ClassVar
 
 from async_rl import protocol
 from async_rl.core.frozen import Value
@@ -28,6 +28,12 @@ class Message(Value, tag_field="type", tag=True):
 
 class Ok(Message):
     """The request succeeded and has no other result."""
+
+
+class Request(Message):
+    """Base of the messages that are answered, by `Ok` unless they name another reply."""
+
+    Reply: ClassVar[type] = Ok
 
 
 class Failure(Message):

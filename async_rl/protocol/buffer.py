@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from async_rl.core.heads import PackedGroup, read_group
 from async_rl.core.types import Ticket
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Request
 
 
 class Work(Message):
@@ -16,7 +16,7 @@ class Work(Message):
     waits_for: str = ""
 
 
-class RequestWork(Message):
+class RequestWork(Request):
     """Request up to `credit` training groups, or the same number of samples of an evaluation; the
     request is parked up to wait_s.
 
@@ -41,10 +41,9 @@ class RequestWork(Message):
     life: int | None = None
 
 
-class PutGroup(Message):
+class PutGroup(Request):
     """A complete group (heads.pack_group); acknowledged once it is stored. Safe to send again."""
 
-    Reply: ClassVar[type] = Ok
     # Encoded apart from the message: these bytes are stored as they arrive.
     payload: memoryview
 
@@ -54,10 +53,9 @@ class PutGroup(Message):
         return read_group(self.payload)
 
 
-class FailGroup(Message):
+class FailGroup(Request):
     """The attempt failed for a reason outside the policy; the ticket returns to the buffer."""
 
-    Reply: ClassVar[type] = Ok
     group_id: int
     # A late message about an earlier attempt must not end the present attempt.
     attempt: int

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Request
 from async_rl.protocol.membership import Member, PoolCount
 
 
@@ -32,16 +32,15 @@ class StatusReply(Message):
     pools: list[PoolCount] = msgspec.field(default_factory=list)
 
 
-class GetStatus(Message):
+class GetStatus(Request):
     """Request a snapshot."""
 
     Reply: ClassVar[type] = StatusReply
 
 
-class StopRun(Message):
+class StopRun(Request):
     """Stop the run: after the current step and a checkpoint, or immediately if not graceful."""
 
-    Reply: ClassVar[type] = Ok
     is_graceful: bool
 
 
@@ -51,7 +50,7 @@ class Pools(Message):
     pools: list[PoolCount]
 
 
-class Scale(Message):
+class Scale(Request):
     """Set the number of processes of these pools; other pools keep theirs."""
 
     Reply: ClassVar[type] = Pools

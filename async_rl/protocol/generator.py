@@ -14,7 +14,7 @@ import numpy as np
 from async_rl.core.frozen import Value
 from async_rl.core.support import Span
 from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray, Sampling
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Request
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
 
@@ -28,7 +28,7 @@ class LoadReport(Message):
     pause_s: float
 
 
-class LoadWeights(Message):
+class LoadWeights(Request):
     """Load this version from `source` between two engine steps; requests in flight continue.
 
     handover: with placement=colocated, the number of the handover in which the learner returned
@@ -55,7 +55,7 @@ class Logprobs(Message):
     rows: list[FloatArray]
 
 
-class Probe(Message):
+class Probe(Request):
     """Score these rows of token ids with the current weights at temperature 1."""
 
     Reply: ClassVar[type] = Logprobs
@@ -143,7 +143,7 @@ class Continuation(Message):
     completed: Completion
 
 
-class Complete(Message):
+class Complete(Request):
     """gateway -> generator: continue these tokens once. Sent again, it draws another continuation.
 
     request_id: differs between all calls that are in flight.
@@ -167,7 +167,7 @@ class CallsRead(Message):
     thinking: str = ""
 
 
-class ReadCalls(Message):
+class ReadCalls(Request):
     """gateway -> generator: read the tool calls and the thinking of a complete answer.
 
     parser, thinking: the names of vLLM's parsers, one of which may be empty; text: with special
@@ -192,7 +192,7 @@ class EngineVersion(Message):
     life: int
 
 
-class WatchVersion(Message):
+class WatchVersion(Request):
     """gateway -> generator: answered once the weights are not the known ones, or after wait_s."""
 
     Reply: ClassVar[type] = EngineVersion
@@ -201,26 +201,22 @@ class WatchVersion(Message):
     wait_s: float
 
 
-class FreeSlot(Message):
+class FreeSlot(Request):
     """front -> generator: give the slot of this policy to another one that needs it."""
 
-    Reply: ClassVar[type] = Ok
     policy: str
 
 
-class Sleep(Message):
+class Sleep(Request):
     """learner -> generator: release the device until weights come; answered once that is done.
 
     handover: as in weights/handovers.py.
     """
 
-    Reply: ClassVar[type] = Ok
     handover: int
 
 
-class Drain(Message):
+class Drain(Request):
     """supervisor -> generator or gateway: take no more work, finish the groups in flight, then
     exit.
     """
-
-    Reply: ClassVar[type] = Ok

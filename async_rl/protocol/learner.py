@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from async_rl.core.heads import GroupHead, PackedTrajectory, SampleId
 from async_rl.core.types import FloatArray
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Request
 
 
-class FromLearner(Message):
+class FromLearner(Request):
     """Base of the messages that a life of the learner sends after `SyncVersion`.
 
     life: as in `Synced`. Earlier lives are refused with Superseded, because the learner may have
@@ -65,7 +65,6 @@ class CommitStep(FromLearner, kw_only=True):
     Safe to send again.
     """
 
-    Reply: ClassVar[type] = Ok
     version: int
     # Compared with the lease: a step of other groups is refused before it is on record.
     group_ids: list[int]
@@ -76,7 +75,6 @@ class StartEvaluation(FromLearner, kw_only=True):
     results as metrics of step=version.
     """
 
-    Reply: ClassVar[type] = Ok
     version: int
 
 
@@ -87,7 +85,7 @@ class History(Message):
     last: int
 
 
-class GetHistory(Message):
+class GetHistory(Request):
     """learner -> buffer: which versions does the store cover?"""
 
     Reply: ClassVar[type] = History
@@ -99,7 +97,7 @@ class Synced(Message):
     life: int
 
 
-class SyncVersion(Message):
+class SyncVersion(Request):
     """The learner starts or resumes at `version`: leases without commit are returned.
 
     incarnation: identifies the life of the learner's process.
@@ -151,7 +149,6 @@ class StartFrom(FromLearner, kw_only=True):
     discarded history.
     """
 
-    Reply: ClassVar[type] = Ok
     version: int
 
 
@@ -160,7 +157,6 @@ class KeepAdvantages(FromLearner, kw_only=True):
     people read them.
     """
 
-    Reply: ClassVar[type] = Ok
     samples: list[SampleId]
     rows: list[FloatArray]
 
@@ -171,5 +167,4 @@ class ForgetBefore(FromLearner, kw_only=True):
     Trajectories that only older versions need may be deleted.
     """
 
-    Reply: ClassVar[type] = Ok
     version: int

@@ -11,7 +11,7 @@ import msgspec
 
 from async_rl.core.frozen import Value
 from async_rl.core.types import Role
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message, Request
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -56,14 +56,13 @@ class Member(Value):
     devices: list[str] = msgspec.field(default_factory=list)
 
 
-class Register(Message):
+class Register(Request):
     """A process is ready and serves at `address` (a ZeroMQ endpoint, or the URL of a verifier).
 
     devices: the devices of a generator that receive weights, one per rank: `cpu` or the UUID of a
     GPU.
     """
 
-    Reply: ClassVar[type] = Ok
     name: str
     role: Role
     pid: int
@@ -78,7 +77,7 @@ class NextBeat(Message):
     after_s: float
 
 
-class Heartbeat(Message):
+class Heartbeat(Request):
     """The current state of a process.
 
     waits_for: empty while it works. since_s: Unix time. counters: cumulative, except gauges.
@@ -111,7 +110,7 @@ class Members(Message):
     roles: list[Role] = msgspec.field(default_factory=list)
 
 
-class WatchMembers(Message):
+class WatchMembers(Request):
     """Request the changes of these roles since `known_revision` once there are any, or after
     `wait_s`.
     """
@@ -134,36 +133,33 @@ each would otherwise be news for all, which grows with the square of their numbe
 """
 
 
-class ReportMetrics(Message):
+class ReportMetrics(Request):
     """Numbers of one learner step, under their TensorBoard names."""
 
-    Reply: ClassVar[type] = Ok
     source: str
     step: int
     scalars: dict[str, float]
 
 
-class ReportFatal(Message):
+class ReportFatal(Request):
     """The process is about to exit non-zero.
 
     pid: of the process; the report of an earlier life is not one of the present life.
     text: the root cause. ends_run: another start would fail the same way, so the run stops.
     """
 
-    Reply: ClassVar[type] = Ok
     name: str
     pid: int
     text: str
     ends_run: bool = False
 
 
-class Expel(Message):
+class Expel(Request):
     """The learner removed this generator, which missed a push or failed a probe.
 
     The supervisor stops the process and starts it again.
     """
 
-    Reply: ClassVar[type] = Ok
     name: str
     pid: int
     reason: str

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from async_rl.core.frozen import Value
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.protocol.base import Message
+from async_rl.protocol.base import Message, Request
 
 Operation = Literal[
     "create_model",
@@ -52,7 +52,7 @@ class Executed(Message):
     error: str = ""
 
 
-class Execute(Message):
+class Execute(Request):
     """front -> learner: execute one request. The requests of a run come in the order of their
     numbers. A learner that has not the run, or whose knowledge of it
     the front does not know, first gets `restore`, and the requests after that state.
@@ -100,7 +100,7 @@ class Sampled(Message):
     prompt_logprobs: FloatArray
 
 
-class Sample(Message):
+class Sample(Request):
     """front -> generator: draw sequences.
 
     request_id: differs between all requests in flight.  adapter: directory in PEFT's form whose

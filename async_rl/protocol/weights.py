@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from async_rl.core.frozen import Value
-from async_rl.protocol.base import Message
+from async_rl.protocol.base import Message, Request
 
 
 class TensorEntry(Value):
@@ -41,11 +41,15 @@ class Manifest(Value):
     life: int = 0
 
 
-class SharedBlock(Value, tag_field="type", tag=True):
+class _Source(Value, tag_field="type", tag=True):
+    """Base of the sources, which carry their class name on the wire."""
+
+
+class SharedBlock(_Source):
     """The block at the path of the manifest, for generators on the learner's machine."""
 
 
-class StoredFile(Value, tag_field="type", tag=True):
+class StoredFile(_Source):
     """A safetensors file at an fsspec URL.
 
     base: null = the file has all tensors; otherwise what changed since that version.
@@ -59,7 +63,7 @@ class StoredFile(Value, tag_field="type", tag=True):
     checksum: int = 0
 
 
-class Seat(Value, tag_field="type", tag=True):
+class Seat(_Source):
     """The ranks of one member in a communicator: rank 0 is the learner, a member has consecutive
     ranks from `first_rank`.
 
@@ -88,7 +92,7 @@ class Written(Message):
     number: int
 
 
-class Put(Message):
+class Put(Request):
     """A rank -> the rendezvous: write a value for its communicator, if it has none."""
 
     Reply: ClassVar[type] = Written
@@ -103,7 +107,7 @@ class Found(Message):
     values: list[bytes] | None
 
 
-class LookUp(Message):
+class LookUp(Request):
     """A rank -> the rendezvous: answer once all these keys have values, or after wait_s."""
 
     Reply: ClassVar[type] = Found
@@ -128,7 +132,7 @@ class DeviceChunk(Value):
     sync: tuple[bytes, int, bytes, bool]
 
 
-class DeviceBlock(Value, tag_field="type", tag=True):
+class DeviceBlock(_Source):
     """All tensors of a version in memory of a GPU that another process maps (CUDA IPC), chunk after
     chunk in the order of the manifest.
 

@@ -23,6 +23,7 @@ class ProcessHandle(Protocol):
 
     async def placed(self) -> None:
         """Wait without limit until the process has its resources or has exited."""
+        return
 
     async def wait(self) -> int:
         """Return the exit code once the process and all its children have exited; -N after signal

@@ -4,12 +4,10 @@ They are messages and not broadcasts: a rank may wait for the next one for as lo
 for generators, and a collective has a time limit.
 """
 
-from typing import ClassVar
-
 from async_rl.core.frozen import Value
 from async_rl.core.heads import GroupHead
 from async_rl.core.types import IntArray
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Request
 
 
 class _Operation(Value, tag_field="type", tag=True):
@@ -63,14 +61,13 @@ class Stop(_Operation):
 Operation = Step | Gather | Score | Save | Restore | EnterDevice | LeaveDevice | Stop
 
 
-class Fetch(Message):
+class Fetch(Request):
     """rank 0 -> another rank: read your sequences of the batch that version `train_version` trains.
 
     It replaces an earlier batch of the same version, which was dropped. Answered when all are
     there. pool: as in `Perform`; life: of the learner.
     """
 
-    Reply: ClassVar[type] = Ok
     pool: str
     life: int
     train_version: int
@@ -78,14 +75,13 @@ class Fetch(Message):
     heads: list[GroupHead]
 
 
-class Perform(Message):
+class Perform(Request):
     """rank 0 -> another rank: take part in this operation after the earlier ones.
 
     pool: of both ranks, so that a rank never takes part in an operation of another life.
     number: of the operation in the pool; a rank takes part once, however often the request comes.
     """
 
-    Reply: ClassVar[type] = Ok
     pool: str
     number: int
     operation: Operation

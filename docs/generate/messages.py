@@ -29,7 +29,7 @@ An array is a map of `dtype`, `shape` and the bytes. Names end with their unit: 
 message with `->` is a request; the name after the arrow is its reply.
 """
 _MODULES = {
-    "Messages to the buffer from generators and the supervisor": buffer,
+    "Messages to the buffer from generators": buffer,
     "Messages of the learner": learner,
     "Messages to generators": generator,
     "Messages to the supervisor from every process": membership,
@@ -58,8 +58,8 @@ def _kinds(module: ModuleType) -> Iterator[type[Value]]:
 
 
 def _name(kind: type[Value]) -> str:
-    reply = vars(kind).get("Reply")
-    return f"`{kind.__name__}`" + (f" -> `{reply.__name__}`" if reply is not None else "")
+    is_request = issubclass(kind, base.Request)
+    return f"`{kind.__name__}`" + (f" -> `{kind.Reply.__name__}`" if is_request else "")
 
 
 def _fields(kind: type[Value]) -> str:
