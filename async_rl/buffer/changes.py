@@ -9,13 +9,12 @@ Tables in store/schema.py.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.core.calls import AgentCall
 from async_rl.core.checksums import checksum
-from async_rl.core.frozen import frozen
+from async_rl.core.frozen import Value, frozen
 from async_rl.core.heads import PackedGroup, Summary, means_by_name
 from async_rl.core.types import NO_VERSION
 
@@ -62,13 +61,13 @@ class Leaver:
     score: float
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class Change(Value):
     """Base of all changes."""
 
     statements: ClassVar[tuple[str, ...]]
 
     @property
-    def row(self) -> msgspec.Struct:
+    def row(self) -> Value:
         """The fields that the SQL names."""
         return self
 
@@ -136,7 +135,7 @@ class Dropped(Change):
     message: str
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class Facts(Value):
     """What a complete group adds to its row. parts: the mean of each part of the reward. calls: of
     each sample, empty without agents.
     """

@@ -25,6 +25,7 @@ import psutil
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError, Unavailable
+from async_rl.core.frozen import Value
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message, message_schema
@@ -55,7 +56,7 @@ PROGRESS_MB = 16.0
 """A smaller change is no progress: heartbeats themselves read a few KB each."""
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Control(Value):
     """The content of `<run>/control.json`: the supervisor's address, process and machine, the run's
     start model, and the fingerprint of the supervisor's messages.
     """

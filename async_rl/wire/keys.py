@@ -16,9 +16,10 @@ import zmq
 from zmq.utils import z85
 
 from async_rl.core.errors import Unavailable
+from async_rl.core.frozen import Value
 
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Keys(Value):
     """Z85-encoded CURVE keys and the HTTP token of a run."""
 
     server_public: str

@@ -17,6 +17,7 @@ import msgspec
 
 from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema, schema_of
+from async_rl.core.frozen import Value
 
 _OTHER_TABLES = f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}"
 # One cause usually breaks a promise for thousands of groups.
@@ -29,7 +30,7 @@ _CHECKS = msgspec.toml.decode(
 )
 
 
-class Promise(msgspec.Struct, frozen=True, kw_only=True):
+class Promise(Value):
     """The settings of the run on which the promises depend."""
 
     groups_per_step: int
@@ -37,7 +38,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     age_rule: Literal["drop", "mask", "exact"]
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
+class Audit(Value):
     """The number of checked rows, and the broken promises as sentences, at most 20. unchecked: what
     could not be checked, as sentences.
     """
@@ -47,7 +48,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_undone_steps: int
     problems: list[str]
-    unchecked: list[str] = []
+    unchecked: list[str]
 
 
 def audit(connection: Connection, promise: Promise) -> Audit:

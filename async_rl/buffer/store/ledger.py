@@ -18,6 +18,7 @@ from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import InfrastructureError, Unavailable
+from async_rl.core.frozen import Value
 
 OF_GROUP = "WHERE group_id=?"
 OF_PROMPT = "WHERE prompt_id=?"
@@ -51,7 +52,7 @@ _SUMMARY = {
 }
 
 
-class Transition(msgspec.Struct, frozen=True, kw_only=True):
+class Transition(Value):
     """One change of state. version: by state, the version of the generator, the oldest token,
     the batch or the step.
     """
@@ -64,7 +65,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
+class GroupRow(Value):
     """One group. step: the step of the surviving history that trained it; times
     are Unix seconds; is_stored: whether its trajectories are.
     """
@@ -104,13 +105,13 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.train_version - self.oldest_version
 
 
-class LedgerGroup(GroupRow, frozen=True, kw_only=True):
+class LedgerGroup(GroupRow):
     """One group with its changes of state, oldest first."""
 
     history: list[Transition]
 
 
-class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerSummary(Value):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
     versions; num_compacted: groups that have no rows any more (config/run.py: KEPT_GROUPS).
     """

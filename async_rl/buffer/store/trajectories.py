@@ -11,6 +11,7 @@ import numpy as np
 
 from async_rl.buffer.store.connection import PAYLOAD, Connection, intact
 from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
+from async_rl.core.frozen import Value
 from async_rl.core.types import FloatArray, Group
 
 # A step is complete if none of its groups lost its trajectories.
@@ -22,7 +23,7 @@ _PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+class Rollout(Value):
     """A stored group with its prompt and the step that trained it, or None.
 
     advantages: float32 [response tokens], sample after sample, if a step with a critic trained it
@@ -115,7 +116,7 @@ _SPANS = (
 )
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
+class Filter(Value):
     """The filter of a page of groups. text, response: a part of the prompt, and of a stored
     response, ignoring case; before: only groups with a smaller number, for the next page.
 
@@ -138,7 +139,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"sort={self.sort}: the orders are {', '.join(_SORTS)}")
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class Span(Value):
     """A group's time in one state. start_s, end_s: seconds after the first group was admitted."""
 
     state: str
