@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from async_rl.core.heads import PackedGroup, read_group
 from async_rl.core.types import Ticket
 from async_rl.protocol.base import Message, Request
@@ -28,7 +26,7 @@ class RequestWork(Request):
     not acknowledged yet; tickets lost with an earlier reply are issued again.  None: not reported.
     """
 
-    Reply: ClassVar[type] = Work
+    Reply = Work
     generator: str
     incarnation: str
     version: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 from async_rl.protocol.base import Message, Request
@@ -35,7 +33,7 @@ class StatusReply(Message):
 class GetStatus(Request):
     """Request a snapshot."""
 
-    Reply: ClassVar[type] = StatusReply
+    Reply = StatusReply
 
 
 class StopRun(Request):
@@ -53,6 +51,6 @@ class Pools(Message):
 class Scale(Request):
     """Set the number of processes of these pools; other pools keep theirs."""
 
-    Reply: ClassVar[type] = Pools
+    Reply = Pools
     # Numbers of processes, not differences: a repeated request must not add processes twice.
     wanted: dict[str, int]

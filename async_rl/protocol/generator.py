@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -36,7 +35,7 @@ class LoadWeights(Request):
     (rollouts/slots.py); empty = the run's.
     """
 
-    Reply: ClassVar[type] = LoadReport
+    Reply = LoadReport
     manifest: Manifest
     source: Source = SHARED_BLOCK
     # A generator refuses a smaller number than it has seen, so an order of a dead learner cannot
@@ -58,7 +57,7 @@ class Logprobs(Message):
 class Probe(Request):
     """Score these rows of token ids with the current weights at temperature 1."""
 
-    Reply: ClassVar[type] = Logprobs
+    Reply = Logprobs
     rows: list[IntArray]
 
 
@@ -149,7 +148,7 @@ class Complete(Request):
     request_id: differs between all calls that are in flight.
     """
 
-    Reply: ClassVar[type] = Continuation
+    Reply = Continuation
     request_id: str
     token_ids: IntArray
     sampling: Sampling
@@ -174,7 +173,7 @@ class ReadCalls(Request):
     tokens, without the end token; tools: the tools of the request, as JSON.
     """
 
-    Reply: ClassVar[type] = CallsRead
+    Reply = CallsRead
     parser: str
     # Both: some parsers search the text for tags, others need the special tokens.
     text: str
@@ -195,7 +194,7 @@ class EngineVersion(Message):
 class WatchVersion(Request):
     """gateway -> generator: answered once the weights are not the known ones, or after wait_s."""
 
-    Reply: ClassVar[type] = EngineVersion
+    Reply = EngineVersion
     # Not "the next version": a version that was loaded before the request arrived is reported too.
     known: EngineVersion
     wait_s: float

@@ -4,8 +4,6 @@ resumes from.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from async_rl.core.heads import GroupHead, PackedTrajectory, SampleId
 from async_rl.core.types import FloatArray
 from async_rl.protocol.base import Message, Request
@@ -35,7 +33,7 @@ class TakeBatch(FromLearner, kw_only=True):
     A repeated request with the same train_version returns the same groups.
     """
 
-    Reply: ClassVar[type] = TakenGroups
+    Reply = TakenGroups
     train_version: int
     wait_s: float
 
@@ -53,7 +51,7 @@ class ReadSequences(FromLearner, kw_only=True):
     that batch.
     """
 
-    Reply: ClassVar[type] = Sequences
+    Reply = Sequences
     train_version: int
     # Samples, not groups: the ranks divide a batch by tokens, so a group may belong to two ranks.
     samples: list[SampleId]
@@ -88,7 +86,7 @@ class History(Message):
 class GetHistory(Request):
     """learner -> buffer: which versions does the store cover?"""
 
-    Reply: ClassVar[type] = History
+    Reply = History
 
 
 class Synced(Message):
@@ -103,7 +101,7 @@ class SyncVersion(Request):
     incarnation: identifies the life of the learner's process.
     """
 
-    Reply: ClassVar[type] = Synced
+    Reply = Synced
     version: int
     # A repeated request of one process must not start a second life.
     incarnation: str = ""
@@ -122,7 +120,7 @@ class SecureStore(FromLearner, kw_only=True):
     no checkpoint that is ahead of the store.
     """
 
-    Reply: ClassVar[type] = Secured
+    Reply = Secured
 
 
 class SetAside(Message):
@@ -138,7 +136,7 @@ class DropBatch(FromLearner, kw_only=True):
     Safe to send again.
     """
 
-    Reply: ClassVar[type] = SetAside
+    Reply = SetAside
     train_version: int
     group_ids: list[int]
     message: str

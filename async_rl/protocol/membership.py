@@ -5,7 +5,7 @@ fatal errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 
@@ -83,7 +83,7 @@ class Heartbeat(Request):
     waits_for: empty while it works. since_s: Unix time. counters: cumulative, except gauges.
     """
 
-    Reply: ClassVar[type] = NextBeat
+    Reply = NextBeat
     name: str
     pid: int
     state: str
@@ -115,7 +115,7 @@ class WatchMembers(Request):
     `wait_s`.
     """
 
-    Reply: ClassVar[type] = Members
+    Reply = Members
     known_revision: int
     roles: list[Role]
     wait_s: float

@@ -4,7 +4,7 @@ generators.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,7 @@ class Execute(Request):
     metrics have.
     """
 
-    Reply: ClassVar[type] = Executed
+    Reply = Executed
     run_id: str
     operation: Operation
     body: bytes
@@ -112,7 +112,7 @@ class Sample(Request):
     position but the first; -1 = none.  num_drawn: tokens to draw there, with replacement.
     """
 
-    Reply: ClassVar[type] = Sampled
+    Reply = Sampled
     request_id: str
     token_ids: IntArray
     num_samples: int

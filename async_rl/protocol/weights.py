@@ -6,7 +6,7 @@ Each medium has one struct here, the address that travels with a push, and one f
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from async_rl.core.frozen import Value
 from async_rl.protocol.base import Message, Request
@@ -95,7 +95,7 @@ class Written(Message):
 class Put(Request):
     """A rank -> the rendezvous: write a value for its communicator, if it has none."""
 
-    Reply: ClassVar[type] = Written
+    Reply = Written
     communicator: str
     key: str
     value: bytes
@@ -110,7 +110,7 @@ class Found(Message):
 class LookUp(Request):
     """A rank -> the rendezvous: answer once all these keys have values, or after wait_s."""
 
-    Reply: ClassVar[type] = Found
+    Reply = Found
     communicator: str
     keys: list[str]
     wait_s: float

@@ -30,7 +30,7 @@ _CHECKS = msgspec.toml.decode(
 )
 
 
-class Promise(Value):
+class Promise(Value, frozen=True):
     """The settings of the run on which the promises depend."""
 
     groups_per_step: int
@@ -38,7 +38,7 @@ class Promise(Value):
     age_rule: Literal["drop", "mask", "exact"]
 
 
-class Audit(Value):
+class Audit(Value, frozen=True):
     """The number of checked rows, and the broken promises as sentences, at most 20. unchecked: what
     could not be checked, as sentences.
     """

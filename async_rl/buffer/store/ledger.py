@@ -52,7 +52,7 @@ _SUMMARY = {
 }
 
 
-class Transition(Value):
+class Transition(Value, frozen=True):
     """One change of state. version: by state, the version of the generator, the oldest token,
     the batch or the step.
     """
@@ -65,7 +65,7 @@ class Transition(Value):
     reason: str
 
 
-class GroupRow(Value):
+class GroupRow(Value, frozen=True):
     """One group. step: the step of the surviving history that trained it; times
     are Unix seconds; is_stored: whether its trajectories are.
     """
@@ -105,13 +105,13 @@ class GroupRow(Value):
         return self.train_version - self.oldest_version
 
 
-class LedgerGroup(GroupRow):
+class LedgerGroup(GroupRow, frozen=True):
     """One group with its changes of state, oldest first."""
 
     history: list[Transition]
 
 
-class LedgerSummary(Value):
+class LedgerSummary(Value, frozen=True):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
     versions; num_compacted: groups that have no rows any more (config/run.py: KEPT_GROUPS).
     """

@@ -23,7 +23,7 @@ _PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
-class Rollout(Value):
+class Rollout(Value, frozen=True):
     """A stored group with its prompt and the step that trained it, or None.
 
     advantages: float32 [response tokens], sample after sample, if a step with a critic trained it
@@ -116,7 +116,7 @@ _SPANS = (
 )
 
 
-class Filter(Value):
+class Filter(Value, frozen=True):
     """The filter of a page of groups. text, response: a part of the prompt, and of a stored
     response, ignoring case; before: only groups with a smaller number, for the next page.
 
@@ -139,7 +139,7 @@ class Filter(Value):
             raise ValueError(f"sort={self.sort}: the orders are {', '.join(_SORTS)}")
 
 
-class Span(Value):
+class Span(Value, frozen=True):
     """A group's time in one state. start_s, end_s: seconds after the first group was admitted."""
 
     state: str
