@@ -253,10 +253,8 @@ class BufferService:
 
     async def secure_store(self, _: SecureStore) -> Message:
         """Write acknowledged changes to the disk, before a checkpoint that relies on it."""
-        pass_rates = await self.store.reader.evaluation_scores()
-        # Last: the learner then puts the records on the disk, which must not be ahead of the store.
         await self.store.secure()
-        return Secured(pass_rates=pass_rates)
+        return Secured(pass_rates=await self.store.reader.evaluation_scores())
 
     async def start_evaluation(self, request: StartEvaluation) -> Message:
         """Open one group per held-out prompt."""
