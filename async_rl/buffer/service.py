@@ -25,13 +25,14 @@ from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.protocol.learner import (
     CommitStep,
     DropBatch,
+    EvaluationScores,
     ForgetBefore,
     FromLearner,
+    GetEvaluationScores,
     GetHistory,
     History,
     KeepAdvantages,
     ReadSequences,
-    Secured,
     SecureStore,
     Sequences,
     SetAside,
@@ -83,6 +84,7 @@ class BufferService:
             FailGroup: self.fail_group,
             GetHistory: self.history,
             SyncVersion: self.sync_version,
+            GetEvaluationScores: self.evaluation_scores,
             TakeBatch: self.take_batch,
             ReadSequences: self.read_sequences,
             DropBatch: self.drop_batch,
@@ -254,12 +256,16 @@ class BufferService:
     async def secure_store(self, _: SecureStore) -> Message:
         """Write acknowledged changes to the disk, before a checkpoint that relies on it."""
         await self.store.secure()
-        return Secured(pass_rates=await self.store.reader.evaluation_scores())
+        return Ok()
 
     async def start_evaluation(self, request: StartEvaluation) -> Message:
         """Open one group per held-out prompt."""
         self.state.start_evaluation(request.version)
         return await self._confirm()
+
+    async def evaluation_scores(self, _: GetEvaluationScores) -> Message:
+        """Reply with the pass rates of the versions that were evaluated."""
+        return EvaluationScores(pass_rates=await self.store.reader.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
         """Delete trajectories that neither a checkpoint nor `recording` needs, and compact the rows

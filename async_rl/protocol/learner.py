@@ -107,20 +107,10 @@ class SyncVersion(Request):
     incarnation: str = ""
 
 
-class Secured(Message):
-    """pass_rates: share of held-out prompts solved, by version; finished evaluations only. The
-    checkpoints of the best versions are kept.
-    """
-
-    pass_rates: dict[int, float]
-
-
 class SecureStore(FromLearner, kw_only=True):
     """learner -> buffer: write all that was acknowledged to the disk, so that a power loss leaves
     no checkpoint that is ahead of the store.
     """
-
-    Reply = Secured
 
 
 class SetAside(Message):
@@ -157,6 +147,18 @@ class KeepAdvantages(FromLearner, kw_only=True):
 
     samples: list[SampleId]
     rows: list[FloatArray]
+
+
+class EvaluationScores(Message):
+    """Share of held-out prompts solved, by version; finished evaluations only."""
+
+    pass_rates: dict[int, float]
+
+
+class GetEvaluationScores(Request):
+    """learner -> buffer: report the scores of all evaluated versions."""
+
+    Reply = EvaluationScores
 
 
 class ForgetBefore(FromLearner, kw_only=True):

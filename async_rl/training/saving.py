@@ -7,7 +7,6 @@ After each checkpoint the buffer deletes the trajectories that no kept checkpoin
 
 import asyncio
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from async_rl.core.errors import ProtocolError
 from async_rl.core.frozen import frozen
 from async_rl.core.os import sync
 from async_rl.protocol.learner import (
+    EvaluationScores,
     ForgetBefore,
+    GetEvaluationScores,
     GetHistory,
     History,
-    Secured,
     SecureStore,
     StartFrom,
     Synced,
@@ -125,13 +125,12 @@ class Saver:
             # Before the names in the run's directory are put on the disk.
             directory.parent.mkdir(exist_ok=True)
             # After a power loss the store must not be behind a complete checkpoint.
-            secure = SecureStore(life=self._life)
-            secured: Secured = await self._context.call_buffer(secure)
+            await self._context.call_buffer(SecureStore(life=self._life))
             await asyncio.to_thread(_sync_rows, self._context.run_dir)
             save = Save(version=version, directory=str(directory))
             written: Future[None] = await self._pool.lead(save)
         self._writing = self._context.group.create_task(
-            self._complete(written, secured.pass_rates), name=f"checkpoint {version}"
+            self._complete(written), name=f"checkpoint {version}"
         )
 
     async def finish(self) -> None:
@@ -141,15 +140,17 @@ class Saver:
                 await self._writing
             self._writing = None
 
-    async def _complete(self, written: Future[None], scores: Mapping[int, float]) -> None:
+    async def _complete(self, written: Future[None]) -> None:
         await asyncio.wrap_future(written)
+        request = GetEvaluationScores()
+        scores: EvaluationScores = await self._context.call_buffer(request)
         # In a thread: deleting large files blocks for seconds on some file systems.
         oldest = await asyncio.to_thread(
             checkpoints.prune,
             self._context.run_dir,
             keep=self._config.keep,
             keep_best=self._config.keep_best,
-            scores=scores,
+            scores=scores.pass_rates,
         )
         # Before the buffer forgets: the copied ledger must have this checkpoint's trajectories.
         if self._mirror is not None:

@@ -192,6 +192,7 @@ class BufferMachine(RuleBasedStateMachine):
             )
         if is_told:
             self.service.lose(name, "its process ended")
+            self.run(self.service.store.flush())
         generator.held = []
         generator.life += 1
         generator.version = self.learner.version

@@ -14,9 +14,9 @@ from composing import compose
 
 from async_rl.observability.activity import Activity
 from async_rl.protocol.learner import (
+    EvaluationScores,
     GetHistory,
     History,
-    Secured,
     StartFrom,
     Synced,
     SyncVersion,
@@ -26,7 +26,7 @@ from async_rl.training import saving
 REPLIES: dict[str, Any] = {
     "GetHistory": History(first=0, last=0),
     "SyncVersion": Synced(life=3),
-    "SecureStore": Secured(pass_rates={}),
+    "GetEvaluationScores": EvaluationScores(pass_rates={}),
 }
 
 
