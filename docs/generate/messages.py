@@ -4,6 +4,7 @@ generated from async_rl/protocol and the values that messages contain.
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Iterator
 from types import ModuleType
@@ -64,7 +65,11 @@ def _name(kind: type[Value]) -> str:
 
 def _fields(kind: type[Value]) -> str:
     annotations = {
-        name: text for base in kind.__mro__ for name, text in inspect.get_annotations(base).items()
+        statement.target.id: ast.unparse(statement.annotation)
+        for base in kind.__mro__
+        if issubclass(base, Value)
+        for statement in ast.walk(ast.parse(inspect.getsource(base)))
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     }
     fields = msgspec.structs.fields(kind)
     return ", ".join(f"`{f.name}: {annotations[f.name]}{_default(f)}`" for f in fields)
