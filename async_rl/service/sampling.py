@@ -72,8 +72,6 @@ def sample_of(form: Any, sampler: Sampler, model: Model, *, request_id: str = ""
     for token in {*tokens.tolist(), *ids, *(() if chosen is None else chosen.clip(0).flat)}:
         if not 0 <= token < model.vocab_size:
             raise DataError(f"token {token} is not below the vocabulary's {model.vocab_size}")
-    if "" in texts:
-        raise DataError("stop has an empty text; leave it out")
     room = model.context_tokens - len(tokens)
     return Sample(
         request_id=request_id,

@@ -20,13 +20,13 @@ _PLAIN: Mapping[str, Any] = {
 }
 
 
-def types_of(table: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def types_of(table: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the types of a table by their names, the plain ones, and more.
 
     A type has `fields`, or it is `of` one of several earlier types, or a list of them if it has
     `many`. The rest are limits of msgspec.
     """
-    types = {**_PLAIN, **(more or {})}
+    types = {**_PLAIN, **more}
     for name, spec in table.items():
         limits = dict(spec)
         if fields := limits.pop("fields", None):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_rl.core.frozen import Value, frozen
-from async_rl.core.support import Support
+from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL
@@ -60,8 +60,8 @@ class Call:
     agent reads along. start: the text of the answer that the context has already. prefill: the
     part of it that the request has, and the answer does not repeat. prompt: the text before the
     answer, if the call has no messages. tools: tools that the answer may call. support: min_tokens,
-    logit_bias and grammar of the tokens that follow `start`; None = those of the run, which always
-    decides top_k and top_p. caller: whom it answers.
+    logit_bias and grammar of the tokens that follow `start`; the run decides top_k and top_p.
+    caller: whom it answers.
     """
 
     context: Context
@@ -73,7 +73,7 @@ class Call:
     prefill: str = ""
     prompt: str = ""
     tools: Sequence[Any] = ()
-    support: Support | None = None
+    support: Support = EVERYTHING
     caller: Caller = POLICY
 
     def __post_init__(self) -> None:

@@ -138,7 +138,7 @@ class Chat:
 
     def _split(self, call: Call, text: str) -> tuple[str, str]:
         """Return the thinking and the rest of an answer, as far as they are read here."""
-        is_plain = not call.history or (call.support is not None and call.support.grammar)
+        is_plain = not call.history or call.support.grammar
         if self._thinking != TAGS or is_plain:
             return "", text
         end = self.decode(call.context.token_ids[-_PROMPT_END:], with_special=True)

@@ -96,7 +96,7 @@ class Offers:
                     self._offered.clear()
                     await self._offered.wait()
 
-    def take(self, note: Callable[[str], None] = lambda key: None) -> Offer | None:
+    def take(self, note: Callable[[str], None]) -> Offer | None:
         """Return the session that has waited longest; None without any. note: called with its
         second key; if it raises, the session still waits.
         """

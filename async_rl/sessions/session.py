@@ -250,7 +250,7 @@ class Session:
         parts: list[Completion] = []
         num_written = 0
         own = self.support
-        support = replace(call.support or own, top_k=own.top_k, top_p=own.top_p)
+        support = replace(call.support, top_k=own.top_k, top_p=own.top_p)
         size = await self._size(call, number, 0, support)
         if not size:
             raise self._no_room(self.record.num_tokens_with(number), call.caller)

@@ -381,7 +381,7 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
         await working
         gone = await gateway.post("/v1/chat/completions", session["api_key"], {})
         assert gone.status_code == 401
-        assert gateway.offers.take() is None
+        assert gateway.offers.take(print) is None
 
     run(tmp_path, do, take_s=6.0)
     (failure,) = failures
