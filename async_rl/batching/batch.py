@@ -79,14 +79,12 @@ class Sizes:
 class Steps:
     """The S scored steps of all sequences, in order.
 
-    sequence: int64 [S]; end: int64 [S], its tokens up to the end of the step; scores: float32 [S];
-    is_first: bool [S], the first step of its sequence.
+    sequence: int64 [S]; end: int64 [S], its tokens up to the end of the step; scores: float32 [S].
     """
 
     sequence: Tensor
     end: Tensor
     scores: Tensor
-    is_first: Tensor
 
 
 @frozen
@@ -256,18 +254,12 @@ def collate_part(
 
 
 def _steps(samples: Sequence[SampleHead], device: torch.device) -> Steps:
-    steps = [
-        (number, step.end_tokens, step.reward, index == 0)
-        for number, sample in enumerate(samples)
-        for index, step in enumerate(sample.steps)
-    ]
+    steps = [(number, step) for number, sample in enumerate(samples) for step in sample.steps]
     # As columns, because the learner computes with all steps together.
-    sequence, end, scores, is_first = zip(*steps, strict=True) if steps else ((), (), (), ())
     return Steps(
-        sequence=_tensor(sequence, torch.int64, device),
-        end=_tensor(end, torch.int64, device),
-        scores=_tensor(scores, torch.float32, device),
-        is_first=_tensor(is_first, torch.bool, device),
+        sequence=_tensor([number for number, _ in steps], torch.int64, device),
+        end=_tensor([step.end_tokens for _, step in steps], torch.int64, device),
+        scores=_tensor([step.reward for _, step in steps], torch.float32, device),
     )
 
 

@@ -259,22 +259,24 @@ def pack(
     return replace(packed, edits=batch.edits.at(packed.token_index))
 
 
-def followed(segments: Indices) -> list[Indices]:
-    """Return, for each segment, the tokens that it follows, from the start of its sequence.
-    segments: int64 [N, 3] in row order.
+def seen_by(segments: Indices) -> list[Indices]:
+    """Return, for each segment, the tokens that its last token attends to, from the start of its
+    sequence: those that the segment follows, and its own.  segments: int64 [N, 3] in row order.
     """
     starts = segments[:, 0].tolist()
-    before: list[Indices] = []
-    for parent in segments[:, 2].tolist():
-        if parent < 0:
-            before.append(np.empty(0, np.int64))
-        else:
-            index = bisect.bisect(starts, parent) - 1
-            before.append(np.concatenate([before[index], np.arange(starts[index], parent + 1)]))
-    return before
+    seen: list[Indices] = []
+    for start, length, parent in segments.tolist():
+        own = np.arange(start, start + length)
+        if parent >= 0:
+            before = seen[bisect.bisect(starts, parent) - 1]
+            # Ascending, as a row has a token after all tokens that it follows.
+            own = np.concatenate([before[before <= parent], own])
+        seen.append(own)
+    return seen
 
 
 def _positions(segments: Indices) -> Indices:
     """The position of each token in its own sequence. segments: int64 [N, 3] in row order."""
-    depths = [len(tokens) for tokens in followed(segments)]
-    return np.arange(segments[:, 1].sum()) + np.repeat(depths - segments[:, 0], segments[:, 1])
+    lengths = segments[:, 1]
+    sizes = zip(lengths.tolist(), seen_by(segments), strict=True)
+    return np.concatenate([np.arange(len(seen))[-length:] for length, seen in sizes])

@@ -198,8 +198,7 @@ def edits_of(
     An excluded token shows that an engine and this process disagree about a support.
     """
     table: list[_Change] = [(False, np.empty(0, np.int32), np.empty(0, np.float32))]
-    numbers: dict[int, int] = {}
-    known: dict[bytes, _Change] = {}
+    known: dict[bytes, int] = {}
     index = np.zeros(sum(t.response_length for t in trajectories), np.int64)
     is_outside = np.zeros(len(index), np.bool_)
     shift = 0
@@ -207,15 +206,10 @@ def edits_of(
         shift -= t.prompt_length
         for span in t.spans:
             is_outside[span.start + shift : span.end + shift] = True
-            changes = _changes(t.token_ids[span.start : span.end].tolist(), span, grammars, known)
-            for at, change in enumerate(changes, span.start + shift):
-                if change is None:
-                    continue
-                is_outside[at] = False
-                # By identity: equal states of a grammar are one change.
-                index[at] = numbers.setdefault(id(change), len(table))
-                if index[at] == len(table):
-                    table.append(change)
+            ids = t.token_ids[span.start : span.end].tolist()
+            for at, number in enumerate(_numbers(ids, span, grammars, table, known)):
+                index[span.start + shift + at] = number
+                is_outside[span.start + shift + at] = not number
         shift += len(t.token_ids)
     edits = None
     if len(table) > 1:
@@ -231,25 +225,33 @@ def edits_of(
     return edits, torch.from_numpy(is_outside).to(device)
 
 
-def _changes(
-    ids: list[int], span: Span, grammars: Grammars, known: dict[bytes, _Change]
-) -> Iterator[_Change | None]:
-    """Yield the change at each token of a span, None if it excludes the token. It ends early after
-    a token that the state of its grammar does not survive.
+def _numbers(
+    ids: list[int],
+    span: Span,
+    grammars: Grammars,
+    table: list[_Change],
+    known: dict[bytes, int],
+) -> Iterator[int]:
+    """Yield the number in the table of the change at each token of a span, 0 if it excludes the
+    token. It ends early after a token that the state of its grammar does not survive.
+
+    known: the numbers of equal states of a grammar, which are one change.
     """
     support = span.support
     if span.kept:
         # The kept tokens satisfy the rest of the support already.
         for token_id, kept in zip(ids, kept_of(span), strict=True):
             bias = np.array([support.logit_bias.get(i, 0.0) for i in kept.tolist()])
-            yield (True, kept, bias) if token_id in kept else None
+            table.append((True, kept, bias))
+            yield len(table) - 1 if token_id in kept else 0
         return
     walk = Walk(support, span.stop_ids, grammars)
     name = encode(support)
     for token_id in ids:
         key = name + walk.state
         if key not in known:
-            known[key] = _change(walk.added())
+            known[key] = len(table)
+            table.append(_change(walk.added()))
         if not walk.accept(token_id):
             return
         yield known[key]

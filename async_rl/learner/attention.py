@@ -18,7 +18,6 @@ Invariants
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from async_rl.batching.packing import Indices, Pass, followed
+from async_rl.batching.packing import Indices, Pass, seen_by
 from async_rl.core.frozen import frozen
 from async_rl.learner.cpu_attention import SegmentsPlan
 
@@ -67,18 +66,17 @@ class VarlenPlan:
     """
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
-        length = segments[:, 1]
-        before = followed(segments)
-        prefix = np.array([len(tokens) for tokens in before])
+        seen = seen_by(segments)
+        sizes = segments[:, 1].tolist(), [len(tokens) for tokens in seen]
         # On the host: reading them from the device in each layer would wait for the GPU.
-        self._max_queries = int(length.max())
-        self._max_keys = int((length + prefix).max())
+        self._max_queries, self._max_keys = map(max, sizes)
         # Here and not at the first use: a compiled layer takes them as they are.
         self._boundaries = tuple(
-            torch.tensor([0, *itertools.accumulate(sizes.tolist())], dtype=torch.int32).to(device)
-            for sizes in (length, length + prefix)
+            torch.tensor([0, *itertools.accumulate(of)], dtype=torch.int32).to(device)
+            for of in sizes
         )
-        self._key_index = _key_index(segments, before).to(device) if prefix.any() else None
+        follows = (segments[:, 2] >= 0).any()
+        self._key_index = torch.from_numpy(np.concatenate(seen)).to(device) if follows else None
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
@@ -124,16 +122,6 @@ class VarlenPlan:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return out
-
-
-def _key_index(segments: Indices, before: Sequence[Indices]) -> Tensor:
-    """The token of each key: those that the segment follows, then its own."""
-    pieces = [
-        part
-        for (start, length, _), tokens in zip(segments.tolist(), before, strict=True)
-        for part in (tokens, np.arange(start, start + length))
-    ]
-    return torch.from_numpy(np.concatenate(pieces))
 
 
 def plan(segments: Indices, device: torch.device) -> Plan:

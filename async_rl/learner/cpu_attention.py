@@ -8,13 +8,12 @@ pass.
 
 import functools
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from async_rl.batching.packing import Indices, followed
+from async_rl.batching.packing import Indices, seen_by
 
 # More queries would need larger masks, fewer would gather keys more often.
 _BLOCK_QUERIES = 512
@@ -27,16 +26,8 @@ class SegmentsPlan:
     """The attention of one packed row on a CPU."""
 
     def __init__(self, segments: Indices) -> None:
-        self._sequences = [
-            (
-                len(before),
-                torch.from_numpy(np.concatenate([before, np.arange(start, start + length)])),
-            )
-            for (start, length, _), before in zip(
-                segments.tolist(), followed(segments), strict=True
-            )
-        ]
-        """Of each segment: the number of tokens that it follows, and these tokens and its own."""
+        self._lengths = segments[:, 1].tolist()
+        self._seen = [torch.from_numpy(tokens) for tokens in seen_by(segments)]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
@@ -47,8 +38,8 @@ class SegmentsPlan:
         wide = torch.promote_types(key.dtype, torch.float32)
         key, value = key.to(wide), value.to(wide)
         blocks = []
-        for size, sequence in self._sequences:
-            for first in range(size, len(sequence), _BLOCK_QUERIES):
+        for length, sequence in zip(self._lengths, self._seen, strict=True):
+            for first in range(len(sequence) - length, len(sequence), _BLOCK_QUERIES):
                 end = min(first + _BLOCK_QUERIES, len(sequence))
                 oldest = 0 if window is None else max(0, first - window + 1)
                 seen = sequence[oldest:end]

@@ -86,7 +86,9 @@ class Rewards:
             return scores
         # In float32 like the scores, so that a first step that fails changes exactly nothing.
         start = float(self.scaled(torch.tensor(self._reward.fail_reward)))
-        return scores - torch.where(steps.is_first, start, scores.roll(1))
+        sequence = steps.sequence
+        is_first = sequence.diff(prepend=sequence.new_full((1,), -1)) > 0
+        return scores - torch.where(is_first, start, scores.roll(1))
 
     def scaled(self, scores: Tensor) -> Tensor:
         """Scale and clip scores: float32 [...] -> float32 [...].

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from async_rl.batching.packing import Indices, followed
+from async_rl.batching.packing import Indices, seen_by
 from async_rl.learner import models
 from async_rl.learner.attention import plan
 from benchmarks.figures import figure
@@ -46,7 +46,8 @@ class DensePlan:
 
     def __init__(self, segments: Indices, device: torch.device) -> None:
         # Start, length, start and length of the prompt.
-        prompts = [(tokens[0] if len(tokens) else 0, len(tokens)) for tokens in followed(segments)]
+        sizes = zip(seen_by(segments), segments[:, 1], strict=True)
+        prompts = [(tokens[0], len(tokens) - length) for tokens, length in sizes]
         segments = np.column_stack([segments[:, :2], prompts])
         order = np.lexsort((-segments[:, 1], segments[:, 3] > 0))
         self._blocks: list[tuple[Tensor, Tensor, Tensor | None, int]] = []

@@ -222,7 +222,7 @@ class Bandit:
         """Return the groups as a batch that this policy sampled."""
         num_sequences = len(self.sequences)
         nothing = torch.zeros(0, dtype=torch.int64)
-        steps = Steps(sequence=nothing, end=nothing, scores=nothing, is_first=nothing.bool())
+        steps = Steps(sequence=nothing, end=nothing, scores=nothing)
         baselines = Baselines(
             rewards=torch.tensor([REWARDS[prompt][0] for prompt, _ in self.members]).double(),
             lengths=torch.ones(len(self.members)),
@@ -232,8 +232,6 @@ class Bandit:
         calls = Calls(
             sequence=every,
             part=every,
-            turn=torch.zeros_like(every),
-            is_last=torch.ones(num_sequences, dtype=torch.bool),
             rewards=torch.zeros(num_sequences).double(),
             part_sequence=every,
             part_group=self.groups,
