@@ -94,12 +94,9 @@ def checksum(data: Bytes) -> int:
 
     As fast as memory, and enough to detect a torn or partial copy.
     """
-    return int(word_sum(_tensor(data))) % 2**64
-
-
-def _tensor(data: Bytes) -> torch.Tensor:
     # torch takes no read-only memory, as that of a file.
-    return torch.from_numpy(data if data.flags.writeable else data.copy())
+    writeable = data if data.flags.writeable else data.copy()
+    return int(word_sum(torch.from_numpy(writeable))) % 2**64
 
 
 def word_sum(tensor: torch.Tensor) -> torch.Tensor:
@@ -193,10 +190,6 @@ class SharedTensors(Closing):
             self._cuda.synchronize()
         # Not before the loop, which computes them.
         return self._complete(version, int(torch.stack(list(sums)).sum()) if sums else None)
-
-    def write_bytes(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
-        """As `write`, from the bytes of each tensor."""
-        return self.write(version, map(_tensor, tensors))
 
     def change(self, version: int, base: int, changes: Changes) -> Manifest:
         """Turn version `base` into `version`. Raises BaseMissing unless the block has `base`."""

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 
 import fsspec
 import numpy as np
+import torch
 
 from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
@@ -189,6 +190,19 @@ def _remove_earlier_lives(fs: fsspec.AbstractFileSystem, folder: str) -> None:
             fs.rm(path, recursive=True)
 
 
+@contextlib.contextmanager
+def opened(source: StoredFile, manifest: Manifest) -> Iterator[IO[bytes]]:
+    """Open the file of a version. Raises WeightsError if it cannot be read."""
+    try:
+        with fsspec.open(source.url, "rb") as file:
+            yield file
+    except (OSError, ValueError, ImportError) as error:
+        raise WeightsError(
+            f"version {manifest.version} cannot be read from {source.url}"
+            f" (weights.transfer.path): {error}"
+        ) from error
+
+
 class FileReader:
     """Reads a file once per generator, into a block that all of its ranks map.
 
@@ -213,14 +227,8 @@ class FileReader:
         BaseMissing if the file has changes that do not fit the block: another file may then help.
         """
         with self._one_at_a_time:
-            try:
-                with fsspec.open(source.url, "rb") as file:
-                    local = self._read(file, source, manifest)
-            except (OSError, ValueError, ImportError) as error:
-                raise WeightsError(
-                    f"version {manifest.version} cannot be read from {source.url}"
-                    f" (weights.transfer.path): {error}"
-                ) from error
+            with opened(source, manifest) as file:
+                local = self._read(file, source, manifest)
             try:
                 require_checksum(manifest, local.checksum, f"from {source.url}")
             except WeightsError as error:
@@ -243,8 +251,9 @@ class FileReader:
                 " announced"
             )
         sizes = (entry.size_bytes for entry in manifest.tensors)
-        tensors = (np.frombuffer(file.read(size), np.uint8) for size in sizes)
-        return block.write_bytes(manifest.version, tensors)
+        # torch takes no read-only memory.
+        tensors = (np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes)
+        return block.write(manifest.version, map(torch.from_numpy, tensors))
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
         announced = self._announced

@@ -210,9 +210,8 @@ class Bench:
         num_tensors = 3 if self.is_tiny else 25
         specs = [(f"t{i}", "bfloat16", [numel], 2 * numel) for i in range(num_tensors)]
         with self.block(specs) as block:
-            manifest = block.write_bytes(
-                1, (np.zeros(2 * numel, dtype=np.uint8) for _ in range(num_tensors))
-            )
+            zeros = torch.zeros(2 * numel, dtype=torch.uint8)
+            manifest = block.write(1, [zeros] * num_tensors)
             return {"product_ms": 1e3 * each_s} | self._pushes(
                 block, manifest, lambda: products(count), "work"
             )

@@ -80,9 +80,8 @@ class Learner:
 
     async def publish(self, version: int) -> Manifest:
         """The ranks."""
-        return self._block.write_bytes(
-            version, [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
-        )
+        rows = [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
+        return self._block.write(version, map(torch.from_numpy, rows))
 
     async def lead(self, operation: object) -> list[Any]:
         """The ranks' answer to a probe that no generator here can answer."""

@@ -44,7 +44,7 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
         np.random.default_rng(i).integers(0, 256, 2 * size, dtype=np.uint8)
         for i, size in enumerate(sizes)
     ]
-    manifest = block.write_bytes(1, data)
+    manifest = block.write(1, map(torch.from_numpy, data))
     pieces = buckets(manifest, bucket_bytes)
     for piece, following in itertools.pairwise(pieces):
         ends = [*(entry.offset for entry in following.entries[1:]), following.end]
@@ -279,7 +279,7 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         with receivers.receive(manifest, seat) as tensors:
             assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
     block = SharedTensors([("w", "float32", [2], 8)])
-    manifest = block.write_bytes(1, [np.full(8, 255, np.uint8)])
+    manifest = block.write(1, map(torch.from_numpy, [np.full(8, 255, np.uint8)]))
     with receivers.receive(manifest, SHARED_BLOCK) as tensors:
         assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
     block.close()

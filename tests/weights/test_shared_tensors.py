@@ -35,7 +35,7 @@ def block() -> SharedTensors:
 
 def test_a_reader_sees_exactly_what_was_written() -> None:
     with block() as writer:
-        manifest = writer.write_bytes(5, arrays(0))
+        manifest = writer.write(5, map(torch.from_numpy, arrays(0)))
         with SharedTensorsReader(manifest) as reader:
             reader.verify()
             found = [bytes(data) for _, data in reader.tensors()]
@@ -51,23 +51,26 @@ def test_tensors_start_on_cache_lines() -> None:
 
 
 def test_a_block_overwritten_while_it_is_read_is_noticed() -> None:
-    with block() as writer, SharedTensorsReader(writer.write_bytes(1, arrays(1))) as reader:
-        writer.write_bytes(2, arrays(2))
+    with (
+        block() as writer,
+        SharedTensorsReader(writer.write(1, map(torch.from_numpy, arrays(1)))) as reader,
+    ):
+        writer.write(2, map(torch.from_numpy, arrays(2)))
         with pytest.raises(WeightsError, match="version 2"):
             reader.verify_unchanged()
 
 
 def test_an_old_manifest_is_refused_once_the_block_moved_on() -> None:
     with block() as writer:
-        old = writer.write_bytes(1, arrays(1))
-        writer.write_bytes(2, arrays(2))
+        old = writer.write(1, map(torch.from_numpy, arrays(1)))
+        writer.write(2, map(torch.from_numpy, arrays(2)))
         with pytest.raises(WeightsError, match="not a complete version 1"):
             SharedTensorsReader(old)
 
 
 def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
     with block() as writer:
-        manifest = writer.write_bytes(1, arrays(1))
+        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
         with open(manifest.path, "r+b") as file:
             file.seek(manifest.tensors[1].offset)
             file.write(b"\0\1\2\3")
@@ -78,9 +81,9 @@ def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
 def test_a_tensor_of_the_wrong_size_is_refused_and_leaves_the_block_incomplete() -> None:
     first, second, third = arrays(0)
     with block() as writer:
-        manifest = writer.write_bytes(1, arrays(1))
+        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
         with pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
-            writer.write_bytes(1, [first, second[:999], third])
+            writer.write(1, map(torch.from_numpy, [first, second[:999], third]))
         with pytest.raises(WeightsError, match="not a complete version 1"):
             SharedTensorsReader(manifest)
 
@@ -96,7 +99,7 @@ def test_bytes_of_a_contiguous_tensor_are_a_view_of_it_and_others_a_copy_in_its_
 
 def test_a_reader_cannot_change_the_block() -> None:
     with block() as writer:
-        manifest = writer.write_bytes(1, arrays(1))
+        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
         with SharedTensorsReader(manifest) as reader:
             reader.block[:] = 9
         with SharedTensorsReader(manifest) as reader:
@@ -182,7 +185,7 @@ def test_nothing_is_left_in_shared_memory_or_open_after_close() -> None:
     gc.collect()
     shm, fds = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     writer = block()
-    reader = SharedTensorsReader(writer.write_bytes(1, arrays(1)))
+    reader = SharedTensorsReader(writer.write(1, map(torch.from_numpy, arrays(1))))
     reader.close()
     writer.close()
     assert set(os.listdir("/dev/shm")) == shm

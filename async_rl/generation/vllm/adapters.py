@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import fsspec
 import numpy as np
 from safetensors import safe_open
 from vllm.lora.request import LoRARequest
@@ -28,6 +27,7 @@ from async_rl.generation.vllm.llm import Llm
 from async_rl.protocol.weights import Manifest, Source, StoredFile
 from async_rl.weights.adapters import write_peft
 from async_rl.weights.block import checksum
+from async_rl.weights.files import opened
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The bounds of the rank that vLLM can be started with."""
@@ -95,14 +95,8 @@ def _fetch_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None
     the manifest.
     """
     assert source.scaling is not None
-    try:
-        with fsspec.open(source.url, "rb") as file:
-            content: bytes = file.read()
-    except (OSError, ValueError, ImportError) as error:
-        raise WeightsError(
-            f"version {manifest.version} cannot be read from {source.url} (weights.transfer.path):"
-            f" {error}"
-        ) from error
+    with opened(source, manifest) as file:
+        content = file.read()
     found = checksum(np.frombuffer(content, np.uint8))
     if found != source.checksum:
         raise WeightsError(

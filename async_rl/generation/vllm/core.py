@@ -50,8 +50,9 @@ _ONE_ENTRY = np.zeros((1, 1), np.int64)
 
 @dataclass(slots=True)
 class _Unsent:
-    """Tokens of a request that are not in an output yet."""
+    """Tokens of a request that are not in an output yet. is_recorded: with its kept tokens."""
 
+    is_recorded: bool
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
     kept: list[IntArray] = field(default_factory=list)
@@ -90,10 +91,7 @@ class ThreadedCore(EngineCoreClient):
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._unsent: dict[str, _Unsent] = {}
-        self._at_once: set[str] = set()
-        """The requests whose outputs are read after every step."""
-        self._recorded: set[str] = set()
-        """The requests whose kept tokens are recorded."""
+        """Of all requests but those whose outputs are read after every step."""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
@@ -150,21 +148,18 @@ class ThreadedCore(EngineCoreClient):
             return
         ready = []
         for output in outputs.outputs:
-            if output.request_id in self._at_once:
+            unsent = self._unsent.get(output.request_id)
+            if unsent is None:
                 ready.append(output)
-                if output.finish_reason is not None:
-                    self._at_once.remove(output.request_id)
                 continue
-            unsent = self._unsent.setdefault(output.request_id, _Unsent())
             unsent.token_ids += output.new_token_ids
             if (lists := output.new_logprobs) is not None:
                 # Column 0 is the sampled token. A step has the columns of its widest request.
                 unsent.logprobs.append(lists.logprobs[:, 0])
-                if output.request_id in self._recorded:
+                if unsent.is_recorded:
                     unsent.kept += kept_tokens(lists.logprobs, lists.logprob_token_ids)
             if output.finish_reason is not None:
                 del self._unsent[output.request_id]
-                self._recorded.discard(output.request_id)
                 output.new_token_ids = unsent.token_ids
                 output.new_logprobs = unsent.merged_logprobs()
                 ready.append(output)
@@ -175,15 +170,17 @@ class ThreadedCore(EngineCoreClient):
 
     def _send_all(self, label: str) -> None:
         """Send all tokens that are kept, as sampled by the weights of `label`."""
-        outputs = [
-            EngineCoreOutput(
-                request_id=request_id,
-                new_token_ids=unsent.token_ids,
-                new_logprobs=unsent.merged_logprobs(),
-            )
-            for request_id, unsent in self._unsent.items()
-        ]
-        self._unsent.clear()
+        outputs = []
+        for request_id, unsent in self._unsent.items():
+            if unsent.token_ids:
+                outputs.append(
+                    EngineCoreOutput(
+                        request_id=request_id,
+                        new_token_ids=unsent.token_ids,
+                        new_logprobs=unsent.merged_logprobs(),
+                    )
+                )
+                self._unsent[request_id] = _Unsent(unsent.is_recorded)
         if outputs:
             self._post(
                 self._outputs.put_nowait, EngineCoreOutputs(outputs=outputs, weight_version=label)
@@ -230,13 +227,12 @@ class ThreadedCore(EngineCoreClient):
 
     def _add(self, request: EngineCoreRequest) -> None:
         params = request.sampling_params
-        if params is not None and LIMITS in (params.extra_args or ()) and params.logprobs:
-            self._recorded.add(request.request_id)
+        assert params is not None, "no request is for an embedding"
+        is_recorded = LIMITS in (params.extra_args or ()) and bool(params.logprobs)
         # vLLM looks for texts in each output, and alternatives do not fit into one entry.
-        elif params is not None and (
-            params.stop or params.logprobs or params.prompt_logprobs is not None
-        ):
-            self._at_once.add(request.request_id)
+        is_at_once = params.stop or params.logprobs or params.prompt_logprobs is not None
+        if is_recorded or not is_at_once:
+            self._unsent[request.request_id] = _Unsent(is_recorded)
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -248,8 +244,6 @@ class ThreadedCore(EngineCoreClient):
         self._core.abort_requests(request_ids)
         for request_id in request_ids:
             self._unsent.pop(request_id, None)
-            self._at_once.discard(request_id)
-            self._recorded.discard(request_id)
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
         """Return the tasks of the model."""

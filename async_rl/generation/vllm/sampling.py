@@ -11,7 +11,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
@@ -19,7 +18,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from async_rl.core.errors import DataError, Unavailable
-from async_rl.core.types import FloatArray, IntArray
+from async_rl.core.types import IntArray
 from async_rl.generation.vllm.logprobs import columns_of, logprobs_of
 from async_rl.generation.vllm.prompt_scores import CHOSEN, DRAWN
 from async_rl.protocol.service import Sample, Sampled, SampledSequence
@@ -133,28 +132,17 @@ def _sequence(sample: CompletionOutput, versions: IntArray, num_top: int) -> Sam
     if sample.finish_reason not in ("stop", "length"):
         raise Unavailable(f"vLLM ended sample {sample.index} early ({sample.finish_reason})")
     token_ids = np.array(sample.token_ids, np.int32)
-    top_ids = np.empty((len(token_ids), 0), np.int32)
-    top_logprobs = np.empty((len(token_ids), 0), np.float32)
+    # The sampled token, then its alternatives.
     if num_top:
-        logprobs, top_ids, top_logprobs = _columns(sample.logprobs, num_top)
+        logprobs, ids = columns_of(sample.logprobs, num_top)
     else:
-        logprobs, _ = logprobs_of(sample.logprobs)
+        logprobs, ids = logprobs_of(sample.logprobs)[0][:, None], token_ids[:, None]
     return SampledSequence(
         token_ids=token_ids,
-        logprobs=logprobs,
+        logprobs=logprobs[:, 0],
         versions=versions,
         is_stopped=sample.finish_reason == "stop",
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
+        top_ids=ids[:, 1:],
+        # Outside top_k and top_p a token has the log-prob -inf, which JSON cannot have.
+        top_logprobs=np.maximum(logprobs[:, 1:], _NO_ALTERNATIVE),
     )
-
-
-def _columns(
-    flat: FlatLogprobs, num_top: int
-) -> tuple[FloatArray, npt.NDArray[np.int32], FloatArray]:
-    """The log-probs of N tokens, float32 [N], and the ids and log-probs of their most likely
-    alternatives, int32 and float32 [N, num_top].
-    """
-    logprobs, ids = columns_of(flat, num_top)
-    # Outside top_k and top_p a token has the log-prob -inf, which JSON cannot have.
-    return logprobs[:, 0], ids[:, 1:], np.maximum(logprobs[:, 1:], _NO_ALTERNATIVE)

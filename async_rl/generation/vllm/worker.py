@@ -17,7 +17,7 @@ import multiprocessing
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -55,16 +55,6 @@ if multiprocessing.parent_process() is not None:
         importlib.import_module(external_lib)
 
 
-class ModelRunner(Protocol):
-    """The part of vLLM's model runner that a push uses."""
-
-    lora_manager: Any
-    drafter: Any
-
-    def get_model(self) -> torch.nn.Module:
-        """Return the model in use."""
-
-
 class SharedWeightsExtension:
     """Methods that vLLM adds to its worker class.
 
@@ -81,7 +71,7 @@ class SharedWeightsExtension:
     rank: int
     device: torch.device
     distributed_init_method: str
-    model_runner: ModelRunner
+    model_runner: Any
     _spare: SpareModel | None = None
     _receivers: Receivers
     _staged: Any
@@ -136,7 +126,7 @@ class SharedWeightsExtension:
         a load has succeeded.
         """
         config = self.vllm_config
-        model = self.model_runner.get_model()
+        model: torch.nn.Module = self.model_runner.get_model()
         try:
             with (
                 self._weights(manifest, source) as tensors,
@@ -175,7 +165,7 @@ class SharedWeightsExtension:
 
     def apply_adapter(self) -> str:
         """Put the staged adapter into its slot; between two steps only."""
-        manager: Any = self.model_runner.lora_manager._adapter_manager
+        manager = self.model_runner.lora_manager._adapter_manager
         manager.remove_adapter(self._staged.id)
         manager.add_adapter(self._staged)
         manager.activate_adapter(self._staged.id)
