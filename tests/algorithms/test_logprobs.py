@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,13 +61,13 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     import async_rl.algorithms.logprobs as module
 
     sizes: list[int] = []
-    plain = module._Chunk.fill
+    plain = module._log_softmax
 
-    def spy(self: module._Chunk, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
-        sizes.append(len(hidden[rows]))
-        return plain(self, hidden, rows)
+    def spy(hidden: Tensor, *given: Any) -> Tensor:
+        sizes.append(len(hidden))
+        return plain(hidden, *given)
 
-    monkeypatch.setattr(module._Chunk, "fill", spy)
+    monkeypatch.setattr(module, "_log_softmax", spy)
     hidden = torch.randn(10, 4, requires_grad=True)
     logprobs, _ = token_logprobs(
         hidden,
