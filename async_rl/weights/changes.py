@@ -16,7 +16,6 @@ from safetensors.numpy import load, save
 
 from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
-from async_rl.protocol.weights import Manifest
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
@@ -78,10 +77,9 @@ class Changes:
             last = int(ends[-1])
             used += positions.size
 
-    def to_bytes(self, manifest: Manifest, base: int) -> bytes:
-        """Return a safetensors file that turns version `base` into the manifest's version."""
-        metadata = {"version": str(manifest.version), "base": str(base)}
-        content: bytes = save({"gaps": self.gaps, "values": self.values}, metadata)
+    def to_bytes(self) -> bytes:
+        """Return a safetensors file with the changes."""
+        content: bytes = save({"gaps": self.gaps, "values": self.values})
         return content
 
     @classmethod

@@ -130,8 +130,7 @@ class FileSender(Sender):
         return StoredFile(url=self._store(manifest, "version", content()))
 
     def _write_changes(self, manifest: Manifest, base: int, changes: Changes) -> StoredFile:
-        content = changes.to_bytes(manifest, base)
-        return StoredFile(url=self._store(manifest, "changes", [content]), base=base)
+        return StoredFile(url=self._store(manifest, "changes", [changes.to_bytes()]), base=base)
 
     def _write_adapter(self, manifest: Manifest, adapter: Adapter) -> StoredFile:
         content = adapter.to_bytes()

@@ -67,7 +67,7 @@ def add_adapter(
         torch.manual_seed(seed)
     # PEFT moves an adapter to the device of its base, which is the meta device before a model is
     # sharded. Drawn again for every model, so that the numbers do not depend on the device.
-    for _, layer in _adapted(lm):
+    for layer in _adapted(lm):
         if name not in layer.lora_A:
             continue
         for side in (layer.lora_A, layer.lora_B):
@@ -78,14 +78,14 @@ def add_adapter(
 
 def use_adapter(lm: nn.Module, name: str) -> None:
     """Let the next passes compute this adapter, and so train it alone."""
-    for _, layer in _adapted(lm):
+    for layer in _adapted(lm):
         # PEFT's own switch also changes requires_grad, layer by layer.
         layer._active_adapter = [name]
 
 
 def remove_adapter(lm: nn.Module, name: str) -> None:
     """Free an adapter; the next pass needs `use_adapter` first."""
-    for _, layer in _adapted(lm):
+    for layer in _adapted(lm):
         layer._active_adapter = []
         layer.delete_adapter(name)
 
@@ -93,7 +93,7 @@ def remove_adapter(lm: nn.Module, name: str) -> None:
 @contextlib.contextmanager
 def without_adapter(lm: nn.Module) -> Iterator[None]:
     """Compute the base model inside the block."""
-    layers = [layer for _, layer in _adapted(lm)]
+    layers = list(_adapted(lm))
     # PEFT's own switch also changes requires_grad, which FSDP reads once at the first forward pass.
     for layer in layers:
         layer._disable_adapters = True
@@ -110,20 +110,17 @@ def merged_weights(lm: nn.Module, name: str = _ONLY) -> Iterator[tuple[str, Tens
 
     Every matrix is sharded as its base weight is.
     """
-    if not any(".lora_" in key for key, _ in lm.named_parameters()):
-        yield from lm.named_parameters()
-        return
-    layers = dict(_adapted(lm))
     for key, parameter in lm.named_parameters():
         if ".lora_" in key:
             continue
         owner, is_adapted, leaf = key.rpartition(".base_layer.")
         if not is_adapted:
             yield key, parameter
-        elif leaf == "weight" and name in layers[owner].lora_A:
-            yield f"{owner}.weight", _merged(layers[owner], parameter, name)
-        else:
-            yield f"{owner}.{leaf}", parameter
+            continue
+        layer: Any = lm.get_submodule(owner)
+        if leaf == "weight" and name in layer.lora_A:
+            parameter = _merged(layer, parameter, name)
+        yield f"{owner}.{leaf}", parameter
 
 
 def _merged(layer: Any, weight: Tensor, name: str) -> Tensor:
@@ -163,10 +160,10 @@ def whole_adapter(lm: nn.Module, config: ModelConfig) -> Adapter | None:
     return Adapter(tensors=tensors, scaling=config.adapter.alpha / config.adapter.rank)
 
 
-def _adapted(lm: nn.Module) -> Iterator[tuple[str, Any]]:
+def _adapted(lm: nn.Module) -> Iterator[Any]:
     from peft.tuners.lora import LoraLayer
 
-    return ((name, m) for name, m in lm.named_modules() if isinstance(m, LoraLayer))
+    return (module for module in lm.modules() if isinstance(module, LoraLayer))
 
 
 def targets_of(lm: Any, *, attention: bool, mlp: bool) -> list[str]:

@@ -98,7 +98,7 @@ def test_changes_lead_from_one_block_to_the_other(
         changes = Changes.between(old, new)
         assert changes is not None
         assert changes.values.size == len({*some, *others})
-        again = Changes.from_bytes(changes.to_bytes(manifest_of(2), 1))
+        again = Changes.from_bytes(changes.to_bytes())
         again.apply(old)
     assert np.array_equal(old, new)
 
