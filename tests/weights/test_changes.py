@@ -103,10 +103,6 @@ def test_changes_lead_from_one_block_to_the_other(
     assert np.array_equal(old, new)
 
 
-def manifest_of(version: int) -> Manifest:
-    return Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
-
-
 def test_where_most_words_changed_all_are_sent() -> None:
     old = np.zeros(1_000, np.uint16)
     new = old.copy()
