@@ -233,14 +233,9 @@ def _plain_logprobs(lm: PreTrainedModel) -> Tensor:
 def recompute_activations(lm: PreTrainedModel) -> None:
     """Let the backward pass compute activations again, which saves their memory."""
     lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _disable_dropout(lm)
+    # Training mode is needed for checkpointing only: without dropout, because ratios of log-probs
+    # need the same function in every pass.
     lm.train()
-
-
-def _disable_dropout(lm: PreTrainedModel) -> None:
-    """Turn dropout off. Training mode is needed for checkpointing only, and ratios of log-probs
-    need the same function in every pass.
-    """
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

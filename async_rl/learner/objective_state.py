@@ -108,23 +108,21 @@ class ObjectiveState:
     @property
     def units(self) -> ValueUnits:
         """The current unit of the critic's values."""
-        return self._units(self.moments)
+        # Moments of a time with other settings.
+        return ValueUnits() if self._value_norm == "none" else self.moments.units
 
     def observe(
-        self, returns: Tensor, mask: Tensor, across: Across = ALONE
-    ) -> tuple[Moments, Tensor]:
+        self, returns: Tensor | None, mask: Tensor, across: Across = ALONE
+    ) -> tuple[Moments, Tensor | None]:
         """Return the moments including the trained tokens' returns, and the critic's targets.
 
-        returns: float32 [R]; mask: bool [R] -> targets: float32 [R], the returns in the unit of the
-        new moments.  across: the ranks that have returns.
+        returns: float32 [R], None without a critic; mask: bool [R] -> targets: float32 [R], the
+        returns in the unit of the new moments.  across: the ranks that have returns.
         """
-        if self._value_norm == "none":
+        if returns is None or self._value_norm == "none":
             return self.moments, returns
         moments = self.moments.observed(returns[mask], kind=self._value_norm, across=across)
-        return moments, self._units(moments).to_values(returns)
-
-    def _units(self, moments: Moments) -> ValueUnits:
-        return ValueUnits() if self._value_norm == "none" else moments.units
+        return moments, moments.units.to_values(returns)
 
     def end_step(self, moments: Moments, *, kl: float, num_sequences: int) -> None:
         """Update the state after a step. kl: nats of KL(proximal, reference) per sequence."""

@@ -7,7 +7,7 @@ Invariant: after an exception neither parameters nor moments have changed.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ class ModelOptimizer:
         self._model = model
         self._rule = rule
         self._config = config
-        self._span = config.schedule_span or (config.warmup_steps, num_steps)
+        self._num_steps = num_steps
         self._lr = config.lr
         self.num_updates = 0
         self._parameters = [p for p in parameters if p.requires_grad]
@@ -137,18 +137,9 @@ class ModelOptimizer:
 
     def set_step(self, step: int) -> float:
         """Set and return the learning rate of learner step `step` (0 is the first)."""
-        config = self._config
-        lr = learning_rate(
-            step,
-            lr=config.lr,
-            warmup_steps=config.warmup_steps,
-            span=self._span,
-            schedule=config.schedule,
-            min_lr_ratio=config.min_lr_ratio,
-        )
-        self._lr = lr
+        self._lr = learning_rate(step, self._config, num_steps=self._num_steps)
         self._scale_rate(1.0)
-        return lr
+        return self._lr
 
     def _scale_rate(self, factor: float) -> None:
         for group in self.torch_optimizer.param_groups:
@@ -258,27 +249,22 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
     return {**trained, "critic": (module, of_critic)}
 
 
-def learning_rate(
-    step: int,
-    *,
-    lr: float,
-    warmup_steps: int,
-    span: Sequence[float],
-    schedule: Literal["constant", "cosine"],
-    min_lr_ratio: float,
-) -> float:
+def learning_rate(step: int, config: OptimizerConfig, *, num_steps: int) -> float:
     """Return the learning rate of step 0, 1, ...
 
     Linear warm-up from lr / warmup_steps at step 0 to lr at step warmup_steps - 1.  Then either lr
-    ("constant"), or a cosine from lr at the first step of `span` to min_lr_ratio * lr at its last,
-    which stays there (arXiv 1608.03983 eq. 5, one period).
+    ("constant"), or a cosine from lr at the first step of schedule_span to min_lr_ratio * lr at its
+    last, which stays there (arXiv 1608.03983 eq. 5, one period).  Without a span it is from the end
+    of the warm-up to num_steps.
     """
+    lr = config.lr
     # (step + 1): a first step with rate 0 would train nothing.
-    if step < warmup_steps:
-        return lr * (step + 1) / warmup_steps
-    if schedule == "constant":
+    if step < config.warmup_steps:
+        return lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
         return lr
-    begin, end = span
+    begin, end = config.schedule_span or (config.warmup_steps, num_steps)
     passed = min(1.0, max(0.0, (step - begin) / max(1.0, end - begin)))
     cosine = math.cos(math.pi * passed)
-    return lr * (min_lr_ratio + (1 - min_lr_ratio) * 0.5 * (1 + cosine))
+    least = config.min_lr_ratio
+    return lr * (least + (1 - least) * 0.5 * (1 + cosine))

@@ -35,7 +35,8 @@ class Rewards:
         last, has_token = _last_written(batch)
         per_token = torch.zeros_like(batch.behavior_logprobs)
         if self._reward.placement == "end":
-            of_calls = self._of_calls(calls.rewards)
+            # The bias is that of a whole response: each call without a reward would have one.
+            of_calls = self.scaled(calls.rewards + self._reward.bias)
             if self._zero_truncated:
                 of_calls = of_calls.masked_fill(batch.is_truncated[calls.sequence], 0.0)
             given = torch.zeros_like(batch.rewards).index_add_(0, calls.sequence, calls.rewards)
@@ -67,12 +68,6 @@ class Rewards:
         if self._zero_truncated:
             rewards = rewards.masked_fill(is_truncated, 0.0)
         return rewards - self.overlong_penalty(lengths)
-
-    def _of_calls(self, scores: Tensor) -> Tensor:
-        """The rewards of calls: float32 [U] -> float32 [U]. The bias is that of a whole response:
-        otherwise each call without a reward would have one.
-        """
-        return self.scaled(scores + self._reward.bias)
 
     def _of_steps(self, steps: Steps) -> Tensor:
         """The rewards of the scored steps: float32 [S].

@@ -87,7 +87,7 @@ class Trainer:
             tensor_spec(n, x, self._ranks.dtype) for n, x in merged_weights(self._policy.lm)
         ]
         trained = model_optimizers(config, models)
-        self._optimizers = [optimizer for _, optimizer in trained.values()]
+        self._optimizers = {name: optimizer for name, (_, optimizer) in trained.items()}
         reference = config.algorithm.reference
         self._reference_share = 0.0 if reference is None else reference.ref_ema_eta
         self._moving_reference: Policy | None = None
@@ -114,8 +114,7 @@ class Trainer:
             self._ranks,
             models=models,
             forward=self._forward,
-            policy_optimizer=trained["policy"][1],
-            critic_optimizer=trained["critic"][1] if models.has_values else None,
+            optimizers=self._optimizers,
             state=state,
         )
 
@@ -196,7 +195,7 @@ class Trainer:
 
     @property
     def _num_updates(self) -> int:
-        return sum(optimizer.num_updates for optimizer in self._optimizers)
+        return sum(optimizer.num_updates for optimizer in self._optimizers.values())
 
     def _write_failed(self, part: BatchPart, version: int) -> Path:
         """Write the rank's part of a batch for inspection, and return the path of rank 0.
@@ -241,7 +240,8 @@ class Trainer:
         # FSDP keeps them in host memory and moves them for each pass.
         if self._config.learner.offload == "parameters":
             return [], []
-        moments = [moment for one in self._optimizers for moment in one.moments.on_device()]
+        optimizers = self._optimizers.values()
+        moments = [moment for one in optimizers for moment in one.moments.on_device()]
         return list(self._models), moments
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ Invariants
 
 import dataclasses
 import time
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -54,8 +55,7 @@ class Updater:
         *,
         models: LearnerModels,
         forward: ForwardPasses,
-        policy_optimizer: ModelOptimizer,
-        critic_optimizer: ModelOptimizer | None,
+        optimizers: Mapping[str, ModelOptimizer],
         state: ObjectiveState,
     ) -> None:
         self._algorithm = config.algorithm
@@ -63,8 +63,8 @@ class Updater:
         self._ranks = ranks
         self._models = models
         self._forward = forward
-        self._policy_optimizer = policy_optimizer
-        self._critic_optimizer = critic_optimizer
+        self._policy_optimizer = optimizers["policy"]
+        self._critic_optimizer = optimizers.get("critic")
         self._state = state
         self._critic = config.algorithm.critic
         self._value_coef = 0.0 if self._critic is None else self._critic.value_coef
@@ -95,14 +95,8 @@ class Updater:
             batch, updates[: self._config.learner.minibatches], with_policy=not records_policy
         )
         forwarded_s = time.perf_counter()
-        # As they are before this step: the metrics report the numbers that the step used.
-        kl_coef = self._state.kl_coef
-        units = self._state.units
-        moments = self._state.moments
-        targets = self._targets(batch, mask, before, kl_coef)
-        value_targets = targets.returns
-        if targets.returns is not None:
-            moments, value_targets = self._state.observe(targets.returns, mask, batch.across)
+        targets = self._targets(batch, mask, before)
+        moments, value_targets = self._state.observe(targets.returns, mask, batch.across)
         step = Step(
             batch=batch,
             mask=mask,
@@ -111,8 +105,9 @@ class Updater:
             value_targets=value_targets,
             corrected=None if records_policy else self._corrected(batch, mask, before),
             trains_policy=trains_policy,
-            kl_coef=kl_coef,
-            units=units,
+            # As they are before this step: the metrics report the numbers that the step used.
+            kl_coef=self._state.kl_coef,
+            units=self._state.units,
             policy_lr=policy_lr,
             value_lr=value_lr,
             forward_s=forwarded_s - started_s,
@@ -129,14 +124,10 @@ class Updater:
             update_s=time.perf_counter() - targeted_s,
         )
 
-    def _targets(self, batch: Batch, mask: Tensor, before: BatchOutputs, kl_coef: float) -> Targets:
+    def _targets(self, batch: Batch, mask: Tensor, before: BatchOutputs) -> Targets:
+        state = self._state
         return compute_targets(
-            batch,
-            mask,
-            before,
-            config=self._config,
-            kl_coef=kl_coef,
-            units=self._state.units,
+            batch, mask, before, config=self._config, kl_coef=state.kl_coef, units=state.units
         )
 
     def _corrected(self, batch: Batch, mask: Tensor, before: BatchOutputs) -> BehaviorWeights:
@@ -155,7 +146,7 @@ class Updater:
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
         # The models have not run yet. Without values and a reference, advantages need no output.
         outputs = self._forward.empty_outputs(batch)
-        advantages = self._targets(batch, mask, outputs, 0.0).advantages
+        advantages = self._targets(batch, mask, outputs).advantages
         # Over all ranks: plans that differ would leave a rank alone in a collective operation.
         pulling = batch.sequence_index[mask & (advantages != 0)]
         return batch.across.sum(torch.bincount(pulling, minlength=batch.num_sequences)) > 0

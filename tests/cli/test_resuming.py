@@ -10,6 +10,7 @@ from tables import table
 
 from async_rl.composition import schema
 from async_rl.composition.compose import compose, write_config
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError
@@ -182,18 +183,8 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
 
 
 def _rates(config: RunConfig, steps: Sequence[int]) -> list[float]:
-    optimizer = config.learner.optimizer
-    return [
-        learning_rate(
-            step,
-            lr=1.0,
-            warmup_steps=0,
-            span=optimizer.schedule_span or (0, config.num_steps),
-            schedule=optimizer.schedule,
-            min_lr_ratio=0.0,
-        )
-        for step in steps
-    ]
+    optimizer = replace(config.learner.optimizer, lr=1.0, min_lr_ratio=0.0)
+    return [learning_rate(step, optimizer, num_steps=config.num_steps) for step in steps]
 
 
 def test_more_steps_do_not_raise_the_learning_rate_of_a_cosine_schedule(tmp_path: Path) -> None:

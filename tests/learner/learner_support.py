@@ -208,7 +208,7 @@ def policy_of(trainer: Trainer) -> Policy:
 
 
 def optimizers_of(trainer: Trainer) -> list[ModelOptimizer]:
-    return trainer._optimizers
+    return list(trainer._optimizers.values())
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:
