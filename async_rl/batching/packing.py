@@ -15,6 +15,7 @@ Invariants
 """
 
 import bisect
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -224,33 +225,29 @@ def pack(
     prompt_starts: dict[int, int] = {}
     for s in sequences:
         key = batch.prompt_key[s]
-        ids = batch.trajectories[s].token_ids
-        length = batch.prompt_lengths[s]
-        size = batch.response_lengths[s]
+        sample = batch.trajectories[s]
+        ids = sample.token_ids
+        length = sample.prompt_length
+        size = sample.response_length
         is_new = key not in prompt_starts
         start = prompt_starts.setdefault(key, row.size)
         begin = row.size + is_new * length
-        # The response continues the prompt, unless a branch says otherwise.
-        parents = {0: -1, length: length - 1, **dict(batch.trajectories[s].branches)}
-        placed = {
-            # The prompt may be far away in the row.
-            first: parent + (start if parent < length else begin - length) if parent >= 0 else -1
-            for first, parent in sorted(parents.items())
-            if first >= length or is_new
-        }
+        # The place of each token in the row, where the prompt may be far away.
+        places = np.r_[start : start + length, begin : begin + size]
+        # The token that each follows: its neighbor, unless a branch says otherwise.
+        parents = np.arange(-1, length + size - 1)
+        for first, parent in sample.branches:
+            parents[first] = parent
+        firsts = sorted({0, length, *dict(sample.branches)})
         end = length + max(0, size - (not with_ends))
-        for (first, parent), then in zip(placed.items(), [*placed, end][1:], strict=True):
-            row.add(ids[first:then], parent)
+        for first, then in itertools.pairwise([*firsts, end]):
+            if first >= length or is_new:
+                parent = parents[first]
+                row.add(ids[first:then], int(places[parent]) if parent >= 0 else -1)
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
-            row.last.append(begin + size - 1 if size else start + length - 1)
-        if not size:
-            continue
-        predict = np.arange(begin - 1, begin + size - 1)
-        for first, parent in placed.items():
-            if first >= length and parent >= 0:
-                predict[first - length] = parent
-        row.predict.append(predict)
+            row.last.append(places[-1])
+        row.predict.append(places[parents[length:]])
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
     packed = row.finish(sequences, device)

@@ -70,8 +70,9 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
     """
     batch = step.batch
     mask = step.mask
-    before = step.before
-    across = step.batch.across
+    across = batch.across
+    proximal = step.before.proximal_logprobs[mask]
+    behavior = batch.behavior_logprobs[mask]
     advantages = step.targets.raw_advantages[mask]
     # Masked tokens have no version.
     ages = version - batch.versions[mask]
@@ -85,15 +86,15 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
             pass_reward=pass_reward,
         ),
         **behavior_metrics(
-            before.proximal_logprobs[mask],
-            behavior_logprobs=batch.behavior_logprobs[mask],
+            proximal,
+            behavior_logprobs=behavior,
             raw_weights=step.corrected.raw[mask],
             is_bounded=step.corrected.is_bounded[mask],
             across=across,
         ),
         **mismatch_metrics(
-            before.proximal_logprobs[mask],
-            behavior_logprobs=batch.behavior_logprobs[mask],
+            proximal,
+            behavior_logprobs=behavior,
             oldest_ages=_oldest_ages(step, version)[batch.sequence_index][mask],
             across=across,
         ),
@@ -244,13 +245,11 @@ def mismatch_metrics(
     is_fresh = oldest_ages == 0
     is_stale = oldest_ages > 0
     # Over all ranks: a rank that skipped a mean would leave the other ranks waiting in it.
-    has_fresh = across.largest(is_fresh)
-    has_stale = across.largest(is_stale)
     metrics = {}
-    if has_fresh:
+    if across.largest(is_fresh):
         metrics["mismatch/engine_abs_mean"] = across.mean(difference[is_fresh])
         metrics["mismatch/engine_abs_max"] = across.largest(difference[is_fresh])
-    if has_stale:
+    if across.largest(is_stale):
         metrics["mismatch/stale_abs_mean"] = across.mean(difference[is_stale])
     return metrics
 
