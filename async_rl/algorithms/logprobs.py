@@ -6,8 +6,8 @@ reference has three uses: in the reward, in the loss, and for metrics.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,23 +44,68 @@ def token_logprobs(
     return logprobs_by_rows(hidden, head, targets, temperature, chunk_tokens, edits)
 
 
-def logprobs_by_rows(
-    hidden: Tensor,
-    head: Tensor,
-    targets: Tensor,
-    temperature: float,
-    chunk_tokens: int,
-    edits: Edits | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `token_logprobs` with logits of at most chunk_tokens rows."""
+class _TokenLogprobs(torch.autograd.Function):
+    """With z the scaled logits, p their softmax, y the target and H the entropy:
+    d logp_y / dz = 1_y - p  and  dH / dz = -p (log p + H).
+    """
 
-    def of_chunk(rows: slice, hidden: Tensor, targets: Tensor, head: Tensor) -> Sequence[Tensor]:
-        logprobs = _log_softmax(hidden, head, temperature, edits, rows)
-        entropies = -torch.linalg.vecdot(logprobs.exp(), logprobs)
-        return logprobs.gather(1, targets[:, None]).squeeze(1), entropies
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        edits: Edits | None,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        kept = None
+        for start in range(0, len(hidden), chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            distribution = _log_softmax(hidden[rows], head, temperature, edits, rows)
+            logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
+            entropies[rows] = torch.linalg.vecdot(distribution.exp(), distribution).neg_()
+            # One chunk: its log-probs are in memory anyway, and backward would compute them again.
+            kept = distribution if len(hidden) <= chunk_tokens else None
+            # Before the next chunk, so that two are never in memory.
+            del distribution
+        ctx.save_for_backward(hidden, head, targets, entropies, kept)
+        ctx.settings = temperature, chunk_tokens, edits
+        return logprobs, entropies
 
-    logprobs, entropies = _by_chunks(of_chunk, hidden, targets, head, chunk_tokens)
-    return logprobs, entropies
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        of_logprobs, of_entropies = (grad[:, None] for grad in grads)
+        hidden, head, targets, entropies, kept = ctx.saved_tensors
+        temperature, chunk_tokens, edits = ctx.settings
+        grad_hidden = torch.empty_like(hidden)
+        # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
+        # A frozen head, as next to an adapter, needs none.
+        grad_head = None
+        if ctx.needs_input_grad[1]:
+            grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        for start in range(0, len(hidden), chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            distribution = kept
+            if distribution is None:
+                distribution = _log_softmax(hidden[rows], head, temperature, edits, rows)
+            probs = distribution.exp()
+            # In place, as [C, V] is large.
+            pull = distribution.add_(entropies[rows, None]).mul_(of_entropies[rows])
+            grad_logits = probs.mul_(pull.add_(of_logprobs[rows]).neg_())
+            grad_logits.scatter_add_(1, targets[rows, None], of_logprobs[rows])
+            low = grad_logits.div_(temperature).to(hidden.dtype)
+            torch.mm(low, head, out=grad_hidden[rows])
+            if grad_head is not None:
+                grad_head += low.t() @ hidden[rows]
+            del distribution, probs, pull, grad_logits, low
+        whole = None if grad_head is None else grad_head.to(head.dtype)
+        return grad_hidden, whole, None, None, None, None
+
+
+logprobs_by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
 
 
 def chosen_logprobs(
@@ -69,38 +114,33 @@ def chosen_logprobs(
     """Compute the log-probs of K tokens at each row, as `token_logprobs` of one.
 
     hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R, K]
-    -> float32 [R, K], differentiable once.  Logits exist for chunk_tokens rows at a time.
+    -> float32 [R, K], differentiable once.  Logits exist for chunk_tokens rows at a time, and are
+    computed again in the backward pass.
     """
 
-    def of_chunk(rows: slice, hidden: Tensor, targets: Tensor, head: Tensor) -> Sequence[Tensor]:
-        return [_log_softmax(hidden, head, temperature, None, rows).gather(1, targets)]
+    def of_chunk(rows: slice, hidden: Tensor, targets: Tensor, head: Tensor) -> Tensor:
+        return _log_softmax(hidden, head, temperature, None, rows).gather(1, targets)
 
-    (logprobs,) = _by_chunks(of_chunk, hidden, targets, head, chunk_tokens)
-    return logprobs
+    return _by_chunks(of_chunk, hidden, targets, head, chunk_tokens)
 
 
 def _by_chunks(
-    of_chunk: Callable[[slice, Tensor, Tensor, Tensor], Sequence[Tensor]],
+    of_chunk: Callable[[slice, Tensor, Tensor, Tensor], Tensor],
     hidden: Tensor,
     other: Tensor,
     head: Tensor,
     chunk_tokens: int,
-) -> list[Tensor]:
-    """Compute tensors of R rows from chunk_tokens rows of hidden and other at a time.
-
-    The logits of several chunks are computed again in the backward pass, because all rows together
-    would take [R, V].
-    """
+) -> Tensor:
+    """Compute a tensor of R rows from chunk_tokens rows of hidden and other at a time."""
     # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
     # lose the small terms of a long batch.
-    summed = head.float() if head.requires_grad else head
-    if len(hidden) > chunk_tokens:
-        of_chunk = functools.partial(checkpoint, of_chunk, use_reentrant=False)
-    # At least one chunk: a rank without tokens returns empty tensors.
+    summed = head.float()
+    # Logits are computed again in the backward pass, because all rows together would take [R, V].
+    recomputed = functools.partial(checkpoint, of_chunk, use_reentrant=False)
+    # At least one chunk: a rank without tokens returns an empty tensor.
     starts = range(0, max(1, len(hidden)), chunk_tokens)
     chunks = [slice(start, start + chunk_tokens) for start in starts]
-    parts = [of_chunk(rows, hidden[rows], other[rows], summed) for rows in chunks]
-    return [torch.cat(of_parts) for of_parts in zip(*parts, strict=True)]
+    return torch.cat([recomputed(rows, hidden[rows], other[rows], summed) for rows in chunks])
 
 
 def _log_softmax(
@@ -165,13 +205,13 @@ def full_kl(
     raise RuntimeError or ValueError.
     """
 
-    def of_chunk(rows: slice, hidden: Tensor, ref_hidden: Tensor, head: Tensor) -> Sequence[Tensor]:
+    def of_chunk(rows: slice, hidden: Tensor, ref_hidden: Tensor, head: Tensor) -> Tensor:
         logprobs = _log_softmax(hidden, head, temperature, edits, rows)
         difference = logprobs - _log_softmax(ref_hidden, ref_head, temperature, edits, rows)
-        return [torch.linalg.vecdot(logprobs.exp(), difference)]
+        kl: Tensor = torch.linalg.vecdot(logprobs.exp(), difference)
+        return kl
 
-    (kl,) = _by_chunks(of_chunk, hidden, ref_hidden, head, chunk_tokens)
-    return kl
+    return _by_chunks(of_chunk, hidden, ref_hidden, head, chunk_tokens)
 
 
 def adapted_kl_coef(
