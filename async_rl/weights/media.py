@@ -17,7 +17,7 @@ from async_rl.config.run import AutoTransfer, FileTransfer, WeightsConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
+from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, Source
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensorsReader, Tensors, tensor_views
 from async_rl.weights.membership import Life, Load, Membership
@@ -62,13 +62,15 @@ class LearnerSide:
 
 
 class Sender:
-    """The learner's half. All methods run in the learner's event loop; defaults do nothing.
+    """The learner's half; by itself that of the shared block, which each member maps. All methods
+    run in the learner's event loop.
 
+    Only a load shows whether a member can open the block: addresses do not say who shares memory. A
+    member that cannot raises BlockUnreachable.
     loads_together: members have one load, which they complete or give up together.
     reads_block: a member still reads the learner's block after it has received its source.
     """
 
-    # Defaults of the shared block, which each member reads for itself.
     loads_together: ClassVar[bool] = False
     reads_block: ClassVar[bool] = True
 
@@ -91,7 +93,8 @@ class Sender:
         """Return the source of the version for one member of the load. It is called again if the
         member answers BaseMissing.
         """
-        raise NotImplementedError
+        # The manifest has the path of the block already.
+        return SHARED_BLOCK
 
     async def send(self, manifest: Manifest) -> None:
         """Send the version to the members of the newest load; only where they load together.
@@ -113,19 +116,6 @@ def folder_of(config: WeightsConfig, run_dir: Path, life: int) -> str:
     path = transfer.path if isinstance(transfer, AutoTransfer | FileTransfer) else None
     root = run_dir / "weights" if path is None else f"{path}/{run_dir.name}"
     return f"{root}/life_{life}"
-
-
-class SharedMemorySender(Sender):
-    """Members map the learner's block.
-
-    Only a load shows whether a member can open it: addresses do not say who shares memory. A
-    member that cannot raises BlockUnreachable.
-    """
-
-    async def source(self, manifest: Manifest, load: Load, life: Life) -> SharedBlock:
-        """The block of the manifest."""
-        # The manifest has the path already.
-        return SHARED_BLOCK
 
 
 @contextmanager

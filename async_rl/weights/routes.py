@@ -25,7 +25,7 @@ from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
 from async_rl.weights.communicator import device_name
 from async_rl.weights.files import FileSender
 from async_rl.weights.ipc import DeviceSender, receive_from_device
-from async_rl.weights.media import LearnerSide, Sender, SharedMemorySender, receive_block
+from async_rl.weights.media import LearnerSide, Sender, receive_block
 from async_rl.weights.membership import Load, life_of
 
 _log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ _LONGEST_S = 86_400.0
 """Far above what a sender may take: the limit of a member starts when all is sent."""
 
 SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
-    "shared_memory": (SharedMemorySender,),
+    "shared_memory": (Sender,),
     "filesystem": (FileSender,),
     "collective": (Broadcaster,),
     # A generator that joins after the buffer was freed reads the shared block.
-    "ipc": (DeviceSender, SharedMemorySender),
-    "auto": (Broadcaster, SharedMemorySender, FileSender),
+    "ipc": (DeviceSender, Sender),
+    "auto": (Broadcaster, Sender, FileSender),
 }
 """Senders by weights.transfer, preferred first: a member uses the first one that reaches it."""
 
