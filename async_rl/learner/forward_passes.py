@@ -128,9 +128,14 @@ class ForwardPasses:
         with_policy: run the policy too; otherwise the training passes record its log-probs.
         """
         outputs = self.empty_outputs(batch)
+        reference = self._models.reference
         critic = self._models.critic
         for row in self._without_graph(batch, plan):
-            self._record_reference(outputs, row)
+            if reference is not None and outputs.ref_logprobs is not None:
+                referred: PolicyOutput = reference(
+                    row, temperature=self._temperature, chunk_tokens=self._chunk_tokens
+                )
+                outputs.ref_logprobs[row.token_index] = referred.logprobs
             if with_policy:
                 record_policy(outputs, row, self.run_policy(row))
             if critic is not None:
@@ -159,15 +164,6 @@ class ForwardPasses:
             row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states
         )
         return output
-
-    def _record_reference(self, outputs: BatchOutputs, row: Pass) -> None:
-        reference = self._models.reference
-        if reference is None or outputs.ref_logprobs is None:
-            return
-        output: PolicyOutput = reference(
-            row, temperature=self._temperature, chunk_tokens=self._chunk_tokens
-        )
-        outputs.ref_logprobs[row.token_index] = output.logprobs
 
     def empty_outputs(self, batch: Batch) -> BatchOutputs:
         """Return zeros for every output of the models there are."""

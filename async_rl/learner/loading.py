@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -73,11 +73,12 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
         if weights is not None:
             names = {p: prefix + name for name, p in part.named_parameters()}
             fill = functools.partial(weights.fill, names=names, dtype=dtype)
-        methods = ["states"] if isinstance(model, Policy) else []
         # Before: FSDP changes the class of its units.
         own_blocks = [m for m in model.modules() if type(m).__name__ in blocks]
         is_trained = any(p.requires_grad for p in model.parameters())
-        ranks.shard(model, blocks, methods=methods, fill=fill, stays_gathered=is_trained)
+        ranks.shard(model, blocks, fill=fill, stays_gathered=is_trained)
+        if isinstance(model, Policy):
+            register_fsdp_forward_method(model, "states")
         # On a CPU compiling takes longer than it saves, and attention has another plan per row.
         if ranks.device.type == "cuda":
             compile_blocks(own_blocks)

@@ -53,11 +53,6 @@ class States(NamedTuple):
     head: Tensor
 
 
-def chunk_rows(chunk_mb: float, vocab_size: int) -> int:
-    """Return how many rows of float32 logits fit into chunk_mb, at least one."""
-    return max(1, int(chunk_mb * 2**20 / (4 * vocab_size)))
-
-
 class Policy(nn.Module):
     """A causal language model on packed rows. value_head: on its backbone; None without one."""
 
@@ -133,8 +128,9 @@ class Policy(nn.Module):
         return weight
 
     def chunk_tokens(self, chunk_mb: float) -> int:
-        """Return the number of tokens whose logits fit into chunk_mb."""
-        return chunk_rows(chunk_mb, self.lm.config.get_text_config().vocab_size)
+        """Return the number of tokens whose float32 logits fit into chunk_mb, at least one."""
+        vocab_size = self.lm.config.get_text_config().vocab_size
+        return max(1, int(chunk_mb * 2**20 / (4 * vocab_size)))
 
     def frozen_copy(self, dtype: torch.dtype) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""

@@ -16,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
-    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -153,7 +152,6 @@ class Ranks:
         model: nn.Module,
         blocks: Collection[str],
         *,
-        methods: Sequence[str],
         fill: Callable[[nn.Module], None] | None,
         stays_gathered: bool = False,
     ) -> None:
@@ -161,7 +159,6 @@ class Ranks:
 
         blocks: names of the module classes that are units if min_shard_params=0; otherwise units
         are modules of at least that size. The rest of the model is one more unit.
-        methods: names of methods that run the model besides `forward`.
         fill: writes the weights of a unit before it is sharded; None = the model has them.
         stays_gathered: if the ranks allow it (`Ranks.stays_gathered`).
         """
@@ -203,8 +200,6 @@ class Ranks:
         wrap(model, reshard_after_forward=False)
         if stays and isinstance(model, FSDPModule):
             model.set_reshard_after_backward(False)
-        for method in methods:
-            register_fsdp_forward_method(model, method)
 
     def _mesh(self, num_parameters: int) -> DeviceMesh:
         size = shard_ranks(num_parameters, ranks=self.world_size, node_ranks=self.node_ranks)

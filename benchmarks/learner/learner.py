@@ -37,7 +37,6 @@ from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.composition.compose import compose
 from async_rl.composition.overrides import with_defaults
 from async_rl.core.types import Group, Purpose, Score, Trajectory
-from async_rl.learner.models import chunk_rows
 from async_rl.learner.sharding import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
@@ -238,7 +237,8 @@ def peak_mb(kind: str, vocabulary: int) -> float:
     hidden.grad, head.grad = torch.zeros_like(hidden), torch.zeros_like(head)
     targets = torch.randint(0, vocabulary, (MEMORY_TOKENS,))
     (torch.randn(64, 64) @ torch.randn(64, 64)).sum()
-    chunk_tokens = chunk_rows(compose("grpo_code", []).learner.logits_chunk_mb, vocabulary)
+    chunk_mb = compose("grpo_code", []).learner.logits_chunk_mb
+    chunk_tokens = int(chunk_mb * 2**20 / (4 * vocabulary))
     Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
     before_mb = status_mb("VmRSS")
     if kind == "logits":

@@ -106,7 +106,7 @@ def make_policy(*, is_sharded: bool, has_adapter: bool) -> tuple[Policy, list[nn
             min_shard_params=0,
             offload="parameters",
         )
-        ranks.shard(policy, [BLOCK], methods=[], fill=None)
+        ranks.shard(policy, [BLOCK], fill=None)
     return policy, blocks
 
 
@@ -212,7 +212,7 @@ def test_experts_and_divided_blocks_are_left_as_they_are(process_group: None) ->
         min_shard_params=1000,
         offload="parameters",
     )
-    ranks.shard(policy.float(), [], methods=[], fill=None)
+    ranks.shard(policy.float(), [], fill=None)
     compile_blocks(blocks)
     assert not any("forward" in vars(block) for block in blocks)
 
