@@ -29,7 +29,7 @@ from async_rl.config.base import (
 )
 from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
-from async_rl.config.launchers import ClusterLaunch, Launch
+from async_rl.config.launchers import Launch
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import Agent, RolloutConfig
@@ -217,11 +217,6 @@ class RunConfig(Section):
         """The use of devices by generators and learner."""
         # By name here only: a tagged union would make `placement` a section of every file.
         return PLACEMENTS[self.placement]
-
-    @property
-    def node_ranks(self) -> int:
-        """The most learner ranks of a node; 0 on one machine, or if they are not known."""
-        return self.launcher.gpus_per_node if isinstance(self.launcher, ClusterLaunch) else 0
 
     @property
     def agent(self) -> Agent:
