@@ -17,68 +17,63 @@ from async_rl.rewards.verifier.client import VerifierPool
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
 
-class Grader:
-    """The verifier at a URL."""
+async def scores_of(
+    responses: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    url: str | None = None,
+    timeout_s: float = 300,
+) -> list[float]:
+    """The share of passed tests of each response.
 
-    def __init__(self, url: str | None = None, *, timeout_s: float = 300) -> None:
-        address = url or os.environ.get("ASYNC_RL_VERIFIER_URL")
-        if not address:
-            raise ConfigError(
-                "ASYNC_RL_VERIFIER_URL is not set; start `async-rl verifier` and set it to"
-                " http://host:port/token/SECRET"
-            )
-        self._url = address.rstrip("/")
-        self._timeout_s = timeout_s
-
-    def scores(self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """As `scores_async`, for callers without an event loop in their thread."""
-        return asyncio.run(self.scores_async(responses, rows))
-
-    async def scores_async(
-        self, responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
-    ) -> list[float]:
-        """The share of passed tests of each response.
-
-        Raises DataError if a row has no usable tests or a broken one, ProtocolError if the server
-        refused a request, InfrastructureError if a response could not be judged within timeout_s
-        or in `MAX_ATTEMPTS` attempts (verifier/client.py).
-        """
-        # Apart: errors and tasks name the address, and must not name the token.
-        url, _, token = self._url.partition("/token/")
-        text = TextProcess()
-        try:
-            async with (
-                VerifierPool(token, [url], limit_s=self._timeout_s) as verifier,
-                asyncio.TaskGroup() as group,
-            ):
-                scores = [
-                    group.create_task(self._score(verifier, text, response, row))
-                    for response, row in zip(responses, rows, strict=True)
-                ]
-        finally:
-            await text.close()
-        return [score.result() for score in scores]
-
-    async def _score(
-        self, verifier: VerifierPool, text: TextProcess, response: str, row: Mapping[str, Any]
-    ) -> float:
-        with at("the row of a response"):
-            problem, _ = read_problem(dict(row))
-        code: str | None = response
-        # An answer in words is compared with the whole response.
-        if not problem.wants_words:
-            code = await text.code(response, "auto", problem.language)
-        if code is None:
-            return 0.0
-        request = VerifyRequest(
-            code=code,
-            tests=problem.tests,
-            language=problem.language,
-            setup=problem.setup,
-            stop_at_first_failure=False,
+    url: of the verifier, as in ASYNC_RL_VERIFIER_URL.  Raises ConfigError if there is none,
+    DataError if a row has no usable tests or a broken one, ProtocolError if the server refused a
+    request, InfrastructureError if a response could not be judged within timeout_s or in
+    `MAX_ATTEMPTS` attempts (verifier/client.py).
+    """
+    address = url or os.environ.get("ASYNC_RL_VERIFIER_URL")
+    if not address:
+        raise ConfigError(
+            "ASYNC_RL_VERIFIER_URL is not set; start `async-rl verifier` and set it to"
+            " http://host:port/token/SECRET"
         )
-        answer = await verifier.answer(request)
-        for test in answer.tests:
-            if test.verdict is Verdict.TEST_ERROR:
-                raise DataError(f"a test is broken: {test.message}")
-        return answer.share(len(problem.tests))
+    # Apart: errors and tasks name the address, and must not name the token.
+    server, _, token = address.rstrip("/").partition("/token/")
+    text = TextProcess()
+    try:
+        async with (
+            VerifierPool(token, [server], limit_s=timeout_s) as verifier,
+            asyncio.TaskGroup() as group,
+        ):
+            scores = [
+                group.create_task(_score(verifier, text, response, row))
+                for response, row in zip(responses, rows, strict=True)
+            ]
+    finally:
+        await text.close()
+    return [score.result() for score in scores]
+
+
+async def _score(
+    verifier: VerifierPool, text: TextProcess, response: str, row: Mapping[str, Any]
+) -> float:
+    with at("the row of a response"):
+        problem, _ = read_problem(dict(row))
+    code: str | None = response
+    # An answer in words is compared with the whole response.
+    if not problem.wants_words:
+        code = await text.code(response, "auto", problem.language)
+    if code is None:
+        return 0.0
+    request = VerifyRequest(
+        code=code,
+        tests=problem.tests,
+        language=problem.language,
+        setup=problem.setup,
+        stop_at_first_failure=False,
+    )
+    answer = await verifier.answer(request)
+    for test in answer.tests:
+        if test.verdict is Verdict.TEST_ERROR:
+            raise DataError(f"a test is broken: {test.message}")
+    return answer.share(len(problem.tests))

@@ -4,12 +4,13 @@ The label of a prompt (`--data.label_key`) is its row, as JSON. A response that 
 raises, so its reward is absent and OpenRLHF drops the sample.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from async_rl.adapters.grader import Grader
+from async_rl.adapters.grader import scores_of
 
 
 def reward_func(
@@ -21,5 +22,6 @@ def reward_func(
     """
     # OpenRLHF passes the response only together with its prompt.
     responses = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
-    scores = Grader().scores(responses, [msgspec.json.decode(label) for label in labels])
+    rows = [msgspec.json.decode(label) for label in labels]
+    scores = asyncio.run(scores_of(responses, rows))
     return {"rewards": scores, "scores": scores, "extra_logs": {}}

@@ -7,7 +7,7 @@ the whole batch has the reward None, which TRL leaves out.
 import logging
 from typing import Any
 
-from async_rl.adapters.grader import Grader
+from async_rl.adapters.grader import scores_of
 from async_rl.core.errors import InfrastructureError, root_cause
 
 
@@ -25,7 +25,7 @@ async def passed_tests(completions: list[Any], **columns: Any) -> list[float | N
     ]
     scores: list[float | None] = [None] * len(texts)
     try:
-        scores = [*await Grader().scores_async(texts, rows)]
+        scores = [*await scores_of(texts, rows)]
     except* InfrastructureError as errors:
         logging.getLogger(__name__).error("a batch has no rewards: %s", root_cause(errors))
     return scores

@@ -8,7 +8,7 @@ A response that cannot be judged raises: the rollout has an error and no reward.
 
 from typing import Any
 
-from async_rl.adapters.grader import Grader
+from async_rl.adapters.grader import scores_of
 
 
 async def passed_tests(self: Any, trace: Any) -> float:
@@ -17,5 +17,5 @@ async def passed_tests(self: Any, trace: Any) -> float:
     """
     # Fields without a value would hide the layouts that a row may have instead.
     row = {key: value for key, value in self.data.model_dump().items() if value is not None}
-    (score,) = await Grader().scores_async([trace.last_reply], [row])
+    (score,) = await scores_of([trace.last_reply], [row])
     return score

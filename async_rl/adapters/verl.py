@@ -8,7 +8,7 @@ A response that cannot be judged raises, which stops verl's step; it is never sc
 
 from typing import Any
 
-from async_rl.adapters.grader import Grader
+from async_rl.adapters.grader import scores_of
 
 
 async def compute_score(
@@ -28,5 +28,5 @@ async def compute_score(
     row = {**(extra_info or {}), "data_source": data_source}
     # verl's rows have their tests there, in a form that the data source decides.
     row.setdefault("reward_model", {"ground_truth": ground_truth})
-    (score,) = await Grader(verifier_url).scores_async([solution_str], [row])
+    (score,) = await scores_of([solution_str], [row], url=verifier_url)
     return score

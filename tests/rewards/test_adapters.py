@@ -6,6 +6,7 @@ not be judged.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from verifier_support import TOKEN, verifier
 
 from async_rl import adapters
 from async_rl.adapters import openrlhf, trl, verifiers, verl
-from async_rl.adapters.grader import Grader
+from async_rl.adapters.grader import scores_of
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError, root_cause
 
 RIGHT = "I add.\n```python\ndef add(a, b):\n    return a + b\n```\n"
@@ -57,6 +58,10 @@ def _address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ASYNC_RL_VERIFIER_URL", request.getfixturevalue("url"))
 
 
+def scores(*given: Any, **settings: Any) -> list[float]:
+    return asyncio.run(scores_of(*given, **settings))
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -67,35 +72,34 @@ def _address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_grader_reads_every_layout_of_tests(row: dict[str, Any]) -> None:
-    assert Grader().scores(RESPONSES, [row] * len(RESPONSES)) == SCORES
+    assert scores(RESPONSES, [row] * len(RESPONSES)) == SCORES
 
 
 def test_grader_scores_words_by_their_rule() -> None:
     row = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "72"}}
-    assert Grader().scores(["#### 72", "#### 71"], [row, row]) == [1.0, 0.0]
+    assert scores(["#### 72", "#### 71"], [row, row]) == [1.0, 0.0]
 
 
 def test_a_program_that_cannot_be_judged_is_never_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "http://127.0.0.1:1"
-    grader = Grader(f"{nowhere}/token/SECRET", timeout_s=0.3)
     with pytest.raises(ExceptionGroup) as raised:
-        grader.scores([RIGHT], [{"test_list": TESTS}])
+        scores([RIGHT], [{"test_list": TESTS}], url=f"{nowhere}/token/SECRET", timeout_s=0.3)
     cause = root_cause(raised.value)
     assert isinstance(cause, InfrastructureError)
     assert nowhere in str(cause)
     assert "SECRET" not in str(cause)
     with pytest.raises(ExceptionGroup) as raised:
-        Grader().scores([RIGHT], [{"prompt": "no tests"}])
+        scores([RIGHT], [{"prompt": "no tests"}])
     assert isinstance(root_cause(raised.value), DataError)
     monkeypatch.delenv("ASYNC_RL_VERIFIER_URL")
     with pytest.raises(ConfigError, match="ASYNC_RL_VERIFIER_URL is not set"):
-        Grader()
+        scores([], [])
 
 
 def test_a_row_with_a_broken_test_is_an_error_and_never_a_score() -> None:
     broken = ["assert add(1, 2) = 3"]
     with pytest.raises(ExceptionGroup) as raised:
-        Grader().scores([RIGHT], [{"test_list": broken}])
+        scores([RIGHT], [{"test_list": broken}])
     assert isinstance(root_cause(raised.value), DataError)
 
 
@@ -178,7 +182,8 @@ def test_trl_reads_chats_and_gives_none_where_nothing_could_be_judged(
         "prompts": ["p"] * len(chat),
     }
     assert asyncio.run(trl.passed_tests(chat, **columns)) == SCORES
-    monkeypatch.setattr(trl, "Grader", lambda: Grader("http://127.0.0.1:1", timeout_s=0.3))
+    away = functools.partial(scores_of, url="http://127.0.0.1:1", timeout_s=0.3)
+    monkeypatch.setattr(trl, "scores_of", away)
     assert asyncio.run(trl.passed_tests(chat, **columns)) == [None] * len(chat)
 
 
