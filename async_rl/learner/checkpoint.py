@@ -164,8 +164,11 @@ class Checkpointer:
             shards = functools.cache(lambda file: open_shard(directory / file))
             for name, tensor in tensors.items():
                 self._read(name, tensor, index.tensors[name], shards)
-            _restore_random(tensors)
-        except (DataError, SafetensorError) as error:
+            torch.set_rng_state(tensors[_RANDOM])
+            if _CUDA_RANDOM in tensors:
+                torch.cuda.set_rng_state(tensors[_CUDA_RANDOM])
+        # torch raises RuntimeError for a random state that is none.
+        except (DataError, SafetensorError, RuntimeError) as error:
             raise DataError(
                 f"checkpoint {directory} cannot be read, or is of another model or configuration:"
                 f" {error}; move it away to continue from the previous one"
@@ -253,12 +256,3 @@ def _code(tensor: Tensor) -> str:
 
 def _gpu_random() -> dict[str, Tensor]:
     return {_CUDA_RANDOM: torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-
-
-def _restore_random(tensors: Mapping[str, Tensor]) -> None:
-    try:
-        torch.set_rng_state(tensors[_RANDOM])
-        if _CUDA_RANDOM in tensors:
-            torch.cuda.set_rng_state(tensors[_CUDA_RANDOM])
-    except RuntimeError as error:
-        raise DataError(f"the random state is none: {error}") from error

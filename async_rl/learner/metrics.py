@@ -29,7 +29,6 @@ class Totals:
     updates: int = 0
     policy: PolicySums = dataclasses.field(default_factory=PolicySums)
     policy_grad_norm: float = 0.0
-    policy_updates: int = 0
     effective_sequences: float = 0.0
     step_scale: float = 0.0
     value_loss: float = 0.0
@@ -122,9 +121,8 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
 def _policy(step: Step) -> dict[str, float]:
     totals = step.totals
     sums = step.totals.policy
-    # During the critic's warm-up no token of the policy is trained.
+    # During the critic's warm-up no token of the policy is trained, and all of its sums are 0.
     tokens = max(sums.tokens, 1.0)
-    num_policy_updates = max(totals.policy_updates, 1)
     return {
         # The loss of a minibatch is a mean already, so it is averaged over the updates.
         "loss/policy": sums.loss / totals.updates,
@@ -136,8 +134,8 @@ def _policy(step: Step) -> dict[str, float]:
         "policy/left_out_share": sums.left_out / tokens,
         "policy/grad_norm": totals.policy_grad_norm / totals.updates,
         "policy/lr": step.policy_lr,
-        "policy/effective_sequences": totals.effective_sequences / num_policy_updates,
-        "policy/step_scale": totals.step_scale / num_policy_updates,
+        "policy/effective_sequences": totals.effective_sequences / totals.updates,
+        "policy/step_scale": totals.step_scale / totals.updates,
     }
 
 

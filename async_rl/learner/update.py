@@ -249,7 +249,6 @@ class Updater:
         totals.policy_grad_norm += applied.norm
         totals.effective_sequences += effective
         totals.step_scale += applied.scale
-        totals.policy_updates += 1
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, added, strict=True)))
 
     def _apply_critic(self, totals: Totals, value_sum: Tensor) -> None:
