@@ -93,11 +93,11 @@ def test_changes_lead_from_one_block_to_the_other(
     new = old.copy()
     new[[*some, *others]] ^= 0x8001
     with pytest.MonkeyPatch.context() as patch:
-        # Positions and skips cross the borders between pieces.
+        # Positions cross the borders between pieces.
         patch.setattr("async_rl.weights.changes.PIECE", NUM_WORDS // pieces // 7)
         changes = Changes.between(old, new)
         assert changes is not None
-        assert changes.values.size == len({*some, *others})
+        assert changes.values.size <= len({*some, *others}) + 7 * pieces + 1
         again = Changes.from_bytes(changes.to_bytes())
         again.apply(old)
     assert np.array_equal(old, new)
@@ -106,9 +106,9 @@ def test_changes_lead_from_one_block_to_the_other(
 def test_where_most_words_changed_all_are_sent() -> None:
     old = np.zeros(1_000, np.uint16)
     new = old.copy()
-    new[:500] = 1
+    new[:375] = 1
     assert Changes.between(old, new) is not None
-    new[500] = 1
+    new[375] = 1
     assert Changes.between(old, new) is None
 
 
