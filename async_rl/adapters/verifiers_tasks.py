@@ -13,7 +13,6 @@ the session with the mean of its weighted rewards; one that the environment mark
 is not trained.
 """
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -28,6 +27,7 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils import loaders
 
+from async_rl.core.heads import means_by_name
 from async_rl.sessions.endpoint import Endpoint
 
 _keys = itertools.count()
@@ -78,18 +78,16 @@ def _name_roles(env: Any, context: Any) -> None:
 
 def _rewards(episode: Any) -> dict[str, dict[str, float]]:
     """Return the mean rewards by name of each agent that is trained."""
-    traces = [trace for trace in episode.traces if trace.agent.trainable]
-    num_traces = collections.Counter(trace.agent.name for trace in traces)
-    rewards: dict[str, dict[str, float]] = {}
-    for trace in traces:
-        of_role = rewards.setdefault(trace.agent.name, {})
-        for name, reward in trace.rewards.items():
-            if reward is not None:
-                share = reward.value / num_traces[trace.agent.name]
-                of_role[name] = of_role.get(name, 0.0) + share
-    if not any(rewards.values()):
+    of_roles: dict[str, list[dict[str, float]]] = {}
+    for trace in episode.traces:
+        rewards = {
+            name: reward.value for name, reward in trace.rewards.items() if reward is not None
+        }
+        if trace.agent.trainable and rewards:
+            of_roles.setdefault(trace.agent.name, []).append(rewards)
+    if not of_roles:
         raise ValueError("no agent of the environment has a reward; give its tasks a vf.reward")
-    return {role: parts for role, parts in rewards.items() if parts}
+    return {role: means_by_name(rows) for role, rows in of_roles.items()}
 
 
 def _load(environment: Mapping[str, Any]) -> Any:
