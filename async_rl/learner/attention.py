@@ -289,7 +289,6 @@ class _ExchangePlan:
 
     def _exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
         """Send consecutive rows to each rank, in `sent` numbers, and receive `received` of each."""
-        rows: Tensor = wait_tensor(
-            all_to_all_single_autograd(x.contiguous(), received, sent, self._group)
-        )
-        return rows
+        rows = all_to_all_single_autograd(x.contiguous(), received, sent, self._group)
+        whole: Tensor = wait_tensor(rows)  # type: ignore[no-untyped-call]
+        return whole

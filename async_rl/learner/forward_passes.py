@@ -167,19 +167,18 @@ class ForwardPasses:
 
     def empty_outputs(self, batch: Batch) -> BatchOutputs:
         """Return zeros for every output of the models there are."""
-        device = self._ranks.device
-
-        def zeros(size: int, *, is_computed: bool = True) -> Tensor | None:
-            return torch.zeros(size, device=device) if is_computed else None
-
+        models = self._models
         num_tokens = batch.num_tokens
-        has_values = self._models.has_values
+
+        def zeros(size: int) -> Tensor:
+            return torch.zeros(size, device=self._ranks.device)
+
+        values = Values(zeros(num_tokens), zeros(batch.num_sequences))
         return BatchOutputs(
-            proximal_logprobs=torch.zeros(num_tokens, device=device),
-            entropies=torch.zeros(num_tokens, device=device),
-            ref_logprobs=zeros(num_tokens, is_computed=self._models.reference is not None),
-            values=zeros(num_tokens, is_computed=has_values),
-            bootstrap=zeros(batch.num_sequences, is_computed=has_values),
+            proximal_logprobs=zeros(num_tokens),
+            entropies=zeros(num_tokens),
+            ref_logprobs=None if models.reference is None else zeros(num_tokens),
+            values=values if models.has_values else None,
         )
 
 
@@ -192,9 +191,9 @@ def record_policy(outputs: BatchOutputs, row: Pass, output: PolicyOutput) -> Non
 
 
 def _record_values(outputs: BatchOutputs, row: Pass, values: Values) -> None:
-    if outputs.values is not None and outputs.bootstrap is not None:
-        outputs.values[row.token_index] = values.at_tokens.detach()
-        outputs.bootstrap[row.sequences] = values.after_end
+    if outputs.values is not None:
+        outputs.values.at_tokens[row.token_index] = values.at_tokens.detach()
+        outputs.values.after_end[row.sequences] = values.after_end
 
 
 def needs_policy_before(algorithm: AlgorithmConfig, models: LearnerModels) -> bool:

@@ -161,12 +161,12 @@ def _value(step: Step) -> dict[str, float]:
     mask = step.mask
     totals = step.totals
     across = step.batch.across
-    values = step.before.values
-    if values is None or step.targets.returns is None or step.value_lr is None:
+    before = step.before.values
+    if before is None or step.targets.returns is None or step.value_lr is None:
         return {}
     returns = step.targets.returns[mask]
     # In the unit that the critic had when it gave them; the moments have changed since.
-    values = step.units.to_returns(values[mask])
+    values = step.units.to_returns(before.at_tokens[mask])
     return {
         "value/loss": totals.value_loss / totals.updates,
         "value/explained_variance": explained_variance(values, returns=returns, across=across),

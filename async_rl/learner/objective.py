@@ -29,6 +29,7 @@ from async_rl.config.plugins import ADVANTAGE, load_once
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
+from async_rl.learner.models import Values
 from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.rewards import Rewards
 
@@ -37,16 +38,15 @@ from async_rl.learner.rewards import Rewards
 class BatchOutputs:
     """The outputs of the models for the own sequences, before the update.
 
-    Each is float32 [R], except bootstrap: float32 [B], the value after the last token, 0 for the
-    sequences of other ranks.  A field is None if there is no such model.
-    values, bootstrap: in the critic's unit.  Passes fill the tensors in place.
+    Each is float32 [R], except values.after_end: float32 [B], 0 for the sequences of other ranks.
+    A field is None if there is no such model.
+    values: in the critic's unit.  Passes fill the tensors in place.
     """
 
     proximal_logprobs: Tensor
     entropies: Tensor
     ref_logprobs: Tensor | None
-    values: Tensor | None
-    bootstrap: Tensor | None
+    values: Values | None
 
 
 @frozen
@@ -212,12 +212,13 @@ def _critic_targets(
     response that was scored is none of them, even if it was truncated: no target trains that
     value, so it would be paid twice and grow with every step.
     """
-    if outputs.values is None or outputs.bootstrap is None:
+    if outputs.values is None:
         raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
     of_rows = batch.calls.part_sequence[batch.calls.rows()[0]]
-    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~has_more, 0.0)[of_rows]
+    after_end = units.to_returns(outputs.values.after_end)
+    bootstrap = after_end.masked_fill(~has_more, 0.0)[of_rows]
     rows = batch.rows(rewards)
-    values = batch.rows(units.to_returns(outputs.values))
+    values = batch.rows(units.to_returns(outputs.values.at_tokens))
     written = batch.rows(batch.loss_mask)
     gamma = advantage.gamma
     lam = advantage.gae_lambda

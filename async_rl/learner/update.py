@@ -228,14 +228,17 @@ class Updater:
     def _value_loss(self, step: Step, row: Pass, values: Tensor, weights: Tensor) -> Tensor:
         """The pass's part of the minibatch's value loss. weights: float32 [R], of the batch."""
         critic = self._critic
-        old_values = step.before.values
+        old = step.before.values
         targets = step.value_targets
         assert critic is not None, "values are the output of a critic"
-        assert old_values is not None, "its outputs before the update are kept"
+        assert old is not None, "its outputs before the update are kept"
         assert targets is not None, "gae and vtrace have returns"
         index = row.token_index
         losses = value_loss(
-            values, old_values=old_values[index], returns=targets[index], clip=critic.value_clip
+            values,
+            old_values=old.at_tokens[index],
+            returns=targets[index],
+            clip=critic.value_clip,
         )
         return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
 

@@ -118,9 +118,10 @@ def merged_weights(lm: nn.Module, name: str = _ONLY) -> Iterator[tuple[str, Tens
             yield key, parameter
             continue
         layer: Any = lm.get_submodule(owner)
+        weight: Tensor = parameter
         if leaf == "weight" and name in layer.lora_A:
-            parameter = _merged(layer, parameter, name)
-        yield f"{owner}.{leaf}", parameter
+            weight = _merged(layer, parameter, name)
+        yield f"{owner}.{leaf}", weight
 
 
 def _merged(layer: Any, weight: Tensor, name: str) -> Tensor:

@@ -35,7 +35,7 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.config.algorithm import SumAggregation
 from async_rl.config.policy_losses import BehaviorCorrection
 from async_rl.config.run import RunConfig
-from async_rl.learner.models import PolicyOutput
+from async_rl.learner.models import PolicyOutput, Values
 from async_rl.learner.objective import BatchOutputs, compute_targets
 from async_rl.learner.objective_state import ValueUnits
 from async_rl.learner.pass_loss import correction, policy_pass_loss
@@ -285,8 +285,7 @@ def gradient(
         proximal_logprobs=bandit.tokens(proximal).detach(),
         entropies=torch.zeros_like(batch.behavior_logprobs),
         ref_logprobs=None,
-        values=values,
-        bootstrap=torch.zeros(batch.num_sequences, dtype=torch.float64),
+        values=Values(values, torch.zeros(batch.num_sequences, dtype=torch.float64)),
     )
     # A batch is one group, so a value normalised over the batch is normalised over each group.
     if algorithm.normalize_advantages == "batch":

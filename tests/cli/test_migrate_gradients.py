@@ -76,7 +76,6 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
         entropies=nothing,
         ref_logprobs=None if algorithm.reference is None else data.reference.float(),
         values=None,
-        bootstrap=None,
     )
     coef = 0.0 if algorithm.reference is None else algorithm.reference.coef
     mask = trained_mask(batch, version=0, config=config)

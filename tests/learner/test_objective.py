@@ -14,6 +14,7 @@ from learner_support import make_config, make_groups
 from async_rl.batching.batch import Batch, collate
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Score, StepScore, Trajectory
+from async_rl.learner.models import Values
 from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
 from async_rl.learner.objective_state import ObjectiveState, ValueUnits
 
@@ -53,7 +54,6 @@ def outputs_of(batch: Batch, **fields: torch.Tensor) -> BatchOutputs:
         entropies=nothing,
         ref_logprobs=None,
         values=None,
-        bootstrap=None,
     )
     return dataclasses.replace(before, **fields)
 
@@ -201,8 +201,7 @@ def test_gae_sees_values_in_units_of_the_reward() -> None:
         config,
         batch,
         ValueUnits(mean=1.0, std=2.0),
-        values=torch.full((3,), 0.5),
-        bootstrap=torch.tensor([1.0]),
+        values=Values(torch.full((3,), 0.5), torch.tensor([1.0])),
     )
     assert found.advantages.tolist() == [1.0, 1.0, 1.0]  # (1 * 2 + 1) - (0.5 * 2 + 1)
     assert found.returns is not None
@@ -223,8 +222,7 @@ def test_the_value_after_the_end_counts_only_for_a_response_without_a_score(
     found = targets_of(
         make_config("ppo_code", *knobs),
         batch,
-        values=torch.zeros(6),
-        bootstrap=torch.tensor([7.0, 7.0]),
+        values=Values(torch.zeros(6), torch.tensor([7.0, 7.0])),
     )
     assert found.returns is not None
     assert found.returns.tolist() == [1.0] * 3 + [truncated_return] * 3

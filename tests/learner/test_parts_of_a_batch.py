@@ -22,6 +22,7 @@ from async_rl.batching.batch import Batch, BatchPart, collate_part, whole
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.types import Group, StepScore
+from async_rl.learner.models import Values
 from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments, ValueUnits
 
@@ -100,9 +101,9 @@ def outputs_of(batch: Batch) -> BatchOutputs:
         proximal_logprobs=batch.behavior_logprobs + 0.1 * noise,
         entropies=noise.abs(),
         ref_logprobs=batch.behavior_logprobs - 0.2 * noise,
-        values=noise,
-        bootstrap=torch.where(
-            torch.isin(torch.arange(len(ends)), torch.tensor(batch.own)), ends, 0
+        values=Values(
+            noise,
+            torch.where(torch.isin(torch.arange(len(ends)), torch.tensor(batch.own)), ends, 0),
         ),
     )
 

@@ -20,6 +20,7 @@ from async_rl.batching.batch import collate
 from async_rl.core.errors import AgentError
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Group, Prompt, Purpose, Score
+from async_rl.learner.models import Values
 from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
 from async_rl.learner.objective_state import ValueUnits
 from async_rl.rollouts.agents import credited
@@ -109,8 +110,7 @@ def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
         proximal_logprobs=nothing,
         entropies=nothing,
         ref_logprobs=None,
-        values=nothing,
-        bootstrap=torch.zeros(batch.num_sequences),
+        values=Values(nothing, torch.zeros(batch.num_sequences)),
     )
     targets = compute_targets(
         batch,
