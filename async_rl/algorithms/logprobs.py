@@ -88,9 +88,10 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            distribution = kept
-            if distribution is None:
+            if kept is None:
                 distribution = _log_softmax(hidden[rows], head, temperature, edits, rows)
+            else:
+                distribution = kept.clone()
             probs = distribution.exp()
             # In place, as [C, V] is large.
             pull = distribution.add_(entropies[rows, None]).mul_(of_entropies[rows])

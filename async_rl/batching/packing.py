@@ -241,13 +241,14 @@ def pack(
         firsts = sorted({0, length, *dict(sample.branches)})
         end = length + max(0, size - (not with_ends))
         for first, then in itertools.pairwise([*firsts, end]):
-            if first >= length or is_new:
+            if first < then and (first >= length or is_new):
                 parent = parents[first]
                 row.add(ids[first:then], int(places[parent]) if parent >= 0 else -1)
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(places[-1])
-        row.predict.append(places[parents[length:]])
+        # What follows nothing is not trained, so any token may predict it.
+        row.predict.append(places[parents[length:].clip(min=0)])
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
     packed = row.finish(sequences, device)
