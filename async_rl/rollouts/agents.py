@@ -133,7 +133,6 @@ class Agents:
         )
         endpoint = Endpoint.of(self._url, token, session_key)
         is_returning = True
-        # Programs outside the run may have sessions of an earlier life.
         if isinstance(self._environments, Offers):
             if (noted := self._journal.returning.get(session_name)) is not None:
                 self._environments.resume(endpoint, task, await repeat(session, noted))
