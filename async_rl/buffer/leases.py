@@ -37,7 +37,7 @@ class Leases:
         # Longer than the generator's own limit: the generator fails a slow group and says why, and
         # the buffer only collects tickets that no process works on.
         self.ticket_s = longest_s + self.lease_s
-        if config.devices.are_handed_over:
+        if config.takes_turns:
             # A generator's own time limits stop while it sleeps, which is for at most this long.
             self.ticket_s += config.timeouts.stall_s
         self._incarnations: dict[str, str] = {}

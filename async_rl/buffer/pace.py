@@ -128,4 +128,4 @@ def is_paced(config: RunConfig) -> bool:
 
     An exact age is the bound itself. On a shared device no generator works during a step.
     """
-    return config.buffer.age_rule != "exact" and not config.devices.are_handed_over
+    return config.buffer.age_rule != "exact" and not config.takes_turns

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from async_rl.config.run import PLACEMENTS, RunConfig
+from async_rl.config.run import COLOCATED, RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
 from async_rl.data.embedded import TINY_CODER
@@ -75,7 +75,7 @@ def resolvers(machine: Machine, preset: str) -> dict[str, Callable[..., Any]]:
         "learning": learning,
         "generating": generating,
         "in_turns": lambda in_turns, at_once, placement: (
-            in_turns if PLACEMENTS[placement].are_handed_over else at_once
+            in_turns if placement == COLOCATED else at_once
         ),
         "with_gpus": lambda with_them, without, gpus: with_them if gpus else without,
     }

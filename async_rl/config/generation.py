@@ -20,7 +20,6 @@ from async_rl.config.base import (
     Text,
     absolute,
 )
-from async_rl.core.frozen import frozen
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -144,22 +143,8 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-@frozen
-class ProvidedEngine:
-    """What an engine can do. reads_vllm: the settings of generation.vllm have an effect;
-    serves_adapters: applies them to the base model; maps_device_memory: reads weights from the
-    memory of another process on its GPU.
-    """
-
-    reads_vllm: bool = False
-    serves_adapters: bool = False
-    maps_device_memory: bool = False
-
-
-ENGINES = {
-    "vllm": ProvidedEngine(reads_vllm=True, serves_adapters=True, maps_device_memory=True),
-    "hf": ProvidedEngine(),
-}
+ENGINES = ("vllm", "hf")
+"""The engines of this package; any other name is a plug-in."""
 
 
 class GenerationConfig(Section):
@@ -195,18 +180,20 @@ class GenerationConfig(Section):
         """The arguments by which the engine computes with fewer bits than the learner; empty if it
         does not.
         """
-        entries = self.vllm.extra if self.provided.reads_vllm else ()
+        entries = self.vllm.extra if self.is_vllm else ()
         return ", ".join(e for e in entries if e.partition("=")[0] in _QUANTIZING)
 
     @property
     def has_drafts(self) -> bool:
         """Whether the engine proposes tokens that it verifies in one step."""
-        return self.provided.reads_vllm and "speculative_config" in self.vllm.arguments
+        return self.is_vllm and "speculative_config" in self.vllm.arguments
 
     @property
-    def provided(self) -> ProvidedEngine:
-        """What the engine can do; a plug-in can do none of it."""
-        return ENGINES.get(self.engine, ProvidedEngine())
+    def is_vllm(self) -> bool:
+        """Whether the engine is vLLM: it alone reads generation.vllm, applies adapters to the base
+        model, and reads weights from the memory of another process on its GPU.
+        """
+        return self.engine == "vllm"
 
 
 class PoolConfig(Section):

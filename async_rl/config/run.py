@@ -9,10 +9,7 @@ Invariants
 Every process reads it from `<run>/config.yaml`, which is written once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -39,6 +36,8 @@ PIECE_BYTES = 256 << 20
 """A broadcast over NCCL sends pieces of at most this size, two of them under way."""
 DEVICE_CHUNK_BYTES = 1 << 30
 """weights.transfer=ipc packs tensors into buffers of at most this size, or of one tensor."""
+COLOCATED = "colocated"
+"""The value of placement with which generators and learner take turns."""
 KEPT_GROUPS = 1_000_000
 """The newest trained groups that keep their rows in the ledger, 700 bytes each. Older ones become
 sums per step, unless data.filter is set, which reads the rewards of every group.
@@ -213,47 +212,14 @@ class RunConfig(Section):
     timeouts: TimeoutsConfig
 
     @property
-    def devices(self) -> OwnDevices:
-        """The use of devices by generators and learner."""
-        # By name here only: a tagged union would make `placement` a section of every file.
-        return PLACEMENTS[self.placement]
+    def takes_turns(self) -> bool:
+        """Whether generators and learner use the same devices in turns: the engines sleep while the
+        learner steps, and start with the first push. Otherwise both compute at the same time, each
+        on its own devices or its own part of one device.
+        """
+        return self.placement == COLOCATED
 
     @property
     def agent(self) -> Agent:
         """The agent that makes the samples, if `rollout.fn` names one."""
         return self.rollout.agent
-
-
-class OwnDevices:
-    """Generators and learner compute at the same time, each on its own devices or its own part of
-    one device.
-    """
-
-    # The learner and the engines leave the device to each other: engines sleep while the learner
-    # steps, and start with the first push.
-    are_handed_over: ClassVar = False
-
-    def used_mb(self, loads_mb: Iterable[int]) -> int:
-        """Return the memory of a device that its processes use at one time."""
-        return sum(loads_mb)
-
-    def resting_bytes(self, kept: float) -> float:
-        """Return how much of the learner's tensors is in main memory while engines generate."""
-        return 0.0
-
-
-class TurnsOnDevices(OwnDevices):
-    """Generators and learner use the same devices in turns."""
-
-    are_handed_over: ClassVar = True
-
-    def used_mb(self, loads_mb: Iterable[int]) -> int:
-        """Return the memory of the largest process: two are never on the device together."""
-        return max(loads_mb)
-
-    def resting_bytes(self, kept: float) -> float:
-        """Return all of it: models and moments leave the device with the learner."""
-        return kept
-
-
-PLACEMENTS = {"disaggregated": OwnDevices(), "colocated": TurnsOnDevices()}

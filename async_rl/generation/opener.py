@@ -23,7 +23,7 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
     import_external(config.model)
     seed = config.seed + rank
     # Imported here: vLLM reads the variables of `prepare_environment` at import.
-    if config.generation.engine == "vllm":
+    if config.generation.is_vllm:
         from async_rl.generation.vllm.opening import vllm_opener
 
         return vllm_opener(config, model_path, seed)

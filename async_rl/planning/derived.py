@@ -87,7 +87,7 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
             ("memory estimate", f"{memory} and the model"),
         ]
     rows = [("model", f"{shape.num_parameters / 1e6:,.2f} M parameters")]
-    if config.generation.provided.reads_vllm and config.generation.vllm.kv_cache_mb:
+    if config.generation.is_vllm and config.generation.vllm.kv_cache_mb:
         tokens = kv_cache_tokens(config, shape, config.generation.vllm.kv_cache_mb)
         rows.append(("KV cache", f"{tokens:,} tokens per generator"))
     disk = gb(disk_mb(config, shape))

@@ -183,7 +183,10 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
             training += memory.saved
         # A push gathers one tensor at a time and writes the published form.
         return _mb(max(training + memory.published, memory.loaded))
-    waiting = memory.offloaded + config.devices.resting_bytes(memory.kept)
+    waiting = memory.offloaded
+    if config.takes_turns:
+        # Models and moments leave the device with the learner.
+        waiting += memory.kept
     # The checkpoint that is being written; and the block of published weights, which rank 0 has and
     # the plan divides among the ranks.
     training = waiting + memory.saved + memory.published / config.learner.ranks

@@ -56,7 +56,7 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f" {shape.num_heads} attention heads of the model, which the ranks divide;"
             f" set it to a divisor of {shape.num_heads}"
         )
-    if config.generation.provided.reads_vllm:
+    if config.generation.is_vllm:
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:
@@ -123,7 +123,8 @@ def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Ite
             users[index].append(spec)
     for specs in users.values():
         loads = {spec.name: gpu_load_mb(config, spec, shape, machine.gpu_mb) for spec in specs}
-        taken_mb = config.devices.used_mb(loads.values())
+        # In turns, two processes are never on the device together.
+        taken_mb = max(loads.values()) if config.takes_turns else sum(loads.values())
         if taken_mb > machine.gpu_mb:
             parts = " and ".join(f"{name} {gb(load)}" for name, load in loads.items())
             remedies = dict.fromkeys(_REMEDIES[spec.role] for spec in specs)

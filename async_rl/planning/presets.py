@@ -124,15 +124,15 @@ def _on_one_gpu(
     """
     engine = engine_mb(config, shape)
     least = kv_cache_mb(config, shape, _CACHED_SEQUENCES)
-    takes_turns = config.devices.are_handed_over
     # If no form fits, the last one, which needs least, goes to the checks.
     best = config
     for best in learner_forms(config, given):
         learner = gpu_memory_mb(best, "learner", shape)
         # Beside a process that sleeps there is its CUDA context.
-        beside = CUDA_CONTEXT_MB if takes_turns else learner
+        beside = CUDA_CONTEXT_MB if config.takes_turns else learner
         room = machine.gpu_mb - beside - engine
-        if room >= least and (not takes_turns or learner + CUDA_CONTEXT_MB <= machine.gpu_mb):
+        has_room = not config.takes_turns or learner + CUDA_CONTEXT_MB <= machine.gpu_mb
+        if room >= least and has_room:
             break
     # The engine holds no more sequences at a time. A tenth of the GPU stays free for memory that no
     # estimate covers.

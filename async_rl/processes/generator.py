@@ -99,7 +99,7 @@ class Generator:
         self._slots: Slots | Turns = Slots(self.sleeping)
         if not context.config.model.is_applied:
             self._slots = Turns(self.sleeping, context.model_path)
-        self.is_handed_over = context.config.devices.are_handed_over
+        self.is_handed_over = context.config.takes_turns
         self._version_changed = asyncio.Event()
         self._completed = asyncio.Event()
         self._num_completing = 0

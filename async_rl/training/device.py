@@ -87,7 +87,7 @@ def learner_device(gpus: float) -> torch.device:
 
 def open_device(context: ProcessContext) -> Device:
     """Return the device of the configured placement."""
-    return SharedDevice(context) if context.config.devices.are_handed_over else Device()
+    return SharedDevice(context) if context.config.takes_turns else Device()
 
 
 class SharedDevice(Device):

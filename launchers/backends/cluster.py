@@ -96,7 +96,7 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
 
 def is_with_learner(config: RunConfig, spec: ProcessSpec) -> bool:
     """Return whether the process runs in the learner's placement group."""
-    is_colocated = spec.role == "generator" and config.devices.are_handed_over
+    is_colocated = spec.role == "generator" and config.takes_turns
     return spec.role == "learner" or is_colocated
 
 
@@ -122,7 +122,7 @@ def learner_bundles(config: RunConfig, *, is_own_cluster: bool) -> list[Bundle]:
     if is_own_cluster:
         bundle["CPU"] = generator_cpus = 0
     bundles = [dict(bundle) for _ in range(config.learner.ranks)]
-    if config.devices.are_handed_over:
+    if config.takes_turns:
         count = config.generators.count
         bundles[0]["CPU"] += count * generator_cpus
         bundles[0]["GPU"] += count * config.generators.gpus_each

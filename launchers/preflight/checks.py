@@ -109,7 +109,7 @@ def _package_problems(config: RunConfig) -> Iterator[str]:
     """Yield the packages of extras that the run needs and that are not installed."""
     needed = {"torch": "a run", "transformers": "a run", "tensorboard": "a run"}
     needed |= {"starlette": "the verifiers of a run", "uvicorn": "the verifiers of a run"}
-    if config.generation.provided.reads_vllm:
+    if config.generation.is_vllm:
         needed["vllm"] = "generation.engine=vllm"
         yield from vllm_problems(config.generation.vllm.extra)
     if config.monitoring.wandb is not None:

@@ -132,9 +132,9 @@ def modules() -> frozenset[str]:
 
 KINDS = {"local", "ray", "slurm", "colocated", "disaggregated", "vllm", "hf", "lora"}
 OPENERS = {
+    "async_rl/config/generation.py",
     "async_rl/config/launchers.py",
     "async_rl/core/machine.py",
-    "async_rl/generation/opener.py",
     "launchers/backends/ray_actors.py",
     "launchers/migration/areal_now.py",
 }
@@ -158,5 +158,5 @@ def test_settings_are_asked_what_they_can_do() -> None:
     """A comparison with a name has to be found again for each new launcher or engine."""
     found = {name(path): kinds for path in product() if (kinds := compared_kinds(path))}
     assert found.keys() <= OPENERS, (
-        "ask config.launcher, config.devices, config.generation.provided or config.model.adapter"
+        "ask config.launcher, config.takes_turns, config.generation.is_vllm or config.model.adapter"
     )

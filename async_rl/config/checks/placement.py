@@ -16,7 +16,7 @@ def placement_problems(config: RunConfig) -> Iterator[str]:
             " and a learner of one rank share; set placement=colocated, generation.engine=vllm,"
             " learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
         )
-    if not config.devices.are_handed_over:
+    if not config.takes_turns:
         return
     yield from _handovers(config)
     yield from _devices(config)
@@ -27,10 +27,10 @@ def has_shared_gpu(config: RunConfig) -> bool:
     as a learner of one rank.
     """
     return (
-        config.devices.are_handed_over
+        config.takes_turns
         and config.generators.gpus_each > 0
         and config.learner.gpus_each > 0
-        and config.generation.provided.maps_device_memory
+        and config.generation.is_vllm
         and config.learner.ranks == 1
     )
 

@@ -58,7 +58,7 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
         yield f"{path}: {name} is a reserved name; choose another"
     given = as_builtins(pool)
     for key in _OF_VLLM:
-        if key in given and not config.generation.provided.reads_vllm:
+        if key in given and not config.generation.is_vllm:
             yield (
                 f"{path}.{key}={given[key]} has no effect with"
                 f" generation.engine={config.generation.engine}; remove it"

@@ -36,7 +36,7 @@ def _rollout(config: RunConfig) -> Iterator[str]:
             f"{name}: is neither package.module:function nor file.py:function, nor {EXTERNAL};"
             " correct it"
         )
-    if config.agent.is_used and config.devices.are_handed_over:
+    if config.agent.is_used and config.takes_turns:
         yield f"placement=colocated with {name}: not supported; set placement=disaggregated"
     # A session may continue on any generator, whatever pool it started in.
     if config.agent.is_used and config.generators.pools:

@@ -166,7 +166,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f"generation.engine={generation.engine}: must be one of {', '.join(ENGINES)},"
             " package.module:function, file.py:function, or an entry point of async_rl.engines"
         )
-    if not config.generation.provided.reads_vllm:
+    if not config.generation.is_vllm:
         return
     # The samples of a group share one prefill of their prompt, if they are decoded together.
     if vllm.max_num_seqs < group_size:

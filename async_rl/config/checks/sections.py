@@ -42,12 +42,12 @@ def _adapter(config: RunConfig) -> Iterator[str]:
     given = f"model.lora.slots={lora.slots}"
     if lora.slots > 1 and not config.agent.is_service:
         yield f"{given}: a run has one adapter; set model.lora.slots=1"
-    if not config.generation.provided.serves_adapters:
+    if not config.generation.is_vllm:
         yield (
             f"{given} with generation.engine={config.generation.engine}: only vLLM applies"
             " adapters; set generation.engine=vllm"
         )
-    if config.devices.are_handed_over:
+    if config.takes_turns:
         yield (
             f"{given} with placement=colocated: an engine that applies adapters does not sleep; set"
             " placement=disaggregated"
@@ -145,7 +145,7 @@ def service_problems(config: RunConfig) -> Iterator[str]:
             f"model.dtype={config.model.dtype} with {name} and model.lora=none: a step is smaller"
             " than the distance of two such numbers; set model.dtype=float32"
         )
-    if not config.generation.provided.serves_adapters:
+    if not config.generation.is_vllm:
         yield f"generation.engine={config.generation.engine} with {name}: set it to vllm"
     if config.learner.ranks > 1:
         yield f"learner.ranks={config.learner.ranks} with {name}: not supported; set it to 1"

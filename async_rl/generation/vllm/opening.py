@@ -156,7 +156,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
             settings["gpu_memory_utilization"] = _NO_SHARE
     if vllm.enforce_eager:
         settings["compilation_config"] = {"mode": 0}
-    if uses_gpu(config) and config.devices.are_handed_over:
+    if uses_gpu(config) and config.takes_turns:
         # Memory that vLLM can release must come from its own allocator from the start.
         settings["enable_sleep_mode"] = True
     return settings

@@ -78,7 +78,7 @@ def profile_of(run_dir: Path, config: RunConfig) -> Profile:
     """Return the measured times of the newest groups. Raises ConfigError if they are too few
     or if the order of events of the run is not simulated.
     """
-    if config.devices.are_handed_over:
+    if config.takes_turns:
         raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
     recorded = read_times(run_dir, config)
     place_setting, places = setting_of(config)
