@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from async_rl.composition import schema
 from async_rl.composition.choices import choices_first
 from async_rl.composition.schema import KIND
+from async_rl.config.base import show
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 
@@ -42,7 +43,7 @@ def _written(path: str, value: object) -> str:
         case str():
             return _quoted(value)
         case None | bool() | int() | float():
-            return schema.show(value)
+            return show(value)
         case Mapping():
             inner = (f"{name}:{_written(path, entry)}" for name, entry in value.items())
             return "{" + ",".join(inner) + "}"

@@ -21,9 +21,9 @@ from async_rl.composition.schema import (
     mappings,
     sections,
     settings,
-    show,
     span,
 )
+from async_rl.config.base import show
 from async_rl.config.run import RunConfig
 
 _LISTED = 20

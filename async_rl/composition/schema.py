@@ -193,17 +193,6 @@ def _field(
         yield from _inside(path, member)
 
 
-def show(value: Any) -> str:
-    """A value as a person would write it in an override."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{show(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(show, value)) + "]"
-    return str(value)
-
-
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of a nested mapping by dotted path; a mapping that is a setting is a leaf, and a
     choice has the name of its variant.

@@ -75,3 +75,15 @@ def as_builtins(section: Section) -> dict[str, Any]:
     """Return the values as dicts, lists and scalars."""
     # Only entries of generators.pools have defaults; a field that an entry omits stays omitted.
     return section.model_dump(exclude_defaults=True)
+
+
+def show(value: Any) -> str:
+    """A value as a person would write it in an override."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{show(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(show, value)) + "]"
+    # A whole number, as people write it where a setting may have a fraction.
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

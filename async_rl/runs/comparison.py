@@ -17,8 +17,8 @@ import numpy as np
 from async_rl.buffer.store.connection import STORE_FILE, Connection
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
-from async_rl.composition import schema
 from async_rl.composition.schema import changes
+from async_rl.config.base import show
 from async_rl.core.errors import AsyncRLError, InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import DoubleArray
@@ -60,7 +60,7 @@ def compare(one: Path, other: Path) -> Report:
     """
     directories = (one, other)
     settings = {
-        path: (schema.show(old), schema.show(new))
+        path: (show(old), show(new))
         for path, (old, new) in changes(config_of(one), config_of(other)).items()
         if path not in NOT_OBJECTIVE
     }

@@ -58,7 +58,7 @@ def receive_from_device(
     manifest: Manifest, block: DeviceBlock, device: torch.device
 ) -> Iterator[Tensors]:
     """Yield copies of the tensors, which vLLM's own code maps."""
-    # Only vLLM engines get this source (config/checks/placement.py), and the import is slow.
+    # Only vLLM engines get this source (config/checks/run.py), and the import is slow.
     from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
 
     entries = iter(manifest.tensors)

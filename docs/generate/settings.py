@@ -23,9 +23,9 @@ from async_rl.composition.schema import (
     mappings,
     section_specs,
     settings,
-    show,
     span,
 )
+from async_rl.config.base import show
 from async_rl.core.machine import this_machine
 
 _HEAD = """# Configuration

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.buffer.store.connection import STORE_FILE
-from async_rl.composition import schema
 from async_rl.composition.compose import recompose, to_yaml
 from async_rl.composition.overrides import with_defaults
 from async_rl.composition.schema import Changes, changes
-from async_rl.config.base import replace
+from async_rl.config.base import replace, show
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pool_sizes import pool_counts
 from async_rl.config.pools import SCALE_FILE
@@ -64,10 +63,7 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
         after = recompose(run_dir / "config.yaml", with_defaults(overrides, kept))
     changed = changes(before, after)
     raise_if_any(_refusals(run_dir, before, after, changed))
-    lines = [
-        f"{path}={schema.show(new)} (was {schema.show(old)})"
-        for path, (old, new) in changed.items()
-    ]
+    lines = [f"{path}={show(new)} (was {show(old)})" for path, (old, new) in changed.items()]
     if kept:
         lines.append(
             f"the learning rate as it was scheduled, at its least value from step"
@@ -100,7 +96,7 @@ def _refusals(
             is_inside = path.startswith(fixed + ".") and path not in _FREE
             if path == fixed or is_inside:
                 yield (
-                    f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new"
+                    f"{path}={show(new)}: was {show(old)}, and {reason}; start a new"
                     " run with async-rl launch"
                 )
     bound = after.buffer.max_staleness_versions

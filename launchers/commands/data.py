@@ -17,8 +17,7 @@ import msgspec
 import typer
 
 from async_rl.config.base import replace
-from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.run import raise_if_any
+from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.rewards import TESTS, PluginTerm, RewardConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, PromptTooLong, RewardError
@@ -78,7 +77,7 @@ def check(
             "model.path is not set, but prompts are measured in its tokens; set model.path to a"
             " model's directory or hub name"
         )
-    raise_if_any(reward_problems(config))
+    raise_if_any(text for text in problems(config) if text.startswith("reward."))
     raise_if_any(check_functions(config.reward))
     path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
     tokenizer = load_tokenizer(config, path)

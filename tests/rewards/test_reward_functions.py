@@ -228,7 +228,10 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     assert "have the name tests" in found("reward.terms.tests=length")[0]
     assert "have the name tests" in found("reward.terms.mine=tests")[0]
     assert "becomes the name of metrics" in found("reward.terms.a-b=length")[0]
-    assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
+    assert (
+        "reward.format_reward=2 with reward.pass_reward=1: the format"
+        in found("reward.format_reward=2")[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from async_rl.config.run import RunConfig
 def reward_problems(config: RunConfig) -> Iterator[str]:
     """Yield the contradictions among the reward's settings."""
     yield from _functions(config)
-    yield from _format(config)
     yield from _scale(config)
+    yield from _steps(config)
     yield from _rollout(config)
 
 
@@ -26,11 +26,6 @@ def _rollout(config: RunConfig) -> Iterator[str]:
     if fn is None:
         return
     name = f"rollout.fn={fn}"
-    if config.reward.placement != "end":
-        yield (
-            f"reward.placement={config.reward.placement} with {name}: only the last turn is scored,"
-            " not the blocks of all turns; set reward.placement=end"
-        )
     if not config.agent.is_used and not is_plugin(str(fn), ROLLOUT):
         yield (
             f"{name}: is neither package.module:function nor file.py:function, nor {EXTERNAL};"
@@ -64,21 +59,6 @@ def _functions(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _format(config: RunConfig) -> Iterator[str]:
-    reward = config.reward
-    # Otherwise the policy would learn the form instead of the answer, or be punished for it.
-    if (
-        reward.format_reward is not None
-        and not reward.fail_reward <= reward.format_reward < reward.pass_reward
-    ):
-        yield (
-            f"reward.format_reward={reward.format_reward:g} is not from"
-            f" reward.fail_reward={reward.fail_reward:g} to below"
-            f" reward.pass_reward={reward.pass_reward:g}: the format must be worth less than a"
-            " correct answer; set it between them"
-        )
-
-
 def _scale(config: RunConfig) -> Iterator[str]:
     reward = config.reward
 
@@ -87,17 +67,22 @@ def _scale(config: RunConfig) -> Iterator[str]:
             max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias))) + 0.0
         )  # no -0 in messages
 
-    if reward.pass_reward <= reward.fail_reward:
-        yield (
-            f"reward.pass_reward={reward.pass_reward:g} is not above"
-            f" reward.fail_reward={reward.fail_reward:g}: the policy would learn to fail; raise"
-            " reward.pass_reward"
-        )
     # After scaling and clipping, because these values are trained on.
-    elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
+    is_lost = scaled(reward.pass_reward) <= scaled(reward.fail_reward)
+    if is_lost and reward.pass_reward > reward.fail_reward:
         yield (
             f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and"
             f" reward.clip={reward.clip:g} turn a pass into {scaled(reward.pass_reward):g} and a"
             f" fail into {scaled(reward.fail_reward):g}: a pass must be worth more; set"
             " reward.scale above 0 and widen reward.clip"
+        )
+
+
+def _steps(config: RunConfig) -> Iterator[str]:
+    reward = config.reward
+    has_tests = not reward.terms or TESTS in reward.terms
+    if reward.placement != "end" and has_tests and reward.mode == "all_or_nothing":
+        yield (
+            f"reward.placement={reward.placement} with reward.mode=all_or_nothing: the verdict does"
+            " not show progress between steps; set reward.mode=fraction, or reward.placement=end"
         )

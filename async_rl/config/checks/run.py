@@ -7,20 +7,14 @@ reported together; these checks read the configuration alone, `machine.py` reads
 
 from collections.abc import Iterable, Iterator
 
-from async_rl.config.checks.algorithm import algorithm_problems
-from async_rl.config.checks.placement import placement_problems
+from async_rl.config.checks.combinations import combination_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.sections import (
-    file_problems,
-    launcher_problems,
-    service_problems,
-    step_problems,
-    weights_problems,
-)
+from async_rl.config.checks.sections import file_problems, launcher_problems, step_problems
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.generation import ENGINES
 from async_rl.config.plugins import ENGINE, is_plugin
+from async_rl.config.policy_losses import BehaviorLoss
 from async_rl.config.pool_sizes import in_words_of
 from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.rewards import MOST_TIMEOUTS
@@ -43,89 +37,44 @@ def raise_if_any(problems: Iterable[str]) -> None:
 
 def problems(config: RunConfig) -> Iterator[str]:
     """Yield all contradictions within a configuration."""
-    yield from _run(config)
+    # A pool inherits settings, and with them problems of the main pool: report each once.
+    yield from dict.fromkeys(_pools(config))
+    yield from pool_problems(config)
     yield from _data(config)
     yield from _sampling(config)
-    yield from pool_problems(config)
-    # A pool inherits settings, and with them problems of the main pool: report each once.
-    yield from dict.fromkeys(_generators(config))
     yield from _batch(config)
-    yield from _shards(config)
-    yield from algorithm_problems(config)
+    yield from _learner(config)
     yield from reward_problems(config)
-    yield from service_problems(config)
-    yield from _optimizers(config)
-    yield from weights_problems(config)
+    yield from _weights(config)
     yield from _timeouts(config)
     yield from launcher_problems(config)
-    yield from placement_problems(config)
 
 
-def _run(config: RunConfig) -> Iterator[str]:
-    if config.network.host in ("0.0.0.0", "::", "*"):
-        yield (
-            f"network.host={config.network.host}: is not an address to connect to; set an address"
-            " that other processes can reach"
-        )
+def _pools(config: RunConfig) -> Iterator[str]:
+    """Yield the problems of the configuration that each pool of generators reads."""
+    for pool in generator_pools(config):
+        own = config_of(config, pool)
+        for problem in (
+            *combination_problems(own),
+            *_engine(own),
+            *step_problems(own, "generators.gpus_each", own.generators.gpus_each),
+        ):
+            yield in_words_of(pool, config, problem)
 
 
 def _data(config: RunConfig) -> Iterator[str]:
-    data = config.data
-    # The embedded model has read nothing but the embedded task.
-    if data.train_files and config.model.path is None:
-        yield (
-            "data.train_files is set but model.path is null: the embedded model can only do the"
-            " embedded task; set model.path=<directory or hub name>, or leave data.train_files"
-            " empty"
-        )
-    # The held-out prompts of the embedded task have its own form; others would measure something
-    # that is not trained.
-    if data.val_files and not data.train_files:
-        yield (
-            "data.val_files is set but data.train_files is empty: the embedded task has its own"
-            " held-out prompts; set both"
-        )
-    if data.train_files and not data.val_files and config.evaluation.every_steps > 0:
-        yield (
-            f"evaluation.every_steps={config.evaluation.every_steps} but data.val_files is empty:"
-            " nothing is held out; set data.val_files=<file>, or evaluation.every_steps=0"
-        )
-    yield from file_problems(data)
-    above = data.filter.above
-    below = data.filter.below
+    yield from file_problems(config.data)
+    below = config.data.filter.below
     clip = config.reward.clip
-    if above is not None and below is not None and above <= below:
+    # The filter compares scaled rewards, which the clip bounds.
+    if below is not None and below <= -clip:
         yield (
-            f"data.filter.above={above:g} is not above data.filter.below={below:g}: every prompt"
-            " would be removed; raise it, or set one of them to null"
+            f"data.filter.below={below:g} with reward.clip={clip:g}: no reward is below it; raise"
+            " it, or set it to null"
         )
-    for name, bound, is_reached in (
-        ("above", above, above is None or above < clip),
-        ("below", below, below is None or below > -clip),
-    ):
-        # The filter compares scaled rewards, which the clip bounds.
-        if bound is not None and not is_reached:
-            yield (
-                f"data.filter.{name}={bound:g}: no reward is {name} it, because"
-                f" reward.clip={clip:g}; set it within -{clip:g}..{clip:g}, or set it to null"
-            )
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
-    if config.data.ignores_end and config.algorithm.truncated != "train":
-        yield (
-            f"data.longest={config.data.longest} with"
-            f" algorithm.truncated={config.algorithm.truncated}: every sample reaches the length"
-            " limit and counts as truncated, so nothing would be learned; set"
-            " algorithm.truncated=train"
-        )
-    # pass@k of equal samples would be pass@1, at k times the price.
-    if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
-        yield (
-            f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0:"
-            " the greedy samples of a prompt are identical; set evaluation.num_samples=1, or"
-            " evaluation.temperature=1"
-        )
     generation = config.generation
     for path, section in (("generation", generation), ("evaluation", config.evaluation)):
         name = f"{path}.sampling={section.sampling}"
@@ -146,41 +95,16 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _generators(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of each pool's settings."""
-    for pool in generator_pools(config):
-        own = config_of(config, pool)
-        for problem in (
-            *_engine(own),
-            *step_problems(own, "generators.gpus_each", own.generators.gpus_each),
-        ):
-            yield in_words_of(pool, config, problem)
-
-
 def _engine(config: RunConfig) -> Iterator[str]:
     vllm = config.generation.vllm
     generation = config.generation
-    group_size = generation.num_drawn
     if generation.engine not in ENGINES and not is_plugin(generation.engine, ENGINE):
         yield (
             f"generation.engine={generation.engine}: must be one of {', '.join(ENGINES)},"
             " package.module:function, file.py:function, or an entry point of async_rl.engines"
         )
-    if not config.generation.is_vllm:
+    if not generation.is_vllm:
         return
-    # The samples of a group share one prefill of their prompt, if they are decoded together.
-    if vllm.max_num_seqs < group_size:
-        yield (
-            f"generation.vllm.max_num_seqs={vllm.max_num_seqs} is below"
-            f" generation.group_size={group_size}: a group would never be decoded together; raise"
-            f" it to at least {group_size}"
-        )
-    if vllm.max_num_batched_tokens < vllm.max_num_seqs:
-        yield (
-            f"generation.vllm.max_num_batched_tokens={vllm.max_num_batched_tokens} is below"
-            f" max_num_seqs={vllm.max_num_seqs}: vLLM decodes one token of each sequence per step;"
-            f" raise it to at least {vllm.max_num_seqs}"
-        )
     gpus = config.generators.gpus_each
     yield from extra_problems(vllm.extra, is_eager=vllm.enforce_eager, is_gpu=gpus > 0)
     parts = vllm.num_workers
@@ -191,17 +115,6 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f" pipeline_parallel_size of generation.vllm.extra: {parts}) but"
             f" generators.gpus_each={gpus:g}: each part needs its own GPU; set"
             f" generators.gpus_each={parts}, or generation.vllm.tensor_parallel_size=1"
-        )
-    if gpus == 0 and vllm.kv_cache_mb == 0:
-        yield (
-            "generation.vllm.kv_cache_mb=0 without GPUs: the size of the KV cache is unknown; set"
-            " generation.vllm.kv_cache_mb=64 or more"
-        )
-    # lora_shrink_op.py and lora_expand_op.py of vLLM 0.32 assert it at the first request.
-    if gpus > 0 and config.model.is_applied and config.model.dtype == "float32":
-        yield (
-            f"model.dtype=float32 with generators.gpus_each={gpus:g} and model.lora.slots above 0:"
-            " vLLM applies adapters on GPUs in 16 bits only; set model.dtype=bfloat16"
         )
 
 
@@ -237,7 +150,7 @@ def _batch(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _shards(config: RunConfig) -> Iterator[str]:
+def _learner(config: RunConfig) -> Iterator[str]:
     learner = config.learner
     if learner.ranks % learner.context_ranks:
         yield (
@@ -245,26 +158,63 @@ def _shards(config: RunConfig) -> Iterator[str]:
             f" learner.ranks={learner.ranks}: every sequence needs that many ranks; set"
             f" learner.ranks to a multiple of {learner.context_ranks}"
         )
-    if learner.gpus_each > 1 or (learner.ranks > 1 and 0 < learner.gpus_each < 1):
-        yield (
-            f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank"
-            " uses one GPU, and NCCL needs a whole GPU per rank; set learner.gpus_each=1 (less only"
-            " with learner.ranks=1), and learner.ranks to the number of GPUs"
-        )
-    if learner.offload != "none" and learner.gpus_each == 0:
-        yield (
-            f"learner.offload={learner.offload} with learner.gpus_each=0: the learner is already in"
-            " host memory; set learner.offload=none, or learner.gpus_each=1"
-        )
-
-
-def _optimizers(config: RunConfig) -> Iterator[str]:
-    span = config.learner.optimizer.schedule_span
+    span = learner.optimizer.schedule_span
     is_ordered = len(span) == 2 and span[0] < span[1]
     if span and not is_ordered:
         yield (
             f"learner.optimizer.schedule_span={span}: the cosine needs its first step"
             " and a later last step, as in [5,60]; or set it to []"
+        )
+    loss = config.algorithm.policy_loss
+    quantization = config.generation.quantization
+    has_correction = isinstance(loss, BehaviorLoss) or loss.correction.kind != "none"
+    if quantization and not has_correction:
+        yield (
+            f"generation.vllm.extra={quantization} with"
+            " algorithm.policy_loss.correction=none: the weights that draw the samples are rounded"
+            " and those that are trained are not; set algorithm.policy_loss.correction=token_tis"
+        )
+
+
+def _weights(config: RunConfig) -> Iterator[str]:
+    every = config.weights.push_every_steps
+    bound = config.buffer.max_staleness_versions
+    # Admission waits for a newer version, which only the blocked step would make.
+    if every - 1 > bound:
+        yield (
+            f"weights.push_every_steps={every} with"
+            f" buffer.max_staleness_versions={bound}: between pushes generators are"
+            f" {every - 1} versions behind and admission would stop forever;"
+            f" raise buffer.max_staleness_versions to at least {every - 1}, or"
+            " lower weights.push_every_steps"
+        )
+    has_shared_gpu = (
+        config.takes_turns
+        and config.generators.gpus_each > 0
+        and config.learner.gpus_each > 0
+        and config.generation.is_vllm
+        and config.learner.ranks == 1
+    )
+    if config.weights.transfer.kind == "ipc" and not has_shared_gpu:
+        yield (
+            "weights.transfer=ipc: the weights remain in the memory of a GPU that a vLLM generator"
+            " and a learner of one rank share; set placement=colocated, generation.engine=vllm,"
+            " learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
+        )
+    if not config.takes_turns:
+        return
+    # Two handovers: the batches that are trained now, and the groups written since then.
+    if bound > 2 * every:
+        yield (
+            f"buffer.max_staleness_versions={bound} with placement=colocated and"
+            f" weights.push_every_steps={every}: one handover trains {every} batches, so groups"
+            " written more than two handovers ahead only become stale; set it to at most"
+            f" {2 * every}, or weights.push_every_steps to at least {-(-bound // 2)}"
+        )
+    for name in config.generators.pools:
+        yield (
+            f"generators.pools.{name} with placement=colocated: the learner shares its device with"
+            " the generators of one pool only; remove this pool"
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks of single sections: weight pushes, the launcher, data files, a training service.
+"""Checks of single sections: the launcher and the data files.
 
 Part of `checks/run.py`, whose invariants hold here.
 """
@@ -10,53 +10,6 @@ from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.plugins import DATA_SOURCE, is_plugin
 from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.run import RunConfig
-
-
-def weights_problems(config: RunConfig) -> Iterator[str]:
-    """Yield one line per problem."""
-    weights = config.weights
-    bound = config.buffer.max_staleness_versions
-    # Admission waits for a newer version, which only the blocked step would make.
-    if weights.push_every_steps - 1 > bound:
-        yield (
-            f"weights.push_every_steps={weights.push_every_steps} with"
-            f" buffer.max_staleness_versions={bound}: between pushes generators are"
-            f" {weights.push_every_steps - 1} versions behind and admission would stop forever;"
-            f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
-            " lower weights.push_every_steps"
-        )
-    if config.buffer.age_rule == "exact" and weights.push_every_steps > 1:
-        yield (
-            f"weights.push_every_steps={weights.push_every_steps} with buffer.age_rule=exact: every"
-            " batch needs the weights of another step, and admission would stop forever; set"
-            " weights.push_every_steps=1"
-        )
-    yield from _adapter(config)
-
-
-def _adapter(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of an adapter that an engine applies."""
-    lora = config.model.adapter
-    if lora is None or not config.model.is_applied:
-        return
-    given = f"model.lora.slots={lora.slots}"
-    if lora.slots > 1 and not config.agent.is_service:
-        yield f"{given}: a run has one adapter; set model.lora.slots=1"
-    if not config.generation.is_vllm:
-        yield (
-            f"{given} with generation.engine={config.generation.engine}: only vLLM applies"
-            " adapters; set generation.engine=vllm"
-        )
-    if config.takes_turns:
-        yield (
-            f"{given} with placement=colocated: an engine that applies adapters does not sleep; set"
-            " placement=disaggregated"
-        )
-    if config.weights.transfer.kind not in ("auto", "filesystem"):
-        yield (
-            f"{given} with weights.transfer={config.weights.transfer.kind}: only files carry an"
-            " adapter; set weights.transfer=auto"
-        )
 
 
 def launcher_problems(config: RunConfig) -> Iterator[str]:
@@ -71,8 +24,22 @@ def launcher_problems(config: RunConfig) -> Iterator[str]:
         )
     if not isinstance(cluster, ClusterLaunch):
         return
+    yield from _ranks(config, cluster)
     yield from step_problems(config, "learner.gpus_each", config.learner.gpus_each)
     yield from _cpus(config, cluster)
+
+
+def _ranks(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
+    ranks = config.learner.ranks
+    gpus = config.learner.gpus_each
+    # A number of 0 means that the nodes were not described.
+    if 0 < cluster.gpus_per_node < ranks * gpus and not cluster.has_shared_run_dir:
+        yield (
+            f"learner.ranks={ranks} with learner.gpus_each={gpus:g}: with"
+            " launcher.shared_run_dir=false the learner's ranks run on the supervisor's node, which"
+            f" has the checkpoints, and a node has launcher.gpus_per_node={cluster.gpus_per_node};"
+            " lower learner.ranks, or set launcher.shared_run_dir=true"
+        )
 
 
 def _cpus(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
@@ -123,29 +90,3 @@ def file_problems(data: DataConfig) -> Iterator[str]:
             f"data.val_files={file}: is also in data.train_files, so nothing is held out; name a"
             " file that is not used for training"
         )
-
-
-_FEWEST_SLOTS = 4
-"""One for the engine's own policy, one whose weights change, two for adapters from directories."""
-
-
-def service_problems(config: RunConfig) -> Iterator[str]:
-    """Yield the settings that a service cannot have."""
-    if not config.agent.is_service:
-        return
-    name = f"rollout.fn={config.rollout.fn}"
-    adapter = config.model.adapter
-    if adapter is not None and adapter.slots < _FEWEST_SLOTS:
-        yield (
-            f"model.lora.slots={adapter.slots} with {name}: every program trains an adapter on the"
-            f" same base model; set it to {_FEWEST_SLOTS} or more"
-        )
-    if adapter is None and config.model.dtype != "float32":
-        yield (
-            f"model.dtype={config.model.dtype} with {name} and model.lora=none: a step is smaller"
-            " than the distance of two such numbers; set model.dtype=float32"
-        )
-    if not config.generation.is_vllm:
-        yield f"generation.engine={config.generation.engine} with {name}: set it to vllm"
-    if config.learner.ranks > 1:
-        yield f"learner.ranks={config.learner.ranks} with {name}: not supported; set it to 1"

@@ -1,0 +1,81 @@
+"""The combinations of settings that combinations.yaml refuses.
+
+Part of `checks/run.py`, whose invariants hold here.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from async_rl.config.base import as_builtins, show
+from async_rl.config.run import RunConfig
+
+_RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "is": operator.eq,
+    "is not": operator.ne,
+    "above": operator.gt,
+    "not above": operator.le,
+    "below": operator.lt,
+    "not below": operator.ge,
+    "in": lambda value, values: value in values,
+    "not in": lambda value, values: value not in values,
+}
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A refused combination: its conditions, and the reason with the remedy.
+
+    when: the path of a setting, a relation, and a value or the path of another setting.
+    """
+
+    when: list[tuple[str, str, Any]]
+    because: str
+
+
+@functools.cache
+def rows() -> list[Row]:
+    """The rows of combinations.yaml."""
+    text = resources.files(__package__).joinpath("combinations.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=list[Row])
+
+
+def combination_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each row whose conditions hold."""
+    values = _by_path(as_builtins(config), "")
+    for row in rows():
+        shown = _matching(row, values)
+        if shown:
+            first, *others = shown
+            with_others = f" with {', '.join(others)}" if others else ""
+            yield f"{first}{with_others}: {row.because}"
+
+
+def _matching(row: Row, values: Mapping[str, Any]) -> list[str]:
+    """The settings that the row compares, as path=value; none if a condition does not hold."""
+    compared: dict[str, Any] = {}
+    for path, relation, other in row.when:
+        if path not in values:
+            return []
+        compared[path] = values[path]
+        if isinstance(other, str) and other in values:
+            compared[other] = other = values[other]
+        if not _RELATIONS[relation](values[path], other):
+            return []
+    return [f"{path}={show(value)}" for path, value in compared.items()]
+
+
+def _by_path(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The settings by path; a choice has the name of its variant."""
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            values |= _by_path(value, f"{prefix}{name}.")
+        elif name == "kind":
+            values[prefix.removesuffix(".")] = value
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
