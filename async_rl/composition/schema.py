@@ -77,7 +77,7 @@ def json_schema() -> dict[str, Any]:
     return RunConfig.model_json_schema()
 
 
-def _members(spec: Spec) -> list[Spec]:
+def members_of(spec: Spec) -> list[Spec]:
     """The sections of a field: one, the variants of a choice, or none for a plain value."""
     definitions: dict[str, Spec] = json_schema()["$defs"]
     references = [spec] if "$ref" in spec else spec.get("oneOf", ())
@@ -88,23 +88,6 @@ def kinds_of(section: Spec) -> tuple[str, ...]:
     """The names of the variants that a section describes; empty for a section without a kind."""
     spec = section["properties"].get(KIND, {})
     return tuple(spec.get("enum", [spec["const"]] if "const" in spec else []))
-
-
-@functools.cache
-def section_specs() -> dict[str, tuple[Spec, ...]]:
-    """The JSON schemas of every section by its dotted path, one for each variant of a choice; the
-    run itself has the empty path.
-    """
-    specs: dict[str, tuple[Spec, ...]] = {}
-
-    def walk(path: str, spec: Spec) -> None:
-        specs[path] = (*specs.get(path, ()), spec)
-        for name, field in spec["properties"].items():
-            for member in _members(field):
-                walk(f"{path}.{name}".lstrip("."), member)
-
-    walk("", json_schema())
-    return specs
 
 
 @functools.cache
@@ -145,8 +128,10 @@ def find(path: str) -> Setting | None:
 
 @functools.cache
 def sections() -> frozenset[str]:
-    """Dotted paths of all sections, choices included."""
-    return frozenset(section_specs()) - {""}
+    """Dotted paths of all sections that have settings."""
+    return frozenset(
+        path[:end] for path in settings() for end, letter in enumerate(path) if letter == "."
+    )
 
 
 def _by_path(listed: Iterable[Setting]) -> dict[str, Setting]:
@@ -176,7 +161,7 @@ def _field(
     path: str, spec: Spec, *, variants: tuple[str, ...] = (), is_required: bool = True
 ) -> Iterator[Setting]:
     """Yield the setting of a plain value or of a choice, then the settings of its sections."""
-    members = _members(spec)
+    members = members_of(spec)
     kinds = [kind for member in members for kind in kinds_of(member)]
     # The schema of a choice is a union of sections; people set the name of one.
     if kinds:

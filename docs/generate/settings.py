@@ -19,9 +19,10 @@ from async_rl.composition.schema import (
     Spec,
     entry_of,
     flatten,
+    json_schema,
     kinds_of,
     mappings,
-    section_specs,
+    members_of,
     settings,
     span,
 )
@@ -194,6 +195,23 @@ def _settings_in(name: str, group: str) -> list[str]:
         f"`{path}={show(value)}`"
         for path, value in flatten({str(key): value for key, value in tree.items()}, prefix)
     ]
+
+
+@functools.cache
+def section_specs() -> dict[str, tuple[Spec, ...]]:
+    """The JSON schemas of every section by its dotted path, one for each variant of a choice; the
+    run itself has the empty path.
+    """
+    specs: dict[str, tuple[Spec, ...]] = {}
+
+    def walk(path: str, spec: Spec) -> None:
+        specs[path] = (*specs.get(path, ()), spec)
+        for name, field in spec["properties"].items():
+            for member in members_of(field):
+                walk(f"{path}.{name}".lstrip("."), member)
+
+    walk("", json_schema())
+    return specs
 
 
 def _meaning_of(path: str) -> str:

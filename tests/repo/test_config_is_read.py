@@ -11,7 +11,8 @@ import pytest
 
 from async_rl.composition.compose import compose
 from async_rl.composition.files import names
-from async_rl.composition.schema import section_specs, settings
+from async_rl.composition.schema import settings
+from docs.generate.settings import section_specs
 
 MAX_SETTINGS = 170
 ROOT = Path(__file__).resolve().parents[2]
