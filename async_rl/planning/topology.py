@@ -56,7 +56,14 @@ def processes(
             rank,
             machine,
             specs,
-            cores=_learner_cores(config, machine, rank),
+            cores=_part_of_cores(
+                learner.cores,
+                machine,
+                specs,
+                role="learner",
+                gpus=learner.gpus_each,
+                num_sharing=learner.ranks,
+            ),
             gpus=learner.gpus_each,
             num_sharing=learner.ranks,
         )
@@ -85,8 +92,15 @@ def joining(
     # Pools with the same cores divide them as one pool would.
     pools = [config_of(config, each).generators for each in generator_pools(config)]
     num_sharing = sum(each.count for each in pools if each.cores == own.generators.cores)
-    cores = _generator_cores(own, machine, in_use, num_sharing)
     gpus = own.generators.gpus_each
+    cores = _part_of_cores(
+        own.generators.cores,
+        machine,
+        in_use,
+        role="generator",
+        gpus=gpus,
+        num_sharing=num_sharing,
+    )
     return _spec(name, "generator", rank, machine, in_use, cores=cores, gpus=gpus)
 
 
@@ -106,49 +120,32 @@ def _num_gpus(gpus: float) -> int:
     return max(1, round(gpus)) if gpus > 0 else 0
 
 
-def _generator_cores(
-    config: RunConfig, machine: Machine, in_use: Sequence[ProcessSpec], num_sharing: int
+def _part_of_cores(
+    pool: Sequence[int],
+    machine: Machine,
+    in_use: Sequence[ProcessSpec],
+    *,
+    role: Role,
+    gpus: float,
+    num_sharing: int,
 ) -> tuple[int, ...]:
-    """The cores of one more generator: its part of generators.cores, which `num_sharing` generators
-    divide. It is the part that the generators in use, of any pool, use least.
+    """The cores of one more process of a role: one of the parts of the pool that `num_sharing`
+    processes have, or of its cores near the GPU of the process. It is the part that the processes
+    in use have least.
     """
-    pool = config.generators.cores
     if not pool:
         return ()
-    each = max(1, len(pool) // max(1, num_sharing))
-    # A generator with a share of a GPU keeps its cores, because the machine then has one GPU and
+    near = pool
+    # A process with a share of a GPU keeps its cores, because the machine then has one GPU and
     # there is no other set of cores to be near to.
-    if config.generators.gpus_each >= 1 and (
-        gpus := _free_gpus(machine, config.generators.gpus_each, in_use)
-    ):
-        pool = machine.near(gpus[0], pool)
-    users = collections.Counter(
-        core for spec in in_use if spec.role == "generator" for core in spec.cores
-    )
-    candidates = []
-    for first in range(0, len(pool) * each, each):
-        cores = (pool[i % len(pool)] for i in range(first, first + each))
-        candidates.append(tuple(dict.fromkeys(cores)))
-    return min(candidates, key=lambda cores: sum(users[core] for core in cores))
-
-
-def _learner_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int, ...]:
-    """The cores of one learner rank: its part of the pool, or of the pool's cores near its GPU.
-
-    With fewer cores than ranks, ranks share cores.
-    """
-    pool = config.learner.cores
-    ranks = list(range(config.learner.ranks))
-    if not pool:
-        return ()
-    if config.learner.gpus_each >= 1:
-        # Rank n has the n-th GPU, because the learner's GPUs are assigned first.
-        pool = machine.near(rank, config.learner.cores)
-        ranks = [r for r in ranks if machine.near(r, config.learner.cores) == pool]
-    position = ranks.index(rank)
-    num = len(ranks)
-    part = pool[position * len(pool) // num : (position + 1) * len(pool) // num]
-    return tuple(part) or (pool[position % len(pool)],)
+    if gpus >= 1 and (free := _free_gpus(machine, gpus, in_use)):
+        near = machine.near(free[0], pool)
+    # With fewer cores than processes, processes share cores.
+    count = min(len(near), max(1, -(-num_sharing * len(near) // len(pool))))
+    bounds = [position * len(near) // count for position in range(count + 1)]
+    parts = [tuple(near[start:end]) for start, end in itertools.pairwise(bounds)]
+    users = collections.Counter(core for spec in in_use if spec.role == role for core in spec.cores)
+    return min(parts, key=lambda part: sum(users[core] for core in part))
 
 
 def _free_gpus(machine: Machine, gpus: float, in_use: Sequence[ProcessSpec]) -> list[int]:

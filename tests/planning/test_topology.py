@@ -43,7 +43,7 @@ def test_learner_ranks_divide_their_cores_and_share_them_where_there_are_too_few
     run = specs("learner.ranks=3", "learner.cores=[0,1,2,3,4]", machine=machine)
     assert [run[f"learner-{r}"].cores for r in range(3)] == [(0,), (1, 2), (3, 4)]
     run = specs("learner.ranks=3", "learner.cores=[6,7]", machine=machine)
-    assert [run[f"learner-{r}"].cores for r in range(3)] == [(6,), (6,), (7,)]
+    assert [run[f"learner-{r}"].cores for r in range(3)] == [(6,), (7,), (6,)]
     assert specs("learner.cores=[]")["learner-0"].cores == ()
 
 
