@@ -2,6 +2,8 @@
 GPUs, and the settings that fit a model to the machine.
 """
 
+import functools
+import itertools
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -71,7 +73,7 @@ def resolvers(machine: Machine, preset: str) -> dict[str, Callable[..., Any]]:
     return {
         "this_hardware": lambda: preset,
         "gpus": lambda: machine.num_gpus,
-        "share_of_cores": lambda part, parts: shares_of_nodes(machine, part, parts),
+        "share_of_cores": functools.partial(share_of_cores, machine),
         "learning": learning,
         "generating": generating,
         "in_turns": lambda in_turns, at_once, placement: (
@@ -81,29 +83,21 @@ def resolvers(machine: Machine, preset: str) -> dict[str, Callable[..., Any]]:
     }
 
 
-def shares_of_nodes(machine: Machine, part: int, parts: int) -> list[int]:
-    """The part-th share of the cores of each memory node with GPUs, so that every process can have
-    cores near its GPU; of all cores together on a machine without GPUs or with one node.
+def share_of_cores(machine: Machine, part: int, parts: int) -> list[int]:
+    """The part-th of `parts` equal shares of the cores of each memory node with GPUs, so that every
+    process can have cores near its GPU; all cores of a node where there are fewer than `parts`.
     """
-    nodes = dict(zip(machine.cores, machine.core_nodes, strict=False))
-    # Without a GPU no core is nearer than another.
-    if not machine.num_gpus or len(set(nodes.values())) < 2:
-        return share_of_cores(machine.cores, part, parts)
+    # Without a GPU no core is nearer than another, and all cores are one node.
+    node_of_cores = machine.core_nodes if machine.num_gpus else ()
+    nodes: dict[int, list[int]] = {}
+    for core, node in itertools.zip_longest(machine.cores, node_of_cores, fillvalue=0):
+        nodes.setdefault(node, []).append(core)
     given = []
-    for node in sorted(set(nodes.values())):
-        cores = tuple(core for core in machine.cores if nodes[core] == node)
-        given += share_of_cores(cores, part, parts)
+    for _, cores in sorted(nodes.items()):
+        share = cores[part * len(cores) // parts : (part + 1) * len(cores) // parts]
+        # An empty share would mean all cores (`cores: []`) by accident.
+        given += share if len(cores) >= parts else cores
     return given
-
-
-def share_of_cores(cores: tuple[int, ...], part: int, parts: int) -> list[int]:
-    """The part-th of `parts` equal shares of the cores; all of them where there are fewer than
-    `parts`.
-    """
-    # An empty share would mean all cores (`cores: []`) by accident.
-    if len(cores) < parts:
-        return list(cores)
-    return list(cores[part * len(cores) // parts : (part + 1) * len(cores) // parts])
 
 
 def learning(nodes: int, gpus_per_node: int) -> int:

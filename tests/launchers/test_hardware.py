@@ -231,5 +231,7 @@ def test_every_preset_can_be_the_choice_of_some_machine() -> None:
 
 
 def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> None:
-    assert [share_of_cores((1, 2, 3, 4, 5), part, 2) for part in range(2)] == [[1, 2], [3, 4, 5]]
-    assert share_of_cores((7,), 1, 2) == [7]
+    five = Machine(cores=(1, 2, 3, 4, 5), num_gpus=0, memory_mb=8000)
+    assert [share_of_cores(five, part, 2) for part in range(2)] == [[1, 2], [3, 4, 5]]
+    one = Machine(cores=(7,), num_gpus=0, memory_mb=8000)
+    assert share_of_cores(one, 1, 2) == [7]
