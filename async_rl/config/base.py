@@ -6,7 +6,7 @@ a field is its description; error messages and docs/configuration.md show it.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -23,6 +23,11 @@ def absolute(path: str) -> str:
 def is_function(name: str) -> bool:
     """Return whether this names a function, as `package.module:function` or `file.py:function`."""
     return re.match(r"^(?:[\w.]+|.+\.py):\w+$", name) is not None
+
+
+def by_name(entries: Iterable[str]) -> dict[str, str]:
+    """Return the values of name=value pairs as they are written."""
+    return dict(entry.split("=", maxsplit=1) for entry in entries)
 
 
 PositiveInt = Annotated[int, Field(ge=1)]

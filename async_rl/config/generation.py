@@ -19,6 +19,7 @@ from async_rl.config.base import (
     Tag,
     Text,
     absolute,
+    by_name,
 )
 
 Dtype = Literal["float32", "bfloat16"]
@@ -115,13 +116,12 @@ class VllmConfig(Section):
     @property
     def arguments(self) -> dict[str, Any]:
         """The engine's arguments in `extra`; checks/vllm_extra.py decides which may be given."""
-        pairs = (entry.partition("=") for entry in self.extra)
-        return {name: _json_or_text(text) for name, _, text in pairs if name not in PARSERS}
+        given = by_name(self.extra)
+        return {name: _json_or_text(text) for name, text in given.items() if name not in PARSERS}
 
     def parser(self, kind: str) -> str:
         """Return the parser of this kind in `extra`; empty if the chat template decides."""
-        pairs = (entry.partition("=") for entry in self.extra)
-        return next((text for name, _, text in pairs if name == kind), "")
+        return by_name(self.extra).get(kind, "")
 
     @property
     def num_stages(self) -> int:
@@ -180,8 +180,8 @@ class GenerationConfig(Section):
         """The arguments by which the engine computes with fewer bits than the learner; empty if it
         does not.
         """
-        entries = self.vllm.extra if self.is_vllm else ()
-        return ", ".join(e for e in entries if e.partition("=")[0] in _QUANTIZING)
+        given = by_name(self.vllm.extra) if self.is_vllm else {}
+        return ", ".join(f"{name}={given[name]}" for name in _QUANTIZING if name in given)
 
     @property
     def has_drafts(self) -> bool:

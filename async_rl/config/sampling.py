@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from async_rl.config.base import by_name
 from async_rl.config.run import RunConfig
 from async_rl.core.support import Support
 from async_rl.core.types import Purpose, Sampling, Trajectory
@@ -32,7 +33,7 @@ def supports_of(config: RunConfig) -> list[Support]:
 def support_of(entries: Sequence[str]) -> Support:
     """Return the support that name=value pairs describe. Raises ValueError."""
     fields: dict[str, object] = {}
-    for name, _, text in (entry.partition("=") for entry in entries):
+    for name, text in by_name(entries).items():
         fields[name] = text if name == "grammar" else json.loads(text)
     try:
         support = msgspec.convert(fields, Support, str_keys=True)

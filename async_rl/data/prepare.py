@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from async_rl.config.base import by_name
 from async_rl.config.generation import is_local_model
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
@@ -62,7 +63,7 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
         directory, trust_remote_code=config.model.trust_remote_code
     )
     known = fields.keys() | defaults.to_dict()
-    for field, _, value in (override.partition("=") for override in config.model.override_config):
+    for field, value in by_name(config.model.override_config).items():
         if field not in known:
             raise ConfigError(
                 f"model.override_config={field}={value}: {directory} has no such field; it has"
