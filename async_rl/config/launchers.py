@@ -15,8 +15,6 @@ class LaunchConfig(Section):
     # Every process runs on the supervisor's machine: its cores, memory and GPUs can be read there
     # and are assigned by the supervisor. Otherwise the cluster assigns them, on nodes that differ.
     is_one_machine: ClassVar = False
-    # Two processes may have parts of one device.
-    shares_devices: ClassVar = True
     # The supervisor runs in a job, on a node that is not known before.
     is_submitted: ClassVar = False
 
@@ -75,8 +73,6 @@ class SlurmLaunch(ClusterLaunch):
     """Steps of one Slurm job, whose nodes share output_dir."""
 
     kind: Literal["slurm"]
-    # Slurm assigns a GPU to one step only.
-    shares_devices: ClassVar = False
     is_submitted: ClassVar = True
     extra: Annotated[list[str], OneOrMore]
     """further options of sbatch, such as --partition=gpu, --account=us, --constraint=a100 or

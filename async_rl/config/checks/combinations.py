@@ -23,6 +23,8 @@ _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "not below": operator.ge,
     "in": lambda value, values: value in values,
     "not in": lambda value, values: value not in values,
+    "does not divide": lambda value, other: other % value != 0,
+    "no multiple of": lambda value, other: value % other != 0,
 }
 
 
@@ -58,11 +60,13 @@ def _matching(row: Row, values: Mapping[str, Any]) -> list[str]:
     """The settings that the row compares, as path=value; none if a condition does not hold."""
     compared: dict[str, Any] = {}
     for path, relation, other in row.when:
-        if path not in values:
+        is_setting = isinstance(other, str) and (other in values or "." in other)
+        paths = [path, other] if is_setting else [path]
+        if not values.keys() >= set(paths):
             return []
-        compared[path] = values[path]
-        if isinstance(other, str) and other in values:
-            compared[other] = other = values[other]
+        compared |= {each: values[each] for each in paths}
+        if is_setting:
+            other = values[other]
         if not _RELATIONS[relation](values[path], other):
             return []
     return [f"{path}={show(value)}" for path, value in compared.items()]

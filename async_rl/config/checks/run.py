@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from async_rl.config.checks.combinations import combination_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.sections import file_problems, launcher_problems, step_problems
+from async_rl.config.checks.sections import file_problems, launcher_problems
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.generation import ENGINES
 from async_rl.config.plugins import ENGINE, is_plugin
@@ -54,11 +54,7 @@ def _pools(config: RunConfig) -> Iterator[str]:
     """Yield the problems of the configuration that each pool of generators reads."""
     for pool in generator_pools(config):
         own = config_of(config, pool)
-        for problem in (
-            *combination_problems(own),
-            *_engine(own),
-            *step_problems(own, "generators.gpus_each", own.generators.gpus_each),
-        ):
+        for problem in (*combination_problems(own), *_engine(own)):
             yield in_words_of(pool, config, problem)
 
 
@@ -121,15 +117,9 @@ def _engine(config: RunConfig) -> Iterator[str]:
 def _batch(config: RunConfig) -> Iterator[str]:
     groups = config.buffer.groups_per_step
     learner = config.learner
-    if groups % learner.minibatches:
-        divisors = ", ".join(str(n) for n in range(1, groups + 1) if groups % n == 0)
-        yield (
-            f"learner.minibatches={learner.minibatches} does not divide"
-            f" buffer.groups_per_step={groups}: minibatches would differ in size; set"
-            f" learner.minibatches to one of {divisors}"
-        )
     # Only if the minibatches divide the batch do they have a number of groups to compare with.
-    elif learner.ranks // learner.context_ranks > groups // learner.minibatches:
+    is_divided = groups % learner.minibatches == 0
+    if is_divided and learner.ranks // learner.context_ranks > groups // learner.minibatches:
         yield (
             f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches}"
             f" groups (buffer.groups_per_step={groups} /"
@@ -152,12 +142,6 @@ def _batch(config: RunConfig) -> Iterator[str]:
 
 def _learner(config: RunConfig) -> Iterator[str]:
     learner = config.learner
-    if learner.ranks % learner.context_ranks:
-        yield (
-            f"learner.context_ranks={learner.context_ranks} does not divide"
-            f" learner.ranks={learner.ranks}: every sequence needs that many ranks; set"
-            f" learner.ranks to a multiple of {learner.context_ranks}"
-        )
     span = learner.optimizer.schedule_span
     is_ordered = len(span) == 2 and span[0] < span[1]
     if span and not is_ordered:

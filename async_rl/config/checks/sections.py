@@ -15,34 +15,13 @@ from async_rl.config.run import RunConfig
 def launcher_problems(config: RunConfig) -> Iterator[str]:
     """Yield the problems of the chosen launcher."""
     cluster = config.launcher
-    if config.network.host.startswith("127.") and not (
-        cluster.is_one_machine or cluster.uses_one_node
-    ):
+    if config.network.host.startswith("127.") and not cluster.uses_one_node:
         yield (
             f"network.host={config.network.host}: other machines cannot reach it; set"
             " network.host=auto for the node's address"
         )
     if not isinstance(cluster, ClusterLaunch):
         return
-    yield from _ranks(config, cluster)
-    yield from step_problems(config, "learner.gpus_each", config.learner.gpus_each)
-    yield from _cpus(config, cluster)
-
-
-def _ranks(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
-    ranks = config.learner.ranks
-    gpus = config.learner.gpus_each
-    # A number of 0 means that the nodes were not described.
-    if 0 < cluster.gpus_per_node < ranks * gpus and not cluster.has_shared_run_dir:
-        yield (
-            f"learner.ranks={ranks} with learner.gpus_each={gpus:g}: with"
-            " launcher.shared_run_dir=false the learner's ranks run on the supervisor's node, which"
-            f" has the checkpoints, and a node has launcher.gpus_per_node={cluster.gpus_per_node};"
-            " lower learner.ranks, or set launcher.shared_run_dir=true"
-        )
-
-
-def _cpus(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
     launches = [config_of(config, pool).launcher for pool in generator_pools(config)]
     generator_cpus = [own.generator_cpus for own in launches if isinstance(own, ClusterLaunch)]
     # The cluster would refuse such a process inside the job, after hours in the queue.
@@ -52,23 +31,6 @@ def _cpus(config: RunConfig, cluster: ClusterLaunch) -> Iterator[str]:
             f"launcher.extra has --cpus-per-task={cluster.cpus_per_node}: a process needs {largest}"
             " (verifiers.cells, launcher.generator_cpus, launcher.learner_cpus); raise it, or"
             " remove it for exclusive nodes"
-        )
-
-
-def step_problems(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
-    """Yield the problems of the GPUs of one process on a cluster."""
-    cluster = config.launcher
-    if not isinstance(cluster, ClusterLaunch):
-        return
-    if gpus != int(gpus) and not cluster.shares_devices:
-        yield (
-            f"{path}={gpus:g}: launcher={cluster.kind} assigns whole GPUs to a process; set it to"
-            f" {max(1, round(gpus))}, or use launcher=ray"
-        )
-    if gpus > cluster.gpus_per_node > 0:
-        yield (
-            f"{path}={gpus:g}: a process runs on one node, which has"
-            f" launcher.gpus_per_node={cluster.gpus_per_node}; lower it"
         )
 
 
