@@ -4,11 +4,13 @@ GPUs, and the settings that fit a model to the machine.
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from async_rl.config.base import by_name
 from async_rl.config.run import COLOCATED, RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
@@ -20,8 +22,7 @@ CLUSTER = "cluster"
 _FITTED_PRESETS = ("cpu", "gpu", "gpus", CLUSTER)
 
 _FORM = "cores=64,gpus=8,gpu_gb=80,memory_gb=512,disk_gb=2000"
-_NEEDED = {"cores", "gpus", "memory_gb"}
-_OPTIONAL = {"gpu_gb", "disk_gb"}
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def preset_for(machine: Machine, *, is_cluster: bool) -> str:
@@ -45,24 +46,33 @@ def described(machine: Machine) -> str:
     return f"{len(machine.cores)} cores, {gpus}, {machine.memory_mb >> 10} GB"
 
 
+class _Description(msgspec.Struct, forbid_unknown_fields=True):
+    """The machine that `--machine` describes; 0 GB of a GPU: its memory is not judged."""
+
+    cores: Annotated[int, msgspec.Meta(ge=1)]
+    gpus: _Count
+    memory_gb: _Count
+    gpu_gb: _Count = 0
+    disk_gb: _Count = UNKNOWN_DISK >> 10
+
+
 def pretended_machine(text: str) -> Machine:
     """Parse text such as _FORM. Raises ConfigError for anything else.
 
     Without gpu_gb the memory of its GPUs is not judged, without disk_gb its disk.
     """
-    pairs = [re.fullmatch(r"(\w+)=(\d+)", part) for part in text.split(",")]
-    values = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
-    is_complete = len(values) == len(pairs) and _NEEDED <= values.keys() <= _NEEDED | _OPTIONAL
-    if not is_complete or values["cores"] == 0:
+    try:
+        given = msgspec.convert(by_name(text.split(",")), _Description, strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"--machine {text}: write it as {_FORM}; gpu_gb and disk_gb may be omitted"
-        )
+        ) from error
     return Machine(
-        cores=tuple(range(values["cores"])),
-        num_gpus=values["gpus"],
-        memory_mb=values["memory_gb"] << 10,
-        gpu_mb=values.get("gpu_gb", 0) << 10,
-        disk_mb=values["disk_gb"] << 10 if "disk_gb" in values else UNKNOWN_DISK,
+        cores=tuple(range(given.cores)),
+        num_gpus=given.gpus,
+        memory_mb=given.memory_gb << 10,
+        gpu_mb=given.gpu_gb << 10,
+        disk_mb=given.disk_gb << 10,
     )
 
 

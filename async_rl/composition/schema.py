@@ -46,7 +46,6 @@ class Setting:
 
     path: str
     spec: Spec
-    is_required: bool = True
     is_choice: bool = False
     variants: tuple[str, ...] = ()
 
@@ -153,13 +152,10 @@ def _inside(path: str, section: Spec) -> Iterator[Setting]:
                 f"{path}.{name}".lstrip("."),
                 spec,
                 variants=kinds_of(section),
-                is_required=name in section.get("required", ()),
             )
 
 
-def _field(
-    path: str, spec: Spec, *, variants: tuple[str, ...] = (), is_required: bool = True
-) -> Iterator[Setting]:
+def _field(path: str, spec: Spec, *, variants: tuple[str, ...] = ()) -> Iterator[Setting]:
     """Yield the setting of a plain value or of a choice, then the settings of its sections."""
     members = members_of(spec)
     kinds = [kind for member in members for kind in kinds_of(member)]
@@ -170,7 +166,6 @@ def _field(
         yield Setting(
             path=path,
             spec=spec,
-            is_required=is_required,
             is_choice=bool(kinds),
             variants=variants,
         )

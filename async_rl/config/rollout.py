@@ -4,6 +4,7 @@ Part of the schema in `run.py`, whose invariants hold here.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +19,6 @@ JAIL = "jail"
 """The first word of a command that runs in a jail."""
 SERVICE = "tinker"
 """The value of rollout.fn that makes the run a training service (docs/service.md)."""
-_MEMORY_MB = 4096
-"""Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
 
 
 @frozen
@@ -27,15 +26,14 @@ class Agent:
     """The program or the function that makes a sample, and the limits of its processes; neither of
     them if programs outside the run do.
 
-    workers: processes of fn, each for many samples at a time, or of command at a time. memory_mb:
-    MB of private memory of each of them. is_jailed: the command runs in a jail. is_service:
+    workers: processes of fn, each for many samples at a time, or of command at a time.
+    is_jailed: the command runs in a jail. is_service:
     programs outside the run train, too.
     """
 
-    command: list[str]
-    fn: str | None
-    workers: int
-    memory_mb: int = _MEMORY_MB
+    command: Sequence[str] = ()
+    fn: str | None = None
+    workers: int = 0
     is_jailed: bool = False
     is_external: bool = False
     is_service: bool = False
@@ -70,13 +68,11 @@ class RolloutConfig(Section):
     @property
     def agent(self) -> Agent:
         """The agent of a run. A list of one function is called, any other list is a command."""
-        if self.fn == EXTERNAL:
-            return Agent(command=[], fn=None, workers=0, is_external=True)
-        if self.fn == SERVICE:
-            return Agent(command=[], fn=None, workers=0, is_service=True)
+        if self.fn in (EXTERNAL, SERVICE):
+            return Agent(is_external=self.fn == EXTERNAL, is_service=self.fn == SERVICE)
         words = self.fn if isinstance(self.fn, list) else []
         workers = os.cpu_count() or 1
         if len(words) == 1 and is_function(words[0]):
-            return Agent(command=[], fn=words[0], workers=workers)
+            return Agent(fn=words[0], workers=workers)
         is_jailed = words[:1] == [JAIL]
-        return Agent(command=words[is_jailed:], fn=None, workers=workers, is_jailed=is_jailed)
+        return Agent(command=words[is_jailed:], workers=workers, is_jailed=is_jailed)

@@ -35,6 +35,8 @@ from async_rl.sessions.endpoint import Endpoint, for_agent
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""
 _CHUNK_BYTES = 1 << 16
+_MEMORY_MB = 4096
+"""Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
 _GRACE_S = 5.0
 
 
@@ -96,7 +98,7 @@ class Commands:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=functools.partial(_limit, self._config.memory_mb),
+                    preexec_fn=_limit,
                 )
             except OSError as error:
                 raise AgentError(
@@ -171,7 +173,7 @@ class Workers:
                         Done,
                         str(self._config.fn),
                         start_new_session=True,
-                        preexec_fn=functools.partial(_limit, self._config.memory_mb),
+                        preexec_fn=_limit,
                     )
                     self._workers[index] = started
                     return started
@@ -186,12 +188,12 @@ class Workers:
                 await worker.kill()
 
 
-def _limit(memory_mb: int) -> None:
+def _limit() -> None:
     """Let the new process die with the gateway, and bound its memory, before its program starts."""
     die_with_parent()
     # Pages that it may write: Linux does not limit the resident memory of one process, and node
     # reserves far more address space than it uses (8 GB for each WebAssembly memory).
-    size = memory_mb << 20
+    size = _MEMORY_MB << 20
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 

@@ -140,7 +140,7 @@ def _values_of_entry(mapping: str, setting: Setting) -> str:
     general = dataclasses.replace(
         setting, path=setting.path.replace(f"{mapping}.NAME", f"{mapping}.*")
     )
-    return _values(general, {}) or ("required" if setting.is_required else "")
+    return _values(general, {}) or ("" if "default" in setting.spec else "required")
 
 
 def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
