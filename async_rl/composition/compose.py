@@ -100,13 +100,13 @@ def to_yaml(config: RunConfig) -> str:
 def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
     source = source_of(conf)
     given = read_overrides(overrides, source.directories)
-    for path, value in schema.flatten(source.content):
-        if value == _OPEN and path not in dict(given.values):
+    chosen = dict(schema.flatten(source.content)) | given.values
+    for path, value in chosen.items():
+        if value == _OPEN:
             raise ConfigError(
                 f"conf={conf}: {path}=??? has no value yet; write it there, give {path}=VALUE, or"
                 " name data with async-rl migrate SOURCE --data FILE"
             )
-    chosen = {**dict(schema.flatten(source.content)), **dict(given.values)}
     # The preset of conf/hardware uses the nodes of a cluster. The schema reports an unknown
     # launcher later; it has no nodes.
     launcher = variants()["launcher"].get(str(chosen.get("launcher")), {})
@@ -119,7 +119,7 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
 
 def _validated(tree: Tree, given: Overrides, source: Source) -> RunConfig:
     """Return the configuration of the files' tree and the overrides. Raises ConfigError."""
-    for path, value in given.values:
+    for path, value in given.values.items():
         put(tree, path, value)
     expand(tree)
     # After `expand`: parameters of a variant may refer to other settings, as in ${num_steps}.
@@ -130,7 +130,7 @@ def _validated(tree: Tree, given: Overrides, source: Source) -> RunConfig:
         # Any valid number: it is replaced below.
         tree["num_steps"] = 1
     # An override wins over the file, so a wrong value of both is the fault of the override.
-    in_file = dict(schema.flatten(source.content)).keys() - dict(given.values).keys()
+    in_file = dict(schema.flatten(source.content)).keys() - given.values.keys()
     problems = given.problems + [
         f"conf={source.conf}: {text}" if path in in_file else text
         for path, text in problems_of(tree).items()

@@ -38,7 +38,7 @@ def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:
 def test_a_value_arrives_as_it_was_given(path: str, value: object) -> None:
     given = read_overrides(as_words({path: value}), [CONF_DIR])
     assert given.problems == []
-    tree = dict(given.values)[path]
+    tree = given.values[path]
     expected = str(value) if isinstance(value, Path) else value
     assert tree == expected
     assert type(tree) is type(expected) or isinstance(expected, list)
@@ -48,13 +48,13 @@ def test_a_value_arrives_as_it_was_given(path: str, value: object) -> None:
 @given(st.text(st.characters(codec="ascii", exclude_characters="$"), min_size=1))
 def test_any_text_arrives_as_it_was_given(text: str) -> None:
     found = read_overrides(as_words({"run_name": text}), [CONF_DIR])
-    assert (found.problems, found.values) == ([], [("run_name", text)])
+    assert (found.problems, found.values) == ([], {"run_name": text})
 
 
 @pytest.mark.parametrize("text", ["a\\b", "back\\", 'a\\"b c', "=\\d+"])
 def test_backslashes_of_the_command_line_are_kept(text: str) -> None:
     found = read_overrides([f"run_name={text}"], [CONF_DIR])
-    assert (found.problems, found.values) == ([], [("run_name", text)])
+    assert (found.problems, found.values) == ([], {"run_name": text})
 
 
 def test_a_file_of_a_group_can_be_chosen() -> None:
