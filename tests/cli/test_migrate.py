@@ -262,6 +262,16 @@ def test_adapters_and_dynamic_sampling_are_translated(name: str, given: list[str
     assert settings["buffer.uniform_groups"] == "replace"
 
 
+def test_a_quantized_engine_is_translated_where_its_rounding_is_corrected() -> None:
+    fp8 = "actor_rollout_ref.rollout.quantization=fp8"
+    is_token = "algorithm.rollout_correction.rollout_is=token"
+    settings = migrated("verl.sh", [fp8, is_token]).settings
+    assert settings["generation.vllm.extra"] == ["quantization=fp8_per_block"]
+    [line] = [line for line in migrated("verl.sh", [fp8]).lines if line.key in fp8]
+    assert (line.fate.kind, line.fate.settings) == ("refused", {})
+    assert "algorithm.policy_loss.correction=none: the weights that draw" in line.fate.reason
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
