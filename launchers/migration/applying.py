@@ -160,7 +160,7 @@ def _without(line: Line, paths: Sequence[str], problem: str) -> Line:
     if settings == fate.settings:
         return line
     if "which belongs to" not in problem:
-        fate = Fate("refused", f"not possible here: {problem}", settings)
+        fate = refused(f"not possible here: {problem}", settings)
     elif settings:
         fate = translated(settings, fate.reason)
     else:

@@ -62,7 +62,7 @@ def policy_loss(given: Given) -> Fate:
     settings[f"{_LOSS}.correction"] = "none"
     if not is_recomputed and settings[_LOSS] != "ppo_vanilla":
         reason = "the ratio is to the policy before the update, there to the behavior policy"
-        return Fate("refused", reason, settings)
+        return refused(reason, settings)
     upper = source.get("actor.behav_imp_weight_cap") or source.get(f"{_REJECTION}.upper")
     if not given.value or not (upper or f"{_REJECTION}.level" in source):
         return translated(settings, "no behavior weight")
@@ -72,14 +72,14 @@ def policy_loss(given: Given) -> Fate:
     )
     lower = source.get(f"{_REJECTION}.lower")
     if (level, metric) != ("token", "ratio") or (action == "clamp" and lower):
-        return Fate("refused", "only weights of tokens are bounded here; none is applied", settings)
+        return refused("only weights of tokens are bounded here; none is applied", settings)
     settings[f"{_LOSS}.correction"] = "token_tis" if action == "clamp" else "token_mis"
     settings[f"{_LOSS}.correction.max"] = upper or 5.0
     if action == "mask":
         # Without a lower bound one that no weight reaches.
         settings[f"{_LOSS}.correction.min"] = lower or 1e-9
     if settings[_LOSS] == "gspo":
-        return Fate("refused", TOKEN_WEIGHTS, settings)
+        return refused(TOKEN_WEIGHTS, settings)
     return translated(settings)
 
 
@@ -100,7 +100,7 @@ def advantage(given: Given) -> Fate:
     if is_equal:
         return given.into(name)
     reason = "here rewards of a critic are not normalized, and those of a group not discounted"
-    return Fate("refused", reason, given.into(name).settings)
+    return refused(reason, given.into(name).settings)
 
 
 def kl(given: Given) -> Fate:
@@ -110,11 +110,11 @@ def kl(given: Given) -> Fate:
         return given.into("none")
     if not any(key.startswith("ref.") for key in given.source):
         reason = "without ref AReaL subtracts the log-prob itself; no KL here"
-        return Fate("refused", reason, {path: "none"})
+        return refused(reason, {path: "none"})
     settings = {path: "reward", f"{path}.coef": given.value}
     if given.sibling("kl_estimator", "k1") != "k1":
-        return Fate("refused", "a KL in the reward is k1", settings)
+        return refused("a KL in the reward is k1", settings)
     if given.source.get("actor.reward_norm.mean_level"):
         reason = "subtracted before rewards are compared in the group, there afterwards"
-        return Fate("refused", reason, settings)
+        return refused(reason, settings)
     return translated(settings)

@@ -41,9 +41,9 @@ def same(reason: str) -> Fate:
     return Fate("defaulted", reason)
 
 
-def refused(reason: str) -> Fate:
-    """Return the fate of a key whose meaning would be lost."""
-    return Fate("refused", reason)
+def refused(reason: str, settings: Settings | None = None) -> Fate:
+    """Return the fate of a key whose meaning would be lost, with the settings that are nearest."""
+    return Fate("refused", reason, settings or {})
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

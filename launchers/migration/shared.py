@@ -65,7 +65,7 @@ def halves(gpus: int, width: int) -> Fate:
     if width <= rest:
         return translated(engines(rest, width) | learners(ranks), note)
     problem = f"{note}: no engine of {width}, so engines of 1"
-    return Fate("refused", problem, engines(rest, 1) | learners(ranks))
+    return refused(problem, engines(rest, 1) | learners(ranks))
 
 
 def engines(gpus: int, width: int) -> Settings:
@@ -112,4 +112,4 @@ def schedule(given: Given) -> Fate:
     if settings:
         return translated(settings)
     falling = {"learner.optimizer.schedule": "cosine"}
-    return Fate("refused", f"{given.value}: a cosine to the same end in its place", falling)
+    return refused(f"{given.value}: a cosine to the same end in its place", falling)

@@ -42,7 +42,7 @@ def batch(given: Given) -> Fate:
     fate = given.into(completions // samples, note)
     if "num_processes" in given.source or given.source.get("generation_batch_size"):
         return fate
-    return Fate("refused", f"{note}, for one process: add num_processes=GPUS", fate.settings)
+    return refused(f"{note}, for one process: add num_processes=GPUS", fate.settings)
 
 
 def minibatches(given: Given) -> Fate:
@@ -92,9 +92,9 @@ def correction(given: Given) -> Fate:
         # Without a lower bound one that no weight reaches.
         settings[f"{path}.min"] = lower or 1e-14
     if lower and action == "truncate":
-        return Fate("refused", "a truncated weight has no lower bound here", settings)
+        return refused("a truncated weight has no lower bound here", settings)
     if level == "token" and source["importance_sampling_level"] == "sequence":
-        return Fate("refused", TOKEN_WEIGHTS, settings)
+        return refused(TOKEN_WEIGHTS, settings)
     return translated(settings)
 
 
@@ -105,7 +105,7 @@ def kl(given: Given) -> Fate:
         return given.into("none")
     settings = {path: "loss", f"{path}.coef": given.value, f"{path}.estimator": "k3"}
     if source["use_bias_correction_kl"]:
-        return Fate("refused", "the estimate of the KL has no ratio as a factor here", settings)
+        return refused("the estimate of the KL has no ratio as a factor here", settings)
     if source["use_vllm"] and source[f"{_IS}_correction"]:
-        return Fate("refused", "the KL has the behavior weight here, not there", settings)
+        return refused("the KL has the behavior weight here, not there", settings)
     return translated(settings)

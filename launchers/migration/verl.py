@@ -76,7 +76,7 @@ def aggregation(given: Given) -> Fate:
     mean = {"algorithm.aggregation": "sequence_mean"}
     has_terms = source[f"{_ACTOR}.entropy_coeff"] or source[f"{_ACTOR}.use_kl_loss"]
     if has_terms and settings != mean:
-        return Fate("refused", "only of entropy and KL there; the loss has sequence_mean", mean)
+        return refused("only of entropy and KL there; the loss has sequence_mean", mean)
     return translated(mean, "gspo and sapo are always means over sequences")
 
 
@@ -122,4 +122,4 @@ def kl(given: Given) -> Fate:
         problem = "" if estimator else "kl_loss_type has no counterpart: k3 in its place"
         if source[_IS] is not None:
             problem = "the KL has the behavior weight here, not there"
-    return Fate("refused" if problem else "translated", problem, settings)
+    return refused(problem, settings) if problem else translated(settings)
