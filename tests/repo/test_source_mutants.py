@@ -25,7 +25,8 @@ def functions_of(file: str) -> frozenset[str]:
 def test_the_snippet_of_a_mutant_occurs_once_and_its_tests_exist(row: Row) -> None:
     text = (ROOT / row.file).read_text()
     assert row.edit(text) != text
-    ast.parse(row.edit(text))
+    if row.file.endswith(".py"):
+        ast.parse(row.edit(text))
     assert row.tests
     for test in row.tests:
         file, _, function = test.partition("::")
