@@ -124,19 +124,16 @@ def _lines_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[tup
         is_section = isinstance(value, Mapping) and bool(value)
         leaves = flatten(value, f"{path}.") if is_section else [(path, value)]
         yield from ((leaf, unknown(leaf, show(inner))) for leaf, inner in leaves)
+    elif setting is None:
+        remedy = f"set one of its settings, {path}.<name>=<value>"
+        yield path, f"{path}={show(value_at(tree, path))}: {path} is a section; {remedy}"
     elif error["type"] == "missing" and value_at(tree, path) is None:
-        inside = [s for leaf, s in settings().items() if leaf.startswith(f"{path}.")]
-        for absent in [setting] if setting is not None else inside:
-            remedy = f"set {absent.path}=<value>"
-            yield absent.path, f"{absent.path} is missing: {absent.description}; {remedy}"
-    elif setting is not None and setting.is_choice:
+        yield path, f"{path} is missing: {setting.description}; set {path}=<value>"
+    elif setting.is_choice:
         allowed = error.get("ctx", {}).get("expected", "").replace("'", "")
         yield path, _wrong_choice(setting, value_at(tree, path), allowed)
-    elif setting is not None:
-        yield path, wrong_value(setting, value_at(tree, path))
     else:
-        remedy = f"set one of its settings, {path}.<name>=<value>"
-        yield path, f"{path}={show(value)}: {path} is a section; {remedy}"
+        yield path, wrong_value(setting, value_at(tree, path))
 
 
 def _wrong_choice(setting: Setting, value: Any, allowed: str) -> str:
