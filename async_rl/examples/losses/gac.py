@@ -22,17 +22,15 @@ def cut(pieces: Callable[[], Iterator[tuple[list[Tensor], list[Tensor]]]]) -> No
         squared += _inner_product(gradients, gradients)
         product += _inner_product(gradients, before)
         squared_before += _inner_product(before, before)
-    part, _ = repeated_part(squared, product, squared_before, bound=BOUND)
+    part = repeated_part(squared, product, squared_before, bound=BOUND)
     if part:
         for gradients, before in pieces():
             torch._foreach_sub_(gradients, before, alpha=part)
 
 
-def repeated_part(
-    squared: float, product: float, squared_before: float, *, bound: float
-) -> tuple[float, float]:
+def repeated_part(squared: float, product: float, squared_before: float, *, bound: float) -> float:
     """Return how much of an earlier direction a gradient must lose to have the cosine `bound` with
-    it, and the share of the gradient's norm that is left; (0, 1) if its cosine is not above that.
+    it; 0 if its cosine is not above that.
 
     squared: g.g; product: g.m; squared_before: m.m, of a gradient g and the earlier direction m.
     The gradient is then g - part m.
@@ -40,11 +38,10 @@ def repeated_part(
     norm = (squared * squared_before) ** 0.5
     cosine = min(1.0, product / norm) if norm > 0 else 0.0
     if cosine <= bound:
-        return 0.0, 1.0
+        return 0.0
     orthogonal = (squared * (1 - cosine * cosine)) ** 0.5
     left = orthogonal / (1 - bound * bound) ** 0.5
-    part = (cosine * squared**0.5 - bound * left) / squared_before**0.5
-    return part, left / squared**0.5
+    return (cosine * squared**0.5 - bound * left) / squared_before**0.5
 
 
 def _inner_product(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
