@@ -4,6 +4,7 @@ what is wrong, the remedy and the description of the setting.
 
 import difflib
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -21,7 +22,6 @@ from async_rl.composition.schema import (
     mappings,
     sections,
     settings,
-    span,
 )
 from async_rl.config.base import show
 from async_rl.config.run import RunConfig
@@ -133,7 +133,11 @@ def _lines_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[tup
         allowed = error.get("ctx", {}).get("expected", "").replace("'", "")
         yield path, _wrong_choice(setting, value_at(tree, path), allowed)
     else:
-        yield path, wrong_value(setting, value_at(tree, path))
+        # The position in a list is the last part of the location.
+        entry = f"entry {error['loc'][-1]} " if isinstance(error["loc"][-1], int) else ""
+        message = error["msg"].replace("Field required", "is missing")
+        must = entry + re.sub("^[A-Z][a-z]+ should", "must", message)
+        yield path, wrong_value(setting, value_at(tree, path), must)
 
 
 def _wrong_choice(setting: Setting, value: Any, allowed: str) -> str:
@@ -146,7 +150,7 @@ def _wrong_choice(setting: Setting, value: Any, allowed: str) -> str:
     if kind in setting.choices:
         outer = setting.path.rpartition(".")[0]
         return f"{setting.path}={kind}: must be {allowed} with the chosen {outer}"
-    return wrong_value(setting, kind)
+    return wrong_value(setting, kind, "")
 
 
 def _setting_path(location: tuple[int | str, ...]) -> str:
@@ -165,8 +169,8 @@ def _setting_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def wrong_value(setting: Setting, value: Any) -> str:
-    """The problem of a value that does not fit its setting."""
+def wrong_value(setting: Setting, value: Any, must: str) -> str:
+    """The problem of a value that does not fit its setting, in pydantic's words."""
     shown = f"{setting.path}={show(value)}"
     meaning = f" ({setting.description})" if setting.description else ""
     if setting.choices:
@@ -177,6 +181,4 @@ def wrong_value(setting: Setting, value: Any) -> str:
     if setting.takes_text and isinstance(value, bool | int | float):
         quoted = f"'{setting.path}=\"{show(value)}\"'"
         return f"{shown}: must be text; put it in quotes: {quoted}{meaning}"
-    words = span(setting.spec).replace("true, false", "true or false")
-    article = "a " if words.startswith(("whole", "number", "list", "mapping")) else ""
-    return f"{shown}: must be {article}{words}{meaning}"
+    return f"{shown}: {must}{meaning}"

@@ -21,21 +21,6 @@ Changes = dict[str, tuple[object, object]]
 KIND = "kind"
 """Field of a section that names the variant of a choice."""
 
-_TYPES = {
-    "integer": "whole number",
-    "number": "number",
-    "boolean": "true, false",
-    "string": "text",
-    "null": "null",
-    "object": "mapping",
-}
-_BOUNDS = {
-    "minimum": ">=",
-    "exclusiveMinimum": ">",
-    "maximum": "<=",
-    "exclusiveMaximum": "<",
-}
-
 
 @frozen
 class Setting:
@@ -198,24 +183,3 @@ def changes(before: RunConfig, after: RunConfig) -> Changes:
     return {
         path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
     }
-
-
-def span(spec: Spec) -> str:
-    """The allowed values of a JSON schema, in words: `whole number >= 1 or null`."""
-    if "anyOf" in spec:
-        return " or ".join(span(member) for member in spec["anyOf"])
-    if "enum" in spec:
-        return ", ".join(spec["enum"])
-    if "prefixItems" in spec:
-        return "list of " + " and ".join(span(member) for member in spec["prefixItems"])
-    if "items" in spec:
-        return f"list of {span(spec['items'])}"
-    words = [_TYPES[spec["type"]]]
-    bounds = [f"{sign} {spec[bound]:g}" for bound, sign in _BOUNDS.items() if bound in spec]
-    if bounds:
-        words.append(" and ".join(bounds))
-    if "pattern" in spec:
-        words.append(f"like `{spec['pattern']}`")
-    if "minLength" in spec:
-        words.append("(not empty)")
-    return " ".join(words)

@@ -24,11 +24,24 @@ from async_rl.composition.schema import (
     mappings,
     members_of,
     settings,
-    span,
 )
 from async_rl.config.base import show
 from async_rl.core.machine import this_machine
 
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true, false",
+    "string": "text",
+    "null": "null",
+    "object": "mapping",
+}
+_BOUNDS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+}
 _HEAD = """# Configuration
 
 `make docs` generates this page from the schema (`async_rl/config/run.py` and the files it imports)
@@ -120,6 +133,27 @@ def _rows(listed: Sequence[tuple[Setting, str]]) -> str:
         for s, values in listed
     ]
     return table(("setting", "value; range", "meaning"), rows)
+
+
+def span(spec: Spec) -> str:
+    """The allowed values of a JSON schema, in words: `whole number >= 1 or null`."""
+    if "anyOf" in spec:
+        return " or ".join(span(member) for member in spec["anyOf"])
+    if "enum" in spec:
+        return ", ".join(spec["enum"])
+    if "prefixItems" in spec:
+        return "list of " + " and ".join(span(member) for member in spec["prefixItems"])
+    if "items" in spec:
+        return f"list of {span(spec['items'])}"
+    words = [_TYPES[spec["type"]]]
+    bounds = [f"{sign} {spec[bound]:g}" for bound, sign in _BOUNDS.items() if bound in spec]
+    if bounds:
+        words.append(" and ".join(bounds))
+    if "pattern" in spec:
+        words.append(f"like `{spec['pattern']}`")
+    if "minLength" in spec:
+        words.append("(not empty)")
+    return " ".join(words)
 
 
 def short_span(setting: Setting) -> str:

@@ -143,7 +143,7 @@ def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> Non
     words = [f"{path}=plugin", f"{path}.fn=my_plugins.task:rows"]
     with pytest.raises(ConfigError, match=rf"{path}.fn=my_plugins.task:rows: is called as rows\("):
         preflight(compose("grpo_code", words), this_machine())
-    with pytest.raises(ConfigError, match=rf"{path}.fn=null: must be text"):
+    with pytest.raises(ConfigError, match=rf"{path}.fn=null: must be a valid string"):
         compose("grpo_code", [f"{path}=plugin"])
 
 

@@ -60,7 +60,7 @@ def test_a_malformed_test_is_refused(verifier: async_rl.Verifier) -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="without a run only sandbox"):
         async_rl.Verifier({"num_steps": 3})
-    with pytest.raises(ConfigError, match=r"sandbox\.timeout_s=0: must be a number > 0"):
+    with pytest.raises(ConfigError, match=r"sandbox\.timeout_s=0: must be greater than 0"):
         async_rl.Verifier(["sandbox.timeout_s=0"])
 
 

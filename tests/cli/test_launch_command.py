@@ -90,7 +90,7 @@ def test_wrong_settings_exit_with_two_and_make_nothing(
 def test_an_error_is_printed_without_a_traceback(tmp_path: Path) -> None:
     done = run("launch", "conf=ppo_code", "num_steps=0", f"output_dir={tmp_path}/runs")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: num_steps=0: must be a whole number >= 1")
+    assert done.stderr.startswith("error: num_steps=0: must be greater than or equal to 1")
     assert done.stderr.count("\n") == 1
 
 

@@ -238,9 +238,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     ("override", "said"),
     [
         ("reward.terms.mine=lenght", "must be one of tests, xml_format, length"),
-        ("reward.terms.mine=reward_model", "reward.terms.mine.path=null: must be text"),
-        ("reward.terms.mine=remote", "reward.terms.mine.url=null: must be text"),
-        ("reward.terms.mine=plugin", "reward.terms.mine.fn=null: must be text"),
+        ("reward.terms.mine=reward_model", "reward.terms.mine.path=null: must be a valid string"),
+        ("reward.terms.mine=remote", "reward.terms.mine.url=null: must be a valid string"),
+        ("reward.terms.mine=plugin", "reward.terms.mine.fn=null: must be a valid string"),
         ("reward.terms.mine.weight=2", "weight is given without a variant"),
     ],
 )

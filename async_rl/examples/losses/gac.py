@@ -41,7 +41,7 @@ def repeated_part(squared: float, product: float, squared_before: float, *, boun
         return 0.0
     orthogonal = (squared * (1 - cosine * cosine)) ** 0.5
     left = orthogonal / (1 - bound * bound) ** 0.5
-    return (cosine * squared**0.5 - bound * left) / squared_before**0.5
+    return float((cosine * squared**0.5 - bound * left) / squared_before**0.5)
 
 
 def _inner_product(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
