@@ -6,7 +6,7 @@ Pure. Docs: docs/decisions/pools.md.
 
 from collections.abc import Mapping
 
-from async_rl.config.base import replace
+from async_rl.config.base import replace, with_settings
 from async_rl.config.pools import (
     GATEWAYS,
     GENERATORS,
@@ -47,16 +47,16 @@ def role_of(pool: str) -> Role:
 
 def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
     """Return the configuration with these numbers of generators and verifiers."""
-    generators = config.generators
     pools = {
         name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count))
-        for name, pool in generators.pools.items()
+        for name, pool in config.generators.pools.items()
     }
-    return replace(
-        config,
-        generators=replace(generators, count=counts.get(GENERATORS, generators.count), pools=pools),
-        verifiers=replace(config.verifiers, count=counts.get(VERIFIERS, config.verifiers.count)),
-    )
+    settings = {
+        "generators.count": counts.get(GENERATORS, config.generators.count),
+        "generators.pools": pools,
+        "verifiers.count": counts.get(VERIFIERS, config.verifiers.count),
+    }
+    return with_settings(config, settings)
 
 
 def process_name(pool: str, rank: int) -> str:

@@ -19,7 +19,7 @@ from async_rl.planning.estimate import (
 )
 from async_rl.planning.learner_memory import longest_sequence
 from async_rl.planning.shape import ModelShape
-from async_rl.planning.topology import ProcessSpec, gpus_of, processes
+from async_rl.planning.topology import ProcessSpec, processes
 
 _REMEDIES = {
     # More ranks before host memory, which slows every step; shared sequences last, because only
@@ -119,7 +119,7 @@ def gpu_load_mb(config: RunConfig, spec: ProcessSpec, shape: ModelShape, gpu_mb:
 def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[str]:
     users: collections.defaultdict[int, list[ProcessSpec]] = collections.defaultdict(list)
     for spec in processes(config, machine):
-        for index in gpus_of(spec):
+        for index in spec.gpu_numbers:
             users[index].append(spec)
     for specs in users.values():
         loads = {spec.name: gpu_load_mb(config, spec, shape, machine.gpu_mb) for spec in specs}

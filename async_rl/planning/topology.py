@@ -11,7 +11,7 @@ Invariants
 
 import collections
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from async_rl.config.pool_sizes import pool_counts, process_name
 from async_rl.config.pools import GATEWAYS, VERIFIERS, config_of, generator_pools
@@ -29,7 +29,8 @@ _START_ORDER = ("buffer", "learner", "generator", "verifier", "gateway")
 class ProcessSpec:
     """One process of a run.
 
-    cores: CPU core numbers, empty = all of the machine; gpus: their number, 0.5 = half of one.
+    cores: CPU core numbers, empty = all of the machine; gpus: their number, 0.5 = half of one;
+    gpu_numbers: the GPUs that it sees.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ProcessSpec:
     cores: tuple[int, ...]
     gpus: float
     env: dict[str, str]
+    gpu_numbers: tuple[int, ...] = ()
 
 
 def processes(
@@ -56,14 +58,7 @@ def processes(
             rank,
             machine,
             specs,
-            cores=_part_of_cores(
-                learner.cores,
-                machine,
-                specs,
-                role="learner",
-                gpus=learner.gpus_each,
-                num_sharing=learner.ranks,
-            ),
+            pool=learner.cores,
             gpus=learner.gpus_each,
             num_sharing=learner.ranks,
         )
@@ -85,34 +80,28 @@ def joining(
     rank = next(rank for rank in itertools.count() if process_name(pool, rank) not in names)
     name = process_name(pool, rank)
     if pool == VERIFIERS:
-        return _spec(name, "verifier", rank, machine, in_use, cores=config.verifiers.cores)
+        return _spec(name, "verifier", rank, machine, in_use, pool=config.verifiers.cores)
     if pool == GATEWAYS:
         return _spec(name, "gateway", rank, machine, in_use)
     own = config_of(config, pool)
     # Pools with the same cores divide them as one pool would.
     pools = [config_of(config, each).generators for each in generator_pools(config)]
     num_sharing = sum(each.count for each in pools if each.cores == own.generators.cores)
-    gpus = own.generators.gpus_each
-    cores = _part_of_cores(
-        own.generators.cores,
+    return _spec(
+        name,
+        "generator",
+        rank,
         machine,
         in_use,
-        role="generator",
-        gpus=gpus,
+        pool=own.generators.cores,
+        gpus=own.generators.gpus_each,
         num_sharing=num_sharing,
     )
-    return _spec(name, "generator", rank, machine, in_use, cores=cores, gpus=gpus)
 
 
 def has_its_gpus(spec: ProcessSpec) -> bool:
     """Return whether the machine had as many free GPUs as the process needs."""
-    return len(gpus_of(spec)) == _num_gpus(spec.gpus)
-
-
-def gpus_of(spec: ProcessSpec) -> list[int]:
-    """Return the numbers of the GPUs that a process sees."""
-    indices = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [int(index) for index in indices if index]
+    return len(spec.gpu_numbers) == _num_gpus(spec.gpus)
 
 
 def _num_gpus(gpus: float) -> int:
@@ -122,29 +111,20 @@ def _num_gpus(gpus: float) -> int:
 
 def _part_of_cores(
     pool: Sequence[int],
-    machine: Machine,
-    in_use: Sequence[ProcessSpec],
-    *,
-    role: Role,
-    gpus: float,
+    near: Sequence[int],
+    used: Iterable[int],
     num_sharing: int,
 ) -> tuple[int, ...]:
-    """The cores of one more process of a role: one of the parts of the pool that `num_sharing`
-    processes have, or of its cores near the GPU of the process. It is the part that the processes
-    in use have least.
+    """One of the parts of the cores `near`, of a pool that `num_sharing` processes have: the part
+    that has the fewest of the used cores.
     """
     if not pool:
         return ()
-    near = pool
-    # A process with a share of a GPU keeps its cores, because the machine then has one GPU and
-    # there is no other set of cores to be near to.
-    if gpus >= 1 and (free := _free_gpus(machine, gpus, in_use)):
-        near = machine.near(free[0], pool)
     # With fewer cores than processes, processes share cores.
     count = min(len(near), max(1, -(-num_sharing * len(near) // len(pool))))
     bounds = [position * len(near) // count for position in range(count + 1)]
     parts = [tuple(near[start:end]) for start, end in itertools.pairwise(bounds)]
-    users = collections.Counter(core for spec in in_use if spec.role == role for core in spec.cores)
+    users = collections.Counter(used)
     return min(parts, key=lambda part: sum(users[core] for core in part))
 
 
@@ -152,7 +132,7 @@ def _free_gpus(machine: Machine, gpus: float, in_use: Sequence[ProcessSpec]) -> 
     """The first GPUs with room for the process; fewer than it needs if the machine has no more."""
     free = [1.0] * machine.num_gpus
     for spec in in_use:
-        for index in gpus_of(spec):
+        for index in spec.gpu_numbers:
             free[index] -= min(spec.gpus, 1.0)
     # Shares such as 0.3 do not add up to exactly 1.
     needed = min(gpus, 1.0) - 1e-6
@@ -167,20 +147,37 @@ def _spec(
     machine: Machine,
     in_use: Sequence[ProcessSpec],
     *,
-    cores: Sequence[int] = (),
+    pool: Sequence[int] = (),
     gpus: float = 0,
     num_sharing: int = 1,
 ) -> ProcessSpec:
-    """num_sharing: processes that divide the machine's cores where none are named."""
+    """pool: the cores that num_sharing processes divide, all of the machine if none are named."""
+    gpu_numbers = _free_gpus(machine, gpus, in_use)
+    near = pool
+    # A process with a share of a GPU keeps its cores, because the machine then has one GPU and
+    # there is no other set of cores to be near to.
+    if gpus >= 1 and gpu_numbers:
+        near = machine.near(gpu_numbers[0], pool)
+    used = [core for spec in in_use if spec.role == role for core in spec.cores]
+    cores = _part_of_cores(pool, near, used, num_sharing)
     # One thread per core of the process: more would compete for the same cores, and gloo and ZeroMQ
     # start their own threads. Hyperthreads of a core share its arithmetic units.
     num_threads = 1
     if role in ("generator", "learner"):
-        num_cpus = len(cores) or len(machine.cores) // num_sharing
+        ranks = num_sharing if role == "learner" else 1
+        num_cpus = len(cores) or len(machine.cores) // ranks
         num_threads = max(1, num_cpus // machine.threads_per_core)
     env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if machine.num_gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _free_gpus(machine, gpus, in_use)))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_numbers))
         # The driver's numbers. CUDA would otherwise number unequal GPUs by their speed.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    return ProcessSpec(name=name, role=role, rank=rank, cores=tuple(cores), gpus=gpus, env=env)
+    return ProcessSpec(
+        name=name,
+        role=role,
+        rank=rank,
+        cores=cores,
+        gpus=gpus,
+        env=env,
+        gpu_numbers=tuple(gpu_numbers),
+    )
