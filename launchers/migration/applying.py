@@ -178,8 +178,6 @@ def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) 
     # Before all other columns: a key without effect must not be refused.
     if condition is not None and not condition.is_met(source):
         return same(condition.reason)
-    if rule.if_null and value is None:
-        return same(rule.if_null)
     if value == _OPEN:
         return same("the source takes it from its command line")
     if value in rule.only:

@@ -64,8 +64,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     if_: str = msgspec.field(default="", name="if")
     """Name of a condition; the key has no effect unless it is met."""
-    if_null: str = ""
-    """Reason why null needs no setting."""
     only: list[Any] = []
     """Values that need no setting; others are refused."""
     code: str = ""
