@@ -117,7 +117,6 @@ def compose_files(
     is_cluster: the launcher divides the nodes of a cluster.
     """
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
-    OmegaConf.register_new_resolver("with_held_out", with_held_out, replace=True)
     fitting = hardware.preset_for(machine, is_cluster=is_cluster)
     for name, function in hardware.resolvers(machine, fitting).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
@@ -212,10 +211,3 @@ def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
     the embedded task.
     """
     return with_them if _root_.data.train_files or _root_.data.val_files else without
-
-
-def with_held_out(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
-    """The second value where the run trains on files of the user's without held-out files, else
-    the first.
-    """
-    return without if _root_.data.train_files and not _root_.data.val_files else with_them

@@ -89,7 +89,7 @@ def resolvers(machine: Machine, preset: str) -> dict[str, Callable[..., Any]]:
         "in_turns": lambda in_turns, at_once, placement: (
             in_turns if placement == COLOCATED else at_once
         ),
-        "with_gpus": lambda with_them, without, gpus: with_them if gpus else without,
+        "if": lambda condition, value, otherwise: value if condition else otherwise,
     }
 
 
