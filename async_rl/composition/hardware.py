@@ -16,7 +16,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
 from async_rl.data.embedded import TINY_CODER
 from async_rl.planning.presets import fitted, fleet
-from async_rl.planning.shape import ModelShape, embedded_shape, read_shape
+from async_rl.planning.shape import ModelShape, read_shape, shape_from_hf
 
 CLUSTER = "cluster"
 _FITTED_PRESETS = ("cpu", "gpu", "gpus", CLUSTER)
@@ -127,11 +127,7 @@ def generating(nodes: int, gpus_per_node: int) -> int:
 def model_shape(config: RunConfig) -> ModelShape | None:
     """Return the shape of the policy; None if it is unknown before the model is loaded."""
     if config.model.path is None:
-        return embedded_shape(
-            hidden_size=TINY_CODER.hidden_size,
-            num_layers=TINY_CODER.num_layers,
-            num_heads=TINY_CODER.num_heads,
-        )
+        return shape_from_hf(TINY_CODER.hf_config)
     return read_shape(Path(config.model.path))
 
 

@@ -5,8 +5,13 @@ different model sets `model.path`.  Functions take the values as parameters, so 
 models.  Every value is part of the key of the cached model.
 """
 
+from typing import Any
+
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
+
+MAX_LENGTH = 512
+"""Tokens of a sequence of the embedded model at most."""
 
 
 @frozen
@@ -31,6 +36,22 @@ class TinyCoder:
     flaw_spread: float = 0.5
     retry_share: float = 0.0
     seed: int = 0
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        """The sizes of the model as in config.json; its tokenizer has at most vocab_size tokens."""
+        return {
+            "model_type": "qwen3",
+            "vocab_size": 1024,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": 3 * self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_heads,
+            "head_dim": self.hidden_size // self.num_heads,
+            "max_position_embeddings": MAX_LENGTH,
+            "tie_word_embeddings": True,
+        }
 
 
 TINY_CODER = TinyCoder()

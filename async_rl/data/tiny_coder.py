@@ -24,13 +24,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from async_rl.data import corpus, list_functions
-from async_rl.data.embedded import TinyCoder
+from async_rl.data.embedded import MAX_LENGTH, TinyCoder
 from async_rl.data.list_functions import ListFunctions
 from async_rl.data.tokenizer import build_tokenizer
 
-MAX_LENGTH = 512
 _IGNORED = -100  # the label that torch's cross-entropy leaves out by default
-_MLP_FACTOR = 3
 _WARMUP_STEPS = 20
 _BUCKET_BATCHES = 8
 _NUM_WORKERS = 2  # a constant: another number would sum gradients in another order
@@ -43,23 +41,16 @@ def build_model(config: TinyCoder, tokenizer: Any) -> Any:
     """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output
     embeddings are tied.
     """
-    qwen = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=config.hidden_size,
-        intermediate_size=_MLP_FACTOR * config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_heads,
-        head_dim=config.hidden_size // config.num_heads,
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        initializer_range=0.02,
-        use_cache=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
+    own = {
+        "vocab_size": len(tokenizer),
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    qwen = Qwen3Config.from_dict(config.hf_config | own)
     # The process may be seeded for something else; the weights depend on config.seed only.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -12,10 +12,6 @@ import msgspec
 
 from async_rl.core.frozen import frozen
 
-EMBEDDED_VOCABULARY = 1024
-EMBEDDED_POSITIONS = 512
-EMBEDDED_MLP_FACTOR = 3
-
 # Families name the same numbers differently; the first name that is set counts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WITH_QK_NORM = ("qwen3", "olmo2", "olmoe", "gemma3")
@@ -54,22 +50,6 @@ class ModelShape:
         """The parameters without an untied output head, as a critic has them."""
         embeddings = self.vocab_size * self.hidden_size
         return self.num_parameters - (self.root_parameters - embeddings - self.hidden_size)
-
-
-def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> ModelShape:
-    """Return the shape of the embedded model; its vocabulary is at most EMBEDDED_VOCABULARY."""
-    return shape_from_hf(
-        {
-            "model_type": "qwen3",
-            "vocab_size": EMBEDDED_VOCABULARY,
-            "hidden_size": hidden_size,
-            "num_hidden_layers": num_layers,
-            "num_attention_heads": num_heads,
-            "intermediate_size": EMBEDDED_MLP_FACTOR * hidden_size,
-            "max_position_embeddings": EMBEDDED_POSITIONS,
-            "tie_word_embeddings": True,
-        }
-    )
 
 
 def read_shape(model_path: Path) -> ModelShape | None:

@@ -28,12 +28,13 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
+from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.cluster import actor_options, bundles_of, cluster_cpus
 from async_rl.launchers.backends.local import child_command
 from async_rl.launchers.backends.slurm import SlurmLauncher
 from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.shape import embedded_shape
+from async_rl.planning.shape import shape_from_hf
 from async_rl.planning.topology import ProcessSpec, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -290,7 +291,7 @@ def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None
 
 
 def test_the_estimate_of_memory_counts_every_pool() -> None:
-    shape = embedded_shape(hidden_size=192, num_layers=2, num_heads=6)
+    shape = shape_from_hf(TINY_CODER.hf_config)
     alone, more = (
         settings(),
         settings(

@@ -5,6 +5,7 @@ from composing import compose, compose_unchecked
 from planning_models import QWEN3_06B, SMOLLM2_135M
 
 from async_rl.core.machine import Machine
+from async_rl.data.embedded import MAX_LENGTH, TINY_CODER
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     disk_mb,
@@ -13,7 +14,7 @@ from async_rl.planning.estimate import (
 )
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.learner_memory import learner_memory
-from async_rl.planning.shape import EMBEDDED_POSITIONS, embedded_shape, shape_from_hf
+from async_rl.planning.shape import shape_from_hf
 
 
 def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
@@ -22,7 +23,7 @@ def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
     )
 
 
-EMBEDDED = embedded_shape(hidden_size=192, num_layers=2, num_heads=6)
+EMBEDDED = shape_from_hf(TINY_CODER.hf_config)
 
 
 def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
@@ -183,7 +184,7 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
         EMBEDDED,
         machine_with(10**6),
     )
-    assert f"= 600 is above the {EMBEDDED_POSITIONS} positions" in positions
+    assert f"= 600 is above the {MAX_LENGTH} positions" in positions
     (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), machine_with(10**6))
     # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
     assert (
