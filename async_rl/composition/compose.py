@@ -23,8 +23,10 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.core.os import replace_synced
 
-_OPEN = "???"
-"""OmegaConf's mark of a value that has to be given; hydra would keep the value below it."""
+OPEN = "???"
+"""OmegaConf's mark of a value that has to be given: a launch refuses a file with it, and hydra would
+keep the value below it.
+"""
 
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -102,7 +104,7 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
     given = read_overrides(overrides, source.directories)
     chosen = dict(schema.flatten(source.content)) | given.values
     for path, value in chosen.items():
-        if value == _OPEN:
+        if value == OPEN:
             raise ConfigError(
                 f"conf={conf}: {path}=??? has no value yet; write it there, give {path}=VALUE, or"
                 " name data with async-rl migrate SOURCE --data FILE"

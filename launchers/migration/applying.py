@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from async_rl.composition.choices import choices_first
-from async_rl.composition.compose import compose
+from async_rl.composition.compose import OPEN, compose
 from async_rl.composition.overrides import as_words
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration import shared
@@ -23,7 +23,6 @@ from async_rl.launchers.migration.rules import (
     read_table,
     refused,
     same,
-    split_at,
     translated,
 )
 from async_rl.launchers.migration.sources import Unreadable, arguments, read_source
@@ -49,8 +48,6 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "negated": lambda value: -value,
     "minutes": lambda value: value / 60,
 }
-_OPEN = "???"
-"""OmegaConf's mark of a value that has to be given; a launch refuses a file with it."""
 _FILES = "async-rl migrate --data FILE --held-out FILE"
 _WANTED = {
     "model.path": "the source names no model: write its path into the file",
@@ -133,8 +130,8 @@ def _launched(migration: Migration) -> Migration:
         # Without the key, which was refused, the base decides, and it evaluates.
         is_wanted = path != "data.val_files" or settings.get("evaluation.every_steps", True)
         if is_wanted and not settings.get(path):
-            settings[path] = _OPEN
-            lines.append(Line(path, _OPEN, refused(reason)))
+            settings[path] = OPEN
+            lines.append(Line(path, OPEN, refused(reason)))
     ordered = dict(choices_first(settings.items()))
     return msgspec.structs.replace(migration, settings=ordered, lines=lines)
 
@@ -178,7 +175,7 @@ def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) 
     # Before all other columns: a key without effect must not be refused.
     if condition is not None and not condition.is_met(source):
         return same(condition.reason)
-    if value == _OPEN:
+    if value == OPEN:
         return same("the source takes it from its command line")
     if value in rule.only:
         return same(rule.same or "the source's default")
@@ -190,7 +187,7 @@ def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) 
             # A text or a list where the source's program expects a number, for example.
             return refused(f"the value does not have the expected form ({error})")
     if rule.as_:
-        return _as_another(rule, value, source, split_at(key, pattern)[1])
+        return _as_another(rule, value, source, key.removeprefix(pattern.removesuffix("*")))
     return _translated(given)
 
 

@@ -144,11 +144,6 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differences: list[str]
     rules: dict[str, Rule]
 
-    def __post_init__(self) -> None:
-        for key, rule in self.rules.items():
-            if rule.if_ and rule.if_ not in self.conditions:
-                raise ValueError(f"{key}: no condition is named {rule.if_}")
-
     def recognizes(self, source: Source) -> bool:
         """Return whether the source has the keys and sections of this system."""
         names = {key.partition(".")[0] for key in source} | source.keys()
@@ -180,21 +175,12 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         if not matching:
             return key, Rule(refused=NO_RULE)
-        # The longest section is the innermost.
+        # Of two sections the longer one is the inner one; the name of a key says more than both.
         best = max(
-            matching, key=lambda pattern: (pattern.startswith("*."), len(split_at(key, pattern)[0]))
+            matching,
+            key=lambda pattern: (pattern.startswith("*."), not pattern.endswith("*"), len(pattern)),
         )
         return best, self.rules[best]
-
-
-def split_at(key: str, pattern: str) -> tuple[str, str]:
-    """Return the section of a key that the pattern names, with its dot, and the part below it."""
-    literal = pattern.rstrip("*")
-    if literal.startswith("*"):
-        literal = literal[1:]
-        end = f"{key}.".index(literal) + len(literal)
-        return key[:end], key[end:]
-    return literal, key.removeprefix(literal)
 
 
 def read_table(system: str) -> Table:

@@ -112,6 +112,12 @@ def test_every_function_of_a_table_exists_and_is_used() -> None:
     assert set().union(*named.values()) >= shared
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_condition_of_a_rule_is_in_its_table(name: str) -> None:
+    source = read_table(name)
+    assert {rule.if_ for rule in source.rules.values()} - {""} <= source.conditions.keys()
+
+
 # Key, its other value, and what that becomes: settings of ours, or "defaulted", or "refused".
 FATES = [(name, *row) for name in (VERL, AREAL) for row in table(__file__, name)]
 
