@@ -24,7 +24,7 @@ from async_rl.core.machine import Machine, this_machine
 from async_rl.core.os import replace_synced
 
 OPEN = "???"
-"""OmegaConf's mark of a value that has to be given: a launch refuses a file with it, and hydra would
+"""OmegaConf's mark of a value that has to be given: a launch refuses a file with it, hydra would
 keep the value below it.
 """
 
