@@ -6,7 +6,6 @@ paths in the result are absolute.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -54,16 +53,12 @@ def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     return _composed(conf, overrides, this_machine())[0]
 
 
-def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
-    checked as `compose` does.
+def recompose(written: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The resolved configuration of a run with `key=value` overrides, validated and checked as
+    `compose` does.
     """
-    try:
-        written = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, OSError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    source = Source(conf=str(path), folder=None, content={})
-    config = _validated(written, read_overrides(overrides, []), source)
+    source = Source(conf="config.yaml", folder=None, content={})
+    config = _validated(as_builtins(written), read_overrides(overrides, []), source)
     check(config)
     return config
 

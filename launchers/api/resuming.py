@@ -57,10 +57,10 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
             f" {run_dir.name}"
         )
     before = config_of(run_dir)
-    after = recompose(run_dir / "config.yaml", overrides)
+    after = recompose(before, overrides)
     kept = _kept_schedule(before, after)
     if kept:
-        after = recompose(run_dir / "config.yaml", with_defaults(overrides, kept))
+        after = recompose(before, with_defaults(overrides, kept))
     changed = changes(before, after)
     raise_if_any(_refusals(run_dir, before, after, changed))
     lines = [f"{path}={show(new)} (was {show(old)})" for path, (old, new) in changed.items()]

@@ -64,6 +64,7 @@ def evaluate(
     data.val_files=test.jsonl
     """
     from async_rl.composition.compose import recompose
+    from async_rl.runs.status import config_of
 
     # What libraries say while they load models hides the figures; errors are raised.
     os.environ.update(_QUIET)
@@ -81,7 +82,7 @@ def evaluate(
             model_path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
         else:
             if conf is None:
-                config = recompose(run_dir / "config.yaml", overrides)
+                config = recompose(config_of(run_dir), overrides)
             else:
                 config = composed(conf, overrides)
             model_path = Path(scratch) / "model"

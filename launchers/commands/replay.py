@@ -55,7 +55,7 @@ def replay(
     """
     run_dir = find_run(run, output_dir)
     before = config_of(run_dir)
-    config = recompose(run_dir / "config.yaml", settings or [])
+    config = recompose(before, settings or [])
     changed = list(changes(before, config))
     _refuse(before, config, changed)
     # Before a directory is made: a refused replay leaves nothing.

@@ -32,6 +32,7 @@ from async_rl.composition.schema import (
 from async_rl.config.policy_losses import CispoLoss, ClippedLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+from async_rl.runs.status import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -378,8 +379,8 @@ def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(
 def test_a_resumed_run_keeps_the_number_of_steps_that_was_counted(tmp_path: Path) -> None:
     config = compose("ppo_code", ["num_steps=null", "data.epochs=1"])
     write_config(config, tmp_path / "config.yaml")
-    assert recompose(tmp_path / "config.yaml", []).num_steps == 855
-    assert recompose(tmp_path / "config.yaml", ["num_steps=7"]).num_steps == 7
+    assert recompose(config_of(tmp_path), []).num_steps == 855
+    assert recompose(config_of(tmp_path), ["num_steps=7"]).num_steps == 7
 
 
 def test_wrong_keys_and_wrong_values_are_reported_together() -> None:

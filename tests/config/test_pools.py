@@ -36,6 +36,7 @@ from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.shape import shape_from_hf
 from async_rl.planning.topology import ProcessSpec, processes
+from async_rl.runs import status
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 BIG = ("generators.pools.big.count=2", "generators.pools.big.work=train")
@@ -168,9 +169,9 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
     }
     assert config.generators.pools["big"].max_num_seqs == 64
     write_config(config, tmp_path / "config.yaml")
-    assert recompose(tmp_path / "config.yaml", []) == config
+    assert recompose(status.config_of(tmp_path), []) == config
     again = recompose(
-        tmp_path / "config.yaml",
+        status.config_of(tmp_path),
         ["generators.pools.big.work=train", "generators.pools={more:{count:4,work:both}}"],
     )
     assert (again.generators.pools["big"].work, again.generators.pools["big"].count) == ("train", 3)
