@@ -7,6 +7,7 @@ variant, or a mapping with the name as `kind` and some of its parameters.
 
 import copy
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,15 @@ def variants() -> dict[str, dict[str, Tree]]:
     return msgspec.convert(tree, dict[str, dict[str, Tree]])
 
 
-def choices_first(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def choices_first(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Sort settings for `put`: outer choices first, since each resets its parameters."""
 
-    def rank(setting: tuple[str, Any]) -> tuple[bool, int]:
+    def rank(setting: tuple[str, Any]) -> float:
         path, value = setting
-        # False sorts first. An inner choice belongs to a variant of the outer choice.
-        return (False, path.count(".")) if _is_choice(path, value) else (True, 0)
+        # An inner choice belongs to a variant of the outer choice.
+        return path.count(".") if _is_choice(path, value) else math.inf
 
-    return sorted(values, key=rank)
+    return dict(sorted(values, key=rank))
 
 
 def _is_choice(path: str, value: Any) -> bool:

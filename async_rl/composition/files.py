@@ -103,9 +103,7 @@ def _read_user_file(conf: str, path: Path) -> Tree:
         # The file's own settings win over those it builds on. Hydra does the same, with a warning.
         defaults.append("_self_")
     ConfigStore.instance().store(name=USER_CONFIG, node=node)
-    content = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
+    return _tree_of(node, resolve=False)
 
 
 def compose_files(
@@ -141,9 +139,7 @@ def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]
     preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
     with open_dict(composed):
         del composed["hydra"]
-    tree = OmegaConf.to_container(composed, throw_on_missing=True)
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}, preset
+    return _tree_of(composed, resolve=False), preset
 
 
 # The files of conf/ do not change while a process runs; a user's file may.
@@ -153,9 +149,13 @@ _hydra_once = functools.cache(_hydra)
 def resolved(tree: Tree, source: Source) -> Tree:
     """Return the tree with the values of its `${...}`. Raises ConfigError."""
     with readable_errors(source, ()):
-        values = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+        return _tree_of(OmegaConf.create(tree), resolve=True)
+
+
+def _tree_of(node: DictConfig, *, resolve: bool) -> Tree:
+    tree = OmegaConf.to_container(node, resolve=resolve)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Ove
         except ConfigError as error:
             problems.append(str(error))
         first.setdefault(name, word)
-    return Overrides(groups=groups, values=dict(choices_first(values)), problems=problems)
+    return Overrides(groups=groups, values=choices_first(values), problems=problems)
 
 
 def _name(word: str) -> str:

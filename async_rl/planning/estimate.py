@@ -125,13 +125,10 @@ def exported_bytes(config: RunConfig, shape: ModelShape) -> float:
     if config.weights.transfer.kind != "ipc":
         return 0.0
     published = dtype_bytes(config) * shape.num_parameters
-    chunk = max(_largest_bytes(config, shape), DEVICE_CHUNK_BYTES)
+    # The largest tensor: the embeddings, in the dtype of the generators.
+    largest = dtype_bytes(config) * shape.vocab_size * shape.hidden_size
+    chunk = max(largest, DEVICE_CHUNK_BYTES)
     return float(published + min(published, chunk))
-
-
-def _largest_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """The embeddings, in the dtype of the generators."""
-    return dtype_bytes(config) * shape.vocab_size * shape.hidden_size
 
 
 def _sent_bytes(config: RunConfig, shape: ModelShape) -> int:

@@ -132,7 +132,7 @@ def _launched(migration: Migration) -> Migration:
         if is_wanted and not settings.get(path):
             settings[path] = OPEN
             lines.append(Line(path, OPEN, refused(reason)))
-    ordered = dict(choices_first(settings.items()))
+    ordered = choices_first(settings.items())
     return msgspec.structs.replace(migration, settings=ordered, lines=lines)
 
 
