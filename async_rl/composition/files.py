@@ -17,7 +17,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from async_rl.composition import hardware
@@ -136,10 +136,9 @@ def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]
     """As `compose_files`. fitting: the preset for the machine, which hydra gets from a resolver."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
-    preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
-    with open_dict(composed):
-        del composed["hydra"]
-    return _tree_of(composed, resolve=False), preset
+    tree = _tree_of(composed, resolve=False)
+    chosen = tree.pop("hydra")["runtime"]["choices"]
+    return tree, str(chosen.get("hardware", "none"))
 
 
 # The files of conf/ do not change while a process runs; a user's file may.
