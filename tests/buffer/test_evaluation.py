@@ -11,10 +11,9 @@ import statistics
 
 import pytest
 from buffer_support import FakePrompts, make_trajectory
-from composing import compose, compose_unchecked
+from composing import compose
 
 from async_rl.buffer.evaluation import evaluation_scalars, interval, majority, result_of
-from async_rl.config.checks.run import problems
 from async_rl.core.types import NO_VERSION, AnswerTest, AssertTest, CodeProblem, Group, Purpose
 from async_rl.rewards.answers import vote_of
 
@@ -163,16 +162,6 @@ def test_programs_vote_by_their_text_without_layout_and_comments() -> None:
     assert vote_of(problem, plain, "auto") != vote_of(problem, plain.replace("1", "2"), "auto")
     assert vote_of(problem, "def f(", "whole") == "def f("
     assert vote_of(problem, "no block", "fenced") is None
-
-
-def test_greedy_evaluation_of_several_samples_is_refused() -> None:
-    def found(*overrides: str) -> list[str]:
-        config = compose_unchecked("grpo_code", overrides)
-        return [problem for problem in problems(config) if problem.startswith("evaluation.")]
-
-    assert found("evaluation.num_samples=4", "evaluation.temperature=0")
-    assert not found("evaluation.num_samples=4")
-    assert not found("evaluation.temperature=0")
 
 
 @pytest.mark.covers("val_batch_size: every row")

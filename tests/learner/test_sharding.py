@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_support import (
-    make_config,
     make_groups,
     make_trainer,
     offloading_trainer,
@@ -25,20 +24,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Qwen3ForCausalLM
 
-from async_rl.config.base import replace
-from async_rl.config.checks.run import problems
-from async_rl.config.run import RunConfig
 from async_rl.learner.host_memory import Resting
 from async_rl.learner.sharding import Ranks, local
 from async_rl.learner.trainer import Trainer
 from async_rl.learner.units import units
 
 CPU = torch.device("cpu")
-
-
-def offloaded(config: RunConfig, offload: str) -> RunConfig:
-    """The configuration check refuses offloading without a GPU; here the CPU stands for one."""
-    return replace(config, learner=replace(config.learner, offload=offload))
 
 
 @pytest.mark.covers("param_offload, optimizer_offload")
@@ -94,16 +85,6 @@ def test_a_model_in_float32_on_one_cpu_is_not_wrapped_until_it_is_offloaded(
     for offload in ("none", "parameters"):
         trainer = offloading_trainer(model_path, "grpo_code", offload=offload)
         assert isinstance(policy_of(trainer), FSDPModule) == (offload == "parameters")
-
-
-@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
-def test_offloading_is_refused_where_there_is_no_gpu(offload: str) -> None:
-    config = make_config("grpo_code")
-    assert list(problems(config)) == []
-    found = list(problems(offloaded(config, offload)))
-    assert [
-        p for p in found if p.startswith(f"learner.offload={offload} with learner.gpus_each=0")
-    ] == found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["bare", "wrapped"])
