@@ -56,9 +56,8 @@ class Section(BaseModel):
 
 def replace(section: AnySection, **changes: Any) -> AnySection:
     """Return a copy with these fields changed and validated. Raises pydantic.ValidationError."""
-    fields = {name: getattr(section, name) for name in type(section).model_fields}
     # Not model_copy, which would take the new values unchecked.
-    return type(section).model_validate(fields | changes)
+    return type(section).model_validate(dict(section) | changes)
 
 
 def with_settings(section: AnySection, settings: Mapping[str, Any]) -> AnySection:
