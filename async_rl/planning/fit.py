@@ -70,24 +70,19 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
             f" {gb(machine.memory_mb)}; {remedy}, or take a smaller model"
         )
     elif machine.nodes > 1:
-        problems += _node_problems(config, shape, machine)
+        node_mb = machine.memory_mb // machine.nodes
+        num_ranks = min(config.learner.ranks, machine.num_gpus // machine.nodes)
+        ranks_mb = num_ranks * memory_mb(config, "learner", shape)
+        if ranks_mb > node_mb:
+            problems.append(
+                f"the learner ranks of a node need about {gb(ranks_mb)} of memory, a node has"
+                f" {gb(node_mb)}; raise learner.ranks, or take a smaller model"
+            )
     # A described machine may leave the memory of its GPUs open.
     if machine.num_gpus and machine.gpu_mb:
         problems += _gpu_problems(config, shape, machine)
     # Pools with the same setting have the same problem.
     return [problem for problem in dict.fromkeys(problems) if problem]
-
-
-def _node_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[str]:
-    """Yield the reason why the ranks of a node do not fit it."""
-    node = machine.num_gpus // machine.nodes
-    ranks_mb = min(config.learner.ranks, node) * memory_mb(config, "learner", shape)
-    if ranks_mb > machine.memory_mb // machine.nodes:
-        yield (
-            f"the learner ranks of a node need about {gb(ranks_mb)} of memory, a node has"
-            f" {gb(machine.memory_mb // machine.nodes)}; raise learner.ranks, or take a smaller"
-            " model"
-        )
 
 
 def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
