@@ -5,14 +5,15 @@ Part of `checks/run.py`, whose invariants hold here.
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
 from async_rl.config.pools import GATEWAYS, GENERATORS, PLACES, VERIFIERS
 from async_rl.config.run import RunConfig
+from async_rl.core.types import Role
 
-_POOLS = (GENERATORS, VERIFIERS, GATEWAYS)
-_TAKEN = (*_POOLS, "generator", "verifier", "gateway", "learner", "buffer", "supervisor")
+_TAKEN = (*get_args(Role), GENERATORS, VERIFIERS, GATEWAYS)
 _OF_VLLM = tuple(name for name, path in PLACES.items() if path.startswith("generation.vllm."))
 _OF_CLUSTERS = tuple(name for name, path in PLACES.items() if path.startswith("launcher."))
 
