@@ -200,7 +200,7 @@ def test_more_steps_do_not_raise_the_learning_rate_of_a_cosine_schedule(tmp_path
     kept, lines = resumed_config(tmp_path, ["num_steps=16"])
     assert _rates(kept, range(8)) == before
     assert _rates(kept, [8, 12, 16]) == pytest.approx([0, 0, 0])
-    assert "learner.optimizer.schedule_span=[0.0,8.0] (was [])" in lines
+    assert "learner.optimizer.schedule_span=[0,8] (was [])" in lines
     assert "at its least value from step 8 on" in lines[-1]
     own = ["num_steps=16", "learner.optimizer.schedule_span=[0,16]"]
     assert _rates(resumed_config(tmp_path, own)[0], [8]) == pytest.approx([0.5])
