@@ -29,7 +29,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.data.embedded import TINY_CODER
-from async_rl.launchers.backends.cluster import actor_options, bundles_of, cluster_cpus
+from async_rl.launchers.backends.cluster import actor_options, cluster_cpus, is_with_learner
 from async_rl.launchers.backends.local import child_command
 from async_rl.launchers.backends.slurm import SlurmLauncher
 from async_rl.planning.estimate import total_memory_mb
@@ -286,7 +286,7 @@ def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None
     on_ray = settings("launcher=ray", "rollout.fn=[a:b]", "generators.count=9")
     options_of_ray = actor_options(on_ray, gateway, is_own_cluster=False)
     assert (options_of_ray["num_cpus"], options_of_ray["num_gpus"]) == (cpus, 0)
-    assert bundles_of(on_ray, gateway, supervisor_host="h", is_own_cluster=False)[1] == []
+    assert not is_with_learner(on_ray, gateway)
     command = child_command(gateway, tmp_path, parent_pid=1)
     assert command[command.index("--role") + 1] == "gateway"
 
