@@ -13,7 +13,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.observability.catalogue import describe
@@ -29,7 +28,8 @@ class Endpoint:
     def __init__(
         self, host: str, port: int, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]
     ) -> None:
-        registry = CollectorRegistry()
+        # Without auto_describe it calls `collect` for requests only, when there are numbers.
+        registry = CollectorRegistry(auto_describe=False)
         path = f"/{secrets.token_urlsafe()}/metrics"
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
@@ -63,14 +63,10 @@ def _only_at(path: str, answer: Any) -> Any:
     return guarded
 
 
-class _Newest(Collector):
+class _Newest:
     def __init__(self, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
         self._run = run
         self._newest = newest
-
-    def describe(self) -> Iterator[Metric]:
-        # Without this the registry would call `collect` at registration, before there are numbers.
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         step, metrics = self._newest()

@@ -12,11 +12,8 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from async_rl.config.pools import pool_of
-from async_rl.core.types import Role
 from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.monitoring.terminal import WideTable, open_table
-from async_rl.observability.activity import GAUGE
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member, PoolCount
 
@@ -85,25 +82,18 @@ def render(
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     else:
-        head.append(_diagnosis(reply, past))
+        head.append(_diagnosis(reply))
     return Group(head, _processes(reply, past, now_s))
 
 
-def _diagnosis(reply: StatusReply, past: Sequence[Member]) -> Text:
+def _diagnosis(reply: StatusReply) -> Text:
     """Name the silent processes; if all answer, the bottleneck."""
     # Shares of time of a run with a silent process would name the wrong bottleneck.
     silent = [member.name for member in reply.members if member.state == "silent"]
     if silent:
         return Text(f"\nno heartbeat from: {', '.join(silent)}", style="bold red")
-    sentence = bottleneck(_training_members(reply), past)
+    sentence = bottleneck(reply)
     return Text(f"\nbottleneck: {sentence}" if sentence else "", style="cyan")
-
-
-def _training_members(reply: StatusReply) -> list[Member]:
-    """All but the generators that only evaluate."""
-    # Generators that only evaluate wait by design.
-    aside = {pool.pool for pool in reply.pools if pool.work == "evaluation"}
-    return [member for member in reply.members if pool_of(member.name) not in aside]
 
 
 def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
@@ -203,53 +193,36 @@ _UPSTREAM = {
 """The parts of a run that can let the learner wait: share of time, and remedy."""
 
 
-def _mean_rates(
-    members: Sequence[Member], before: Sequence[Member], role: Role
-) -> dict[str, float]:
-    """Return the growth per second of each counter, mean over the serving processes of a role; the
-    counter of a condition is its share of time. Empty if unknown.
+def bottleneck(reply: StatusReply) -> str:
+    """Return one sentence that names what delays the learner's steps most, with the shares of time
+    of the newest step; empty if unknown.
     """
-    past = {member.name: member for member in before}
-    # A process that starts or exits is idle for reasons that say nothing about the balance.
-    serving = [m for m in members if m.state not in ("starting", "draining", "ended")]
-    each = (per_second(m, past.get(m.name)) for m in serving if m.role == role)
-    known = [rates for rates in each if rates]
-    names = {name for rates in known for name in rates}
-    return {name: sum(rates.get(name, 0.0) for rates in known) / len(known) for name in names}
-
-
-def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
-    """Return one sentence that names what delays the learner's steps most, with the measured
-    shares; empty if unknown.
-    """
-    starting = sorted(m.name for m in members if m.state == "starting")
+    starting = sorted(m.name for m in reply.members if m.state == "starting")
     if starting:
         return f"still starting: {', '.join(starting)}"
+    metrics = reply.metrics
     # With agents the gateways make the groups.
-    makers: Role = "gateway" if any(m.role == "gateway" for m in members) else "generator"
-    learner = _mean_rates(members, before, "learner")
-    generators = _mean_rates(members, before, makers)
-    if not learner or not generators:
+    makers = "gateway" if "busy/gateway" in metrics else "generator"
+    if "busy/learner" not in metrics or f"busy/{makers}" not in metrics:
         return ""
-    waits = learner.get("wait_s", 0.0)
-    at_work = learner.get("busy_s", 0.0)
-    held_back = generators.get("blocked_s", 0.0)
+    waits = metrics.get("waiting/learner", 0.0)
+    at_work = metrics["busy/learner"]
+    held_back = metrics.get(f"blocked/{makers}", 0.0)
     if at_work >= waits:
         return (
             f"the learner: at work {at_work:.0%} of the time, generators held back by"
             f" admission {held_back:.0%}; {_LEARNER_RELIEF}"
         )
     # An engine is at work as soon as one of many sessions calls it.
-    both = (*members, *before)
-    num_open = sum(m.counters.get(f"{GAUGE}sessions/open", 0.0) for m in both)
-    num_calling = sum(m.counters.get(f"{GAUGE}sessions/calling", 0.0) for m in both)
-    busy = generators.get("busy_s", 0.0)
+    num_open = metrics.get("sessions/open", 0.0)
+    num_calling = metrics.get("sessions/calling", 0.0)
+    busy = metrics[f"busy/{makers}"]
     outside = busy * (1 - num_calling / num_open) if num_open else 0.0
     upstream = {
         "generation": busy - outside,
         "agents": outside,
         "admission": held_back,
-        "scoring": generators.get("wait_s", 0.0),
+        "scoring": metrics.get(f"waiting/{makers}", 0.0),
     }
     name = max(upstream, key=upstream.__getitem__)
     reason = _UPSTREAM[name].format(upstream[name])

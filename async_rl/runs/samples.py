@@ -12,7 +12,7 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import Rollout, complete_steps, rollouts
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Score, Trajectory
+from async_rl.core.types import FloatArray, Score, Trajectory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,7 +40,13 @@ class Sample:
     @property
     def response(self) -> str:
         """The text of all tokens after the prompt, special tokens included."""
-        return response_of(self.trajectory, self.decode)
+        return self.decode(self.response_ids)
+
+    @property
+    def response_ids(self) -> list[int]:
+        """The ids of the tokens after the prompt."""
+        ids: list[int] = self.trajectory.token_ids[self.trajectory.prompt_length :].tolist()
+        return ids
 
     @property
     def trajectory(self) -> Trajectory:
@@ -48,6 +54,16 @@ class Sample:
         `behavior_logprobs` float32 [L] in nats, 0 where the policy did not sample the token.
         """
         return self.rollout.group.trajectories[self.index]
+
+    @property
+    def advantages(self) -> FloatArray | None:
+        """float32 [response tokens]; None if no step stored them, as docs/operations.md says."""
+        stored = self.rollout.advantages
+        lengths = [each.response_length for each in self.rollout.group.trajectories]
+        if stored is None or len(stored) != sum(lengths):
+            return None
+        start = sum(lengths[: self.index])
+        return stored[start : start + lengths[self.index]]
 
     @property
     def prompt(self) -> str:
@@ -75,11 +91,17 @@ def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list
         raise ConfigError(f"step={step}: {why_none(run_dir)}")
     decode = decoder(run_dir)
     return [
-        Sample(rollout=rollout, index=index, decode=decode)
+        sample
         for rollout in stored
-        for index, sample in enumerate(rollout.group.trajectories)
+        for sample in samples_of(rollout, decode)
         if not (failed and sample.score.is_passed)
     ]
+
+
+def samples_of(rollout: Rollout, decode: Decode) -> list[Sample]:
+    """Return the samples of a group."""
+    indices = range(len(rollout.group.trajectories))
+    return [Sample(rollout=rollout, index=index, decode=decode) for index in indices]
 
 
 def why_none(run_dir: Path) -> str:
@@ -93,25 +115,20 @@ def why_none(run_dir: Path) -> str:
     )
 
 
-def response_of(sample: Trajectory, decode: Decode) -> str:
-    """Return the text of all tokens after the prompt."""
-    return decode(_response_ids(sample))
-
-
-def pieces(sample: Trajectory, decode: Decode) -> list[str]:
+def pieces(sample: Sample) -> list[str]:
     """Return the text that each response token adds; joined, the pieces are the response.
 
     A character that several tokens write together is with the last of them.
     """
-    ids = _response_ids(sample)
+    ids = sample.response_ids
     texts = []
     # Decoding from the last two boundaries between characters, not from the start, keeps the time
     # linear: 16,000 tokens would otherwise be decoded 8,000 times over.
     before = 0
     start = 0
     for end in range(1, len(ids) + 1):
-        known = decode(ids[before:start])
-        text = decode(ids[before:end])
+        known = sample.decode(ids[before:start])
+        text = sample.decode(ids[before:end])
         if text.endswith(_INCOMPLETE) and end < len(ids):
             texts.append("")
             continue
@@ -148,8 +165,3 @@ def decoder(run_dir: Path) -> Decode:
     tokenizer = tokenizer_of(run_dir)
     # The policy writes special tokens too, so they are part of the response.
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def _response_ids(sample: Trajectory) -> list[int]:
-    ids: list[int] = sample.token_ids[sample.prompt_length :].tolist()
-    return ids

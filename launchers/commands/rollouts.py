@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from async_rl.buffer.store.trajectories import Filter
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import Group, Trajectory
 from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.runs.directory import find_run
+from async_rl.runs.export import lines
 from async_rl.runs.samples import (
     MOST_GROUPS,
     Decode,
@@ -27,7 +27,6 @@ from async_rl.runs.samples import (
     verdicts_of,
     why_none,
 )
-from async_rl.runs.view.export import lines
 
 
 def show_rollouts(
@@ -58,7 +57,10 @@ def show_rollouts(
         raise ConfigError("--best and --worst exclude each other; give one")
     run_dir = find_run(run, output_dir)
     if export is not None:
-        _write(run_dir, export, Filter(step=step, failed=failed))
+        # One by one: a store may hold more samples than memory.
+        written = lines(run_dir, decoder(run_dir), step=step, failed=failed)
+        with export.open("xb") as target:
+            target.writelines(written)
         console().print(f"the samples are in {export}", soft_wrap=True)
         return
     terminal = console()
@@ -138,11 +140,3 @@ def _score(group: Group, sample: Trajectory) -> str:
     if score.failure:
         text += f"\nfirst failure: {score.failure}"
     return text
-
-
-def _write(run_dir: Path, file: Path, chosen: Filter) -> None:
-    """Write the stored samples of the groups that pass a filter, into a file that is new."""
-    decode = decoder(run_dir)
-    # One by one: a store may hold more samples than memory.
-    with file.open("xb") as target:
-        target.writelines(lines(run_dir, decode, chosen))

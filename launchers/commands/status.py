@@ -25,7 +25,7 @@ from async_rl.runs.status import result_lines, status_of
 
 REDRAW_S = 1.0
 _RATES_OVER = 10
-"""Pictures: rates and the bottleneck cover about the last ten seconds."""
+"""Pictures: rates cover about the last ten seconds."""
 
 
 def status(

@@ -22,12 +22,21 @@ def member(name: str, *, pid: int = 7, state: str = "working", **counters: float
     return members.member(name, counters, pid=pid, state=state)
 
 
-def learner(busy_s: float, wait_s: float) -> Member:
-    return member("learner-0", busy_s=busy_s, wait_s=wait_s)
-
-
 def generator(busy_s: float, wait_s: float, blocked_s: float) -> Member:
     return member("generator-0", busy_s=busy_s, wait_s=wait_s, blocked_s=blocked_s)
+
+
+def shares(role: str, busy: float, waiting: float, blocked: float = 0) -> dict[str, float]:
+    """The metrics of a step in which a role was in the three conditions for these tenths."""
+    return {
+        f"busy/{role}": busy / 10,
+        f"waiting/{role}": waiting / 10,
+        f"blocked/{role}": blocked / 10,
+    }
+
+
+def delayed_by(*processes: Member, **metrics: float) -> str:
+    return bottleneck(members.reply(list(processes), metrics=metrics))
 
 
 def reply(processes: list[Member], **metrics: float) -> StatusReply:
@@ -59,70 +68,54 @@ def test_a_process_that_was_started_again_is_measured_from_its_start() -> None:
 
 def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
     assert per_second(member("generator-0"), None) == {}
-    assert bottleneck([member("learner-0"), generator(1, 0, 0)]) == ""
+    assert delayed_by(**shares("generator", 1, 0)) == ""
+    assert delayed_by(**shares("learner", 1, 0)) == ""
 
 
-@pytest.mark.parametrize(("learner_s", "generator_s", "named"), table(__file__, "bottlenecks"))
+@pytest.mark.parametrize(("trains", "makes", "named"), table(__file__, "bottlenecks"))
 def test_the_bottleneck_is_named_with_its_shares(
-    learner_s: tuple[int, int], generator_s: tuple[int, int, int], named: str
+    trains: tuple[int, int], makes: tuple[int, int, int], named: str
 ) -> None:
-    assert bottleneck([learner(*learner_s), generator(*generator_s)]).startswith(named)
+    metrics = shares("learner", *trains) | shares("generator", *makes)
+    assert delayed_by(**metrics).startswith(named)
 
 
-def test_the_bottleneck_is_of_the_time_between_the_moments_and_not_of_the_whole_run() -> None:
-    before = [learner(100, 0), generator(100, 0, 0)]
-    assert bottleneck([learner(100, 0), generator(110, 0, 0)]).startswith("the learner")
-    assert bottleneck([learner(101, 9), generator(110, 0, 0)], before).startswith("generation")
+def agents(makes: tuple[int, int, int], num_open: int, num_calling: int) -> dict[str, float]:
+    """A step in which the learner waits, and one of many sessions keeps the generators at work."""
+    sessions = {"sessions/open": num_open, "sessions/calling": num_calling}
+    both = shares("learner", 2, 8) | shares("generator", 10, 0)
+    return both | shares("gateway", *makes) | sessions
 
 
-def gateway(shares: tuple[int, int, int], num_open: int, num_calling: int) -> Member:
-    busy_s, wait_s, blocked_s = shares
-    gauges = {"gauge/sessions/open": num_open, "gauge/sessions/calling": num_calling}
-    counters: dict[str, float] = {"busy_s": busy_s, "wait_s": wait_s, "blocked_s": blocked_s}
-    return member("gateway-0", **counters, **gauges)
-
-
-@pytest.mark.parametrize(("shares", "sessions", "named"), table(__file__, "sessions"))
+@pytest.mark.parametrize(("makes", "sessions", "named"), table(__file__, "sessions"))
 def test_sessions_that_wait_for_their_agents_hold_a_run_up_and_not_the_engine(
-    shares: tuple[int, int, int], sessions: tuple[int, int], named: str
+    makes: tuple[int, int, int], sessions: tuple[int, int], named: str
 ) -> None:
-    # One of many sessions at a time is enough to keep a generator at work.
-    processes = [learner(2, 8), generator(10, 0, 0), gateway(shares, *sessions)]
-    assert bottleneck(processes).startswith(named)
-
-
-def test_the_sessions_of_both_moments_and_of_all_gateways_count() -> None:
-    first, second = gateway((10, 0, 0), 8, 0), gateway((20, 0, 0), 8, 8)
-    other = msgspec.structs.replace(second, name="gateway-1")
-    before = [learner(0, 10), generator(10, 0, 0), first]
-    processes = [learner(0, 20), generator(20, 0, 0), second]
-    assert bottleneck([*processes, other], before).startswith("generation")
-    both = [*before, msgspec.structs.replace(first, name="gateway-1")]
-    now = msgspec.structs.replace(second, counters={**second.counters, "gauge/sessions/calling": 6})
-    assert bottleneck([learner(0, 20), now], both).startswith("agents")
+    assert delayed_by(**agents(makes, *sessions)).startswith(named)
 
 
 def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
     starting = member("generator-1", state="starting")
-    assert bottleneck([learner(1, 9), starting]) == "still starting: generator-1"
+    assert delayed_by(starting, **shares("learner", 1, 9)) == "still starting: generator-1"
 
 
 def test_a_silent_process_is_named_before_any_bottleneck() -> None:
-    text = shown(reply([learner(1, 9), member("generator-0", state="silent", busy_s=9)]))
+    silent = [member("generator-0", state="silent")]
+    metrics = shares("learner", 1, 9) | shares("generator", 9, 0)
+    text = shown(members.reply(silent, metrics=metrics))
     assert "no heartbeat from: generator-0" in text
     assert "bottleneck" not in text
 
 
 def test_every_relief_names_settings_that_exist() -> None:
+    waits = shares("learner", 1, 9)
     runs = [
-        [learner(9, 1), generator(1, 0, 0)],
-        [learner(1, 9), generator(9, 0, 0)],
-        [learner(1, 9), generator(0, 0, 9)],
-        [learner(1, 9), generator(0, 9, 0)],
-        [learner(1, 9), generator(9, 0, 0), gateway((9, 0, 0), 9, 1)],
+        shares("learner", 9, 1) | shares("generator", 1, 0),
+        *(waits | shares("generator", *makes) for makes in ((9, 0), (0, 0, 9), (0, 9))),
+        agents((9, 0, 0), 9, 1),
     ]
     for run in runs:
-        named = re.findall(r"\w+\.\w+", bottleneck(run))
+        named = re.findall(r"\w+\.\w+", delayed_by(**run))
         assert named
         assert set(named) <= set(settings())
 
@@ -164,7 +157,8 @@ def test_the_rate_column_has_tokens_of_generators_since_the_earlier_answer() -> 
 
 def test_a_stalled_run_says_why_instead_of_a_bottleneck() -> None:
     stalled = msgspec.structs.replace(
-        reply([learner(9, 1), generator(1, 0, 0)]), stalled="no learner step for 70 s"
+        members.reply([], metrics=shares("learner", 9, 1) | shares("generator", 1, 0)),
+        stalled="no learner step for 70 s",
     )
     assert "no learner step for 70 s" in shown(stalled)
     assert "bottleneck" not in shown(stalled)
@@ -192,13 +186,6 @@ def test_status_says_which_pool_is_missing_for_what() -> None:
         "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 continues);"
         " generators.judge: 1 wanted, 1 live\n" in told(0, 0, 1)
     )
-
-
-def test_generators_that_only_evaluate_are_no_bottleneck() -> None:
-    resting = member("generator-judge-0", busy_s=0.0, wait_s=100.0, blocked_s=0.0)
-    pools = [pool("generators", 1, "train"), pool("generators.judge", 1, "evaluation")]
-    running = reply([learner(40, 60), generator(100, 0, 0), resting])
-    assert "generators write 100%" in shown(msgspec.structs.replace(running, pools=pools))
 
 
 def test_status_shows_the_processes_that_leave_a_pool() -> None:

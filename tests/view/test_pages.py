@@ -18,7 +18,8 @@ from async_rl.launchers.commands.view import view
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 from async_rl.runs import status
-from async_rl.runs.samples import samples
+from async_rl.runs.export import lines
+from async_rl.runs.samples import decoder, samples
 from async_rl.runs.view import library
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
@@ -106,9 +107,6 @@ def test_one_section_of_metrics_is_shown(client: TestClient) -> None:
         ("prompt_id=t1", [1]),
         ("text=OF+T2", [2]),
         ("before=2", [1, 0]),
-        ("response=W2", []),
-        ("response=W4", [5, 4, 3, 2, 1, 0]),
-        ("response=w4&failed=1", [1]),
         ("purpose=eval", []),
     ],
 )
@@ -125,16 +123,9 @@ def test_a_token_shows_its_values(client: TestClient) -> None:
     assert "wrong answer" in text(client, "/runs/one/groups/1")
 
 
-def test_the_stages_of_a_step_and_the_ages_are_drawn(client: TestClient) -> None:
+def test_the_groups_of_a_step_and_the_ages_are_drawn(client: TestClient) -> None:
     page = text(client, "/runs/one?step=2")
     assert re.findall(r'<rect class="(\w+)" x="[\d.]+" width', page).count("leased") == 2
-    bars = page[page.index("Where the time") : page.index("Groups of step")]
-    drawn = re.findall(
-        r'<rect class="(\w+)" x="(\d+)" .*?width="([\d.]+)"/>.*?</span> (\S+ s)', bars
-    )
-    # Each from the left: what overlaps adds up to more than the step.
-    widths = [(kind, x, round(float(width)), said) for kind, x, width, said in drawn]
-    assert widths == [("busy", "0", 1000, "1.5 s"), ("waiting", "0", 333, "0.5 s")]
     ages = re.findall(r"<tr><th>(\d+)</th>.*?>(\d+) <small>", page[page.index("Staleness") :])
     assert ages == [("0", "2"), ("1", "2")]
 
@@ -164,11 +155,15 @@ def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: 
     assert reason in reply.text
 
 
-@pytest.mark.parametrize("query", ["", "?failed=1", "?step=2", "?response=W4", "?response=W2"])
-def test_a_download_has_every_sample_that_the_filter_leaves(client: TestClient, query: str) -> None:
-    lines = client.get(f"/runs/one/trajectories.jsonl{query}").text.splitlines()
-    rows = [json.loads(line) for line in lines]
-    assert len(rows) == {"": 12, "?failed=1": 2, "?step=2": 4, "?response=W4": 12}.get(query, 0)
+@pytest.mark.parametrize(
+    ("step", "failed", "number"), [(None, False, 12), (None, True, 2), (2, False, 4)]
+)
+def test_an_export_has_every_chosen_sample(
+    directory: Path, step: int | None, failed: bool, number: int
+) -> None:
+    run_dir = directory / "one"
+    rows = list(map(json.loads, lines(run_dir, decoder(run_dir), step=step, failed=failed)))
+    assert len(rows) == number
     for row in rows:
         assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
         if row["step"] == 2:

@@ -117,17 +117,16 @@ _SPANS = (
 
 
 class Filter(Value, frozen=True):
-    """The filter of a page of groups. text, response: a part of the prompt, and of a stored
-    response, ignoring case; before: only groups with a smaller number, for the next page.
+    """The filter of a page of groups. text: a part of the prompt, ignoring case; before: only
+    groups with a smaller number, for the next page.
 
-    Raises ValueError for an unknown order. response: filtered by the readers that decode tokens.
+    Raises ValueError for an unknown order.
     """
 
     purpose: str = "train"
     step: int | None = None
     prompt_id: str = ""
     text: str = ""
-    response: str = ""
     failed: bool = False
     truncated: bool = False
     stored: bool = False

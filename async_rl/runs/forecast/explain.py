@@ -1,8 +1,9 @@
 """Where the time of a run went, and which change would have saved most."""
 
 import heapq
+import itertools
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,8 @@ from async_rl.runs.metrics import newest_row, newest_rows
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.status import config_of
 
-_KINDS = {"stage_s": "busy", "wait_s": "waiting", "blocked_s": "blocked"}
+_KINDS = {"stage_s": "busy", "wait_s": "waits", "blocked_s": "held back"}
 """Condition of a process, by the section of the metrics with its seconds."""
-_SAID = {"busy": "busy", "waiting": "waits", "blocked": "held back"}
 _ROLES = ("generator", "gateway", "verifier", "buffer", "learner")
 _BAR = 30  # characters for the whole time
 _LEAST_SHARE = 0.01  # of a stage that is listed
@@ -37,19 +37,18 @@ def explain(run_dir: Path) -> Report:
     config = config_of(run_dir)
     newest = int(newest_row(run_dir).get("step", 0))
     rows = newest_rows(run_dir, max(newest - _MOST_STEPS, 0) + 1)
+    measured = [row for row in rows.values() if "time/step_s" in row]
     # The run fills its buffer first, so these steps are left out.
-    measured = {step: row for step, row in rows.items() if "time/step_s" in row}
-    kept = sorted(measured)[round(WARM_SHARE * len(measured)) :]
-    if not kept:
+    measured = measured[round(WARM_SHARE * len(measured)) :]
+    if not measured:
         raise ConfigError(f"{run_dir.name} has no step yet; there is nothing to explain")
-    measured = {step: measured[step] for step in kept}
-    steps_per_s = len(kept) / sum(row["time/step_s"] for row in measured.values())
-    stages = tuple(_stages(measured.values(), steps_per_s))
+    steps_per_s = len(measured) / sum(row["time/step_s"] for row in measured)
+    stages = tuple(_stages(measured, steps_per_s))
     table = Table(columns=("process", "", "stage", "s/step", "share", ""), rows=stages)
     return Report(
         title=(
-            f"{run_dir.name}: {steps_per_s * 3600:.0f} steps/hour over {len(kept)} steps from step"
-            f" {kept[0]}"
+            f"{run_dir.name}: {steps_per_s * 3600:.0f} steps/hour over {len(measured)} steps from"
+            f" step {measured[0]['step']}"
         ),
         sections=(
             Section(table=table),
@@ -58,44 +57,27 @@ def explain(run_dir: Path) -> Report:
     )
 
 
-class Stage(NamedTuple):
-    """A part of a role's time in a step. kind: busy, waiting or blocked; seconds: mean per step and
-    process.
+def _stages(rows: Sequence[Mapping[str, float]], steps_per_s: float) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each stage by role: work, then waits, then blocks, the longest of each
+    first, with its share of a step.
     """
-
-    kind: str
-    stage: str
-    seconds: float
-
-
-def stages_by_role(rows: Collection[Mapping[str, float]]) -> dict[str, list[Stage]]:
-    """Return the stages of each role in the steps of these rows: work, then waits, then blocks, the
-    longest of each first.
-    """
-    found: dict[str, list[Stage]] = {role: [] for role in _ROLES}
-    for name in {name for row in rows for name in row}:
-        metric, _, rest = name.partition("/")
-        role, _, stage = rest.partition("/")
-        if metric in _KINDS and role in found:
-            # A step without this stage spent no time in it.
-            seconds = statistics.fmean(row.get(name, 0.0) for row in rows)
-            found[role].append(Stage(_KINDS[metric], stage.replace("_", " "), seconds))
-    kinds = list(_KINDS.values())
-    return {
-        role: sorted(stages, key=lambda stage: (kinds.index(stage.kind), -stage.seconds))
-        for role, stages in found.items()
-        if stages
-    }
-
-
-def _stages(rows: Collection[Mapping[str, float]], steps_per_s: float) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of the stages by role, with their share of a step."""
-    for role, stages in stages_by_role(rows).items():
-        for kind, stage, seconds in stages:
-            share = seconds * steps_per_s
+    names = sorted({name for row in rows for name in row})
+    for role, (section, kind) in itertools.product(_ROLES, _KINDS.items()):
+        prefix = f"{section}/{role}/"
+        # A step without this stage spent no time in it.
+        means = {
+            name.removeprefix(prefix): statistics.fmean(row.get(name, 0.0) for row in rows)
+            for name in names
+            if name.startswith(prefix)
+        }
+        for stage in sorted(means, key=means.__getitem__, reverse=True):
+            share = means[stage] * steps_per_s
             if share >= _LEAST_SHARE:
                 bar = "█" * round(_BAR * min(share, 1.0))
-                yield role, _SAID[kind], stage, f"{seconds:.3f}", f"{share:.0%}", bar
+                yield (
+                    *(role, kind, stage.replace("_", " ")),
+                    *(f"{means[stage]:.3f}", f"{share:.0%}", bar),
+                )
 
 
 def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:

@@ -7,32 +7,26 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
-import numpy as np
 
 from async_rl.buffer.store import trajectories
-from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.ledger import OF_GROUP, GroupRow, group_rows
-from async_rl.buffer.store.trajectories import Filter, Rollout, rollout_of
+from async_rl.buffer.store.ledger import OF_GROUP, group_rows
+from async_rl.buffer.store.trajectories import Filter, rollout_of
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Trajectory
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.comparison import compare
-from async_rl.runs.forecast.explain import explain, stages_by_role
+from async_rl.runs.forecast.explain import explain
 from async_rl.runs.forecast.plan import plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
-from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Graph, Section, Series
-from async_rl.runs.samples import pieces, response_of, verdicts_of
+from async_rl.runs.samples import samples_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
-from async_rl.runs.view.tokens import Token, tokens_of
+from async_rl.runs.view.tokens import tokens_of
 
 Content = dict[str, Any]
-_STEPS_OF_MEAN = 20
 _MOST_WATERFALL = 40
-_MOST_DECODED = 250  # groups whose responses a search decodes for a page: below a second
 _MOST_RUNS = 8  # of one page of curves: as many as there are colours
 
 
@@ -59,20 +53,6 @@ class Visit:
     def run(self) -> RunView:
         """The run of the page. Raises ConfigError if there is none of this name."""
         return self.library.run(self.path["run"])
-
-
-@frozen
-class Response:
-    """One sample of a group. verdicts: (result, number of equal neighbours). versions: the smallest
-    and the largest of its trained tokens, if there are any.
-    """
-
-    index: int
-    tokens: list[Token]
-    trajectory: Trajectory
-    advantage: float
-    verdicts: list[tuple[str, int]]
-    versions: list[int]
 
 
 def overview(visit: Visit) -> Content:
@@ -165,8 +145,8 @@ def compare_page(visit: Visit) -> Content:
 
 
 def run_page(visit: Visit) -> Content:
-    """Return a run's result, charts, stages, processes and ages, and the waterfall of the chosen or
-    the newest step.
+    """Return a run's result, charts, processes and ages, and the waterfall of the chosen or the
+    newest step.
     """
     run = visit.run
     content = _curves([run], Query())
@@ -180,10 +160,6 @@ def run_page(visit: Visit) -> Content:
         ages = trajectories.ages(store)
     # A step of thousands of groups would be a page of thousands of rows.
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
-    newest = newest_rows(run.path, summary.step - _STEPS_OF_MEAN + 1)
-    bars = stages_by_role(list(newest.values()))
-    seconds = [bar.seconds for parts in bars.values() for bar in parts]
-    step_s = [row["time/step_s"] for row in newest.values() if "time/step_s" in row]
     return content | {
         "run": run,
         "summary": summary,
@@ -193,9 +169,6 @@ def run_page(visit: Visit) -> Content:
         "num_hidden": len(waterfall) - len(shown),
         "waterfall_s": max((spans[-1].end_s for spans in shown.values() if spans), default=0.0),
         "ages": ages,
-        "bars": bars,
-        "step_s": float(np.mean(step_s)) if step_s else None,
-        "bars_s": max([*seconds, 1e-9]),
     }
 
 
@@ -203,33 +176,20 @@ def sample_list(visit: Visit) -> Content:
     """Return the groups that pass a filter."""
     run = visit.run
     chosen = visit.query
-    # Responses are decoded to be searched, so a page looks at some stored groups only.
-    most = _MOST_DECODED if chosen.response else trajectories.PAGE
-    wanted = msgspec.structs.replace(chosen, stored=chosen.stored or bool(chosen.response))
     with run.store() as store:
         # One row more than a page shows whether there is a next page.
-        rows = trajectories.page_of(store, wanted, most=most + 1)
-        # Other orders are of the newest groups only and have no next page.
-        has_more = len(rows) > most and chosen.sort == "newest"
-        rows = rows[:most]
-        shown = [row for row in rows if _has_response(run, store, row, chosen.response)]
+        rows = trajectories.page_of(store, chosen, most=trajectories.PAGE + 1)
+    # Other orders are of the newest groups only and have no next page.
+    has_more = len(rows) > trajectories.PAGE and chosen.sort == "newest"
+    rows = rows[: trajectories.PAGE]
     return {
         "run": run,
         "chosen": chosen,
-        "rows": shown,
+        "rows": rows,
         "next_before": rows[-1].group_id if has_more else None,
         "sorts": trajectories.SORTS,
         "window": trajectories.WINDOW,
     }
-
-
-def _has_response(run: RunView, store: Connection, row: GroupRow, part: str) -> bool:
-    """Return whether a stored response of the group has this part; True for an empty part."""
-    if not part:
-        return True
-    stored = rollout_of(store, row)
-    samples = () if stored is None else stored.group.trajectories
-    return any(part.lower() in response_of(sample, run.decode).lower() for sample in samples)
 
 
 def group_page(visit: Visit) -> Content:
@@ -242,28 +202,9 @@ def group_page(visit: Visit) -> Content:
             raise ConfigError(f"{run.name} has no group {group_id}")
         stored = rollout_of(store, row)
         prompt = trajectories.prompt_text(store, row.purpose, row.prompt_id)
-    return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
-
-
-def _responses(run: RunView, rollout: Rollout | None) -> list[Response]:
-    if rollout is None:
-        return []
-    group, advantages = rollout.group, rollout.advantages
-    responses = []
-    for index, sample in enumerate(group.trajectories):
-        tokens = tokens_of(group, index, pieces(sample, run.decode), advantages)
-        versions = sorted(token.version for token in tokens if token.is_sampled)
-        responses.append(
-            Response(
-                index=index,
-                tokens=tokens,
-                trajectory=sample,
-                advantage=float(np.mean([token.advantage for token in tokens] or [0.0])),
-                verdicts=verdicts_of(sample),
-                versions=versions[:1] + versions[-1:],
-            )
-        )
-    return responses
+    samples = [] if stored is None else samples_of(stored, run.decode)
+    responses = [(sample, tokens_of(sample)) for sample in samples]
+    return {"run": run, "row": row, "prompt": prompt, "responses": responses}
 
 
 def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:

@@ -23,14 +23,15 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
 from async_rl.runs.report import Report
-from async_rl.runs.view import charts, export, pages
+from async_rl.runs.samples import verdicts_of
+from async_rl.runs.view import charts, pages
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.pages import Query, Visit
 from async_rl.runs.view.texts import duration, number, size
@@ -89,11 +90,6 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
     return Starlette(
         routes=[
             *(page(*row) for row in _PAGES),
-            Route(
-                "/runs/{run}/trajectories.jsonl",
-                lambda request: _download(_visit(library, request)),
-                methods=["GET"],
-            ),
             Mount("/static", StaticFiles(directory=_FILES / "static")),
         ],
         exception_handlers={AsyncRLError: failed},
@@ -116,20 +112,11 @@ def serve(
         with listen(host, port) as listener:
             ready(listener.getsockname()[1])
             app = build_app(Library(directory), token=token)
-            # A download that is still running must not delay Ctrl-C.
+            # A page that is still computed must not delay Ctrl-C.
             async with serving(app, listener, close_s=1):
                 await stopping.wait()
 
     asyncio.run(until_stopped())
-
-
-def _download(visit: Visit) -> Response:
-    run = visit.run
-    return StreamingResponse(
-        export.lines(run.path, run.decode, visit.query),
-        media_type="application/x-ndjson",
-        headers={"content-disposition": f'attachment; filename="{run.name}.jsonl"'},
-    )
 
 
 def page_of(report: Report) -> str:
@@ -189,5 +176,6 @@ def environment() -> jinja2.Environment:
         "frame": charts.FRAME,
         "line_chart": charts.line_chart,
         "layout": "layout.html",
+        "verdicts_of": verdicts_of,
     }
     return environment

@@ -2,12 +2,11 @@
 
 import bisect
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from async_rl.core.types import FloatArray, Group
+from async_rl.runs.samples import Sample, pieces
 
 _PROBABILITIES = (0.1, 0.5, 0.9)  # a token below the first is a surprise
 # In root mean squares of the group's advantages: 13 % of normally distributed values are beyond
@@ -43,31 +42,33 @@ class Token(NamedTuple):
         return bisect.bisect(_ADVANTAGES, self.advantage)
 
 
-def tokens_of(
-    group: Group, index: int, pieces: Sequence[str], advantages: FloatArray | None
-) -> list[Token]:
-    """Return the response tokens of a sample. pieces: the text of each; advantages: float32 of all
-    response tokens of the group, if a step stored them.
-    """
-    sample = group.trajectories[index]
-    columns = (sample.token_ids, sample.loss_mask, sample.behavior_logprobs, sample.versions)
-    values = [column[sample.prompt_length :].tolist() for column in columns]
-    own = _token_advantages(group, index, advantages)
-    return [Token(*row) for row in zip(pieces, *values, own, strict=True)]
+def tokens_of(sample: Sample) -> list[Token]:
+    """Return the response tokens of a sample."""
+    trajectory = sample.trajectory
+    columns = (
+        trajectory.token_ids,
+        trajectory.loss_mask,
+        trajectory.behavior_logprobs,
+        trajectory.versions,
+    )
+    values = [column[trajectory.prompt_length :].tolist() for column in columns]
+    rows = zip(pieces(sample), *values, _token_advantages(sample), strict=True)
+    return [Token(*row) for row in rows]
 
 
-def _token_advantages(group: Group, index: int, advantages: FloatArray | None) -> list[float]:
+def _token_advantages(sample: Sample) -> list[float]:
     """Return the advantage of each response token of the sample, in units of the group's root mean
     square; without stored advantages from the sample's reward.
     """
-    lengths = [sample.response_length for sample in group.trajectories]
-    if advantages is None or len(advantages) != sum(lengths):
-        rewards = [sample.score.reward for sample in group.trajectories]
+    every = sample.rollout.advantages
+    own = sample.advantages
+    if every is None or own is None:
+        rewards = [each.score.reward for each in sample.rollout.group.trajectories]
         # Equal rewards have no spread.
         spread = float(np.std(rewards)) or 1.0
-        return [(rewards[index] - float(np.mean(rewards))) / spread] * lengths[index]
-    start = sum(lengths[:index])
+        advantage = (sample.score.reward - float(np.mean(rewards))) / spread
+        return [advantage] * sample.trajectory.response_length
     # Equal advantages of 0 have no scale.
-    scale = float(np.sqrt(np.mean(advantages**2))) or 1.0
-    values: list[float] = (advantages[start : start + lengths[index]] / scale).tolist()
+    scale = float(np.sqrt(np.mean(every**2))) or 1.0
+    values: list[float] = (own / scale).tolist()
     return values
