@@ -42,8 +42,16 @@ class EventFile:
         self._add(_first_screen(), 0)
 
     def scalar(self, name: str, value: float, step: int) -> None:
-        """Add a point of a curve."""
-        self._add(self._described_once(name, scalar_pb(name, value)), step)
+        """Add a point of a curve; with the first one, title with unit, and meaning."""
+        summary = scalar_pb(name, value)
+        spec = describe(name)
+        # Once per metric: with every point it would double the size of the file.
+        if spec is not None and name not in self._described:
+            self._described.add(name)
+            metadata = summary.value[0].metadata
+            metadata.display_name = with_unit(name, name)
+            metadata.summary_description = spec.description
+        self._add(summary, step)
 
     def text(self, name: str, markdown: str, step: int) -> None:
         """Add a page of Markdown, which a person sees before the next periodic flush."""
@@ -60,17 +68,6 @@ class EventFile:
     def close(self) -> None:
         """Flush, and stop the background thread."""
         self._writer.close()
-
-    def _described_once(self, name: str, summary: summary_pb2.Summary) -> summary_pb2.Summary:
-        """Add title with unit, and meaning, if it is the metric's first value."""
-        spec = describe(name)
-        # Once per metric: with every point it would double the size of the file.
-        if spec is not None and name not in self._described:
-            self._described.add(name)
-            metadata = summary.value[0].metadata
-            metadata.display_name = with_unit(name, name)
-            metadata.summary_description = spec.description
-        return summary
 
     def _add(self, summary: summary_pb2.Summary, step: int) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))

@@ -153,8 +153,15 @@ class Rates:
             for key, value in member.counters.items():
                 if key == _MEMORY:
                     used[f"memory/{pool}_mb"].append(value)
-                elif key.startswith(GAUGE):
-                    _add_gauge(numbers, key.removeprefix(GAUGE), value)
+                gauge = key.removeprefix(GAUGE)
+                # Gauges under a catalogue name are metrics as they are; others are for `status`.
+                if gauge == key or describe(gauge) is None:
+                    continue
+                # Only counts add up; a latency of two processes is that of the slower process.
+                if gauge.startswith(_ADDED):
+                    numbers[gauge] += value
+                else:
+                    numbers[gauge] = max(numbers.get(gauge, value), value)
             if _CPU in rates:
                 used[f"cpu/{pool}"].append(rates[_CPU])
         for name, values in used.items():
@@ -192,14 +199,3 @@ class Rates:
                 else:
                     numbers[f"{share}/{role}"] += mean
         return numbers
-
-
-def _add_gauge(numbers: dict[str, float], gauge: str, value: float) -> None:
-    """Gauges under a catalogue name are metrics as they are; others are for `status` only."""
-    if describe(gauge) is None:
-        return
-    # Only counts add up; a latency of two processes is the latency of the slower process.
-    if gauge.startswith(_ADDED):
-        numbers[gauge] = numbers.get(gauge, 0.0) + value
-    else:
-        numbers[gauge] = max(numbers.get(gauge, value), value)

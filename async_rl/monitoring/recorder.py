@@ -115,24 +115,18 @@ class Recorder:
 
     def _draw(self, message: ReportMetrics) -> None:
         """Write to TensorBoard unless learner steps come too fast."""
-        step = message.step
-        if self._is_due(step, message.scalars):
-            for name, value in message.scalars.items():
-                self._events.scalar(name, value, step)
+        # The last step is what people look at, so it is always drawn.
+        if _LEARNER_PART in message.scalars and message.step != self._config.num_steps:
+            if self._run_s() - self._drawn_s < _DRAW_EVERY_S:
+                return
+            self._drawn_s = self._run_s()
+        for name, value in message.scalars.items():
+            self._events.scalar(name, value, message.step)
 
     def note(self, kind: str, text: str, step: int) -> None:
         """Record an event of the run: a restart, a silence, a stall, an alarm."""
         events.note(self._run_dir, kind, text, step=step)
         self._events.text(f"run/{kind}", text, step)
-
-    def _is_due(self, step: int, scalars: Scalars) -> bool:
-        # The last step is what people look at, so it is always drawn.
-        if _LEARNER_PART not in scalars or step == self._config.num_steps:
-            return True
-        is_due = self._run_s() - self._drawn_s >= _DRAW_EVERY_S
-        if is_due:
-            self._drawn_s = self._run_s()
-        return is_due
 
     def _add_to_row(self, step: int, source: str, scalars: Scalars) -> None:
         if step >= self._next_step:

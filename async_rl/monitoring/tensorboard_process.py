@@ -10,10 +10,8 @@ begins with a secret, which the child has from its environment, since command li
 data server, a faster reader, has a port without such an address, and is not used.
 """
 
-import contextlib
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -61,19 +59,14 @@ class TensorBoard:
             )
 
     def close(self) -> None:
-        """End TensorBoard and its children."""
-        self._signal(signal.SIGTERM)
+        """End TensorBoard, which has no children without its data server."""
+        self._process.terminate()
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
         self._logdir.cleanup()
-
-    def _signal(self, number: signal.Signals) -> None:
-        # The whole group, with any child of TensorBoard.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 def _claim(host: str, port: int) -> int:

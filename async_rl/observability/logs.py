@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
-import time
 from pathlib import Path
 
 from async_rl.core.visible import visible
@@ -24,20 +23,17 @@ class _Lines(logging.Formatter):
     """Time, level, process, then the message; the logger's name only where it is not ours."""
 
     def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
+        form = f"%(asctime)s.%(msecs)03d %(levelname)-7s {process}  %(message)s"
+        super().__init__(form, "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        source = "" if record.name.split(".")[0] in ("async_rl", "root") else f"[{record.name}] "
+        record.message = source + visible(record.message)
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        source = "" if record.name.split(".")[0] in ("async_rl", "root") else f"[{record.name}] "
-        text = visible(record.getMessage())
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
         # `async-rl logs` recognises a new entry by a line that is not indented.
-        text = text.replace("\n", "\n    ")
-        return (
-            f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process}  {source}{text}"
-        )
+        return super().format(record).replace("\n", "\n    ")
 
 
 def log_path(run_dir: Path, process: str) -> Path:

@@ -126,7 +126,7 @@ def status_of(run_dir: Path) -> RunStatus:
     reply = ask_status(run_dir) if living_pid(run_dir) is not None else None
     if reply is not None:
         # A RunStatus has every field of the answer, and the state.
-        values = {name: getattr(reply, name) for name in reply.__struct_fields__}
+        values = msgspec.structs.asdict(reply)
         return RunStatus(**values, state=RunState.RUNNING, cause="")
     config = config_of(run_dir)
     last = newest_row(run_dir)

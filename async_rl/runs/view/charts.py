@@ -13,25 +13,13 @@ from async_rl.core.types import DoubleArray
 from async_rl.runs.report import Graph
 from async_rl.runs.view.texts import number
 
-WIDTH = 430
-HEIGHT = 210
-# Room for the labels of the axes at the left and below.
-LEFT = 52
-RIGHT = 8
-TOP = 8
-BOTTOM = 24
-FRAME = {
-    "width": WIDTH,
-    "height": HEIGHT,
-    "left": LEFT,
-    "right": WIDTH - RIGHT,
-    "top": TOP,
-    "bottom": HEIGHT - BOTTOM,
-}
-"""Edges of the area that the lines are drawn in, for the templates."""
+FRAME = {"width": 430, "height": 210, "left": 52, "right": 422, "top": 8, "bottom": 186}
+"""Size of the drawing, and edges of the area of the lines: the labels of the axes are at its left
+and below it.
+"""
 Span = tuple[float, float]
-_ACROSS: Span = (LEFT, WIDTH - RIGHT)
-_UP: Span = (HEIGHT - BOTTOM, TOP)  # positions grow downwards, values upwards
+_ACROSS: Span = (FRAME["left"], FRAME["right"])
+_UP: Span = (FRAME["bottom"], FRAME["top"])  # positions grow downwards, values upwards
 _MOST_POINTS = 300  # more than pixels of a line only make the page larger
 _NUM_TICKS = 4
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
