@@ -76,17 +76,29 @@ class Console:
         *,
         evaluated_step: int | None = None,
     ) -> None:
-        """Show the newest metrics and states, after a heartbeat or a step."""
-        line = progress_line(
-            step,
-            self._config.num_steps,
-            metrics,
-            members,
-            now_s=self._wall(),
-            evaluated_step=evaluated_step,
-            left_s=self._left_s(step),
-        )
-        self._show(step / self._config.num_steps, line, is_due=False)
+        """Show the newest metrics and states that are known, after a heartbeat or a step."""
+        num_steps = self._config.num_steps
+        parts = [f"step {step}/{num_steps}"]
+        left_s = self._left_s(step)
+        if left_s is not None:
+            parts.append(f"about {duration(left_s)} left")
+        if "reward/mean" in metrics:
+            parts.append(f"reward {metrics['reward/mean']:.2f}")
+        if "eval/pass_at_1" in metrics:
+            at_step = "" if evaluated_step is None else f" @{evaluated_step}"
+            parts.append(f"held-out {metrics['eval/pass_at_1']:.2f}{at_step}")
+        if "staleness/max_versions" in metrics:
+            parts.append(f"staleness {metrics['staleness/max_versions']:.0f}")
+        if "throughput/generated_tokens_per_s" in metrics:
+            rate = metrics["throughput/generated_tokens_per_s"]
+            shown = f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
+            parts.append(f"{shown} tokens/s")
+        parts.append(commonest_failure([metrics]))
+        # Until the first step every wait is news, however short.
+        least_s = _LEAST_REPORTED_S if step > 0 else 0.0
+        parts.append(who_waits(members, now_s=self._wall(), least_s=least_s))
+        line = "  ".join(filter(None, parts))
+        self._show(step / num_steps, line, is_due=False)
 
     def _left_s(self, step: int) -> float | None:
         """Return the seconds to the last step; None before a few steps, and at the end."""
@@ -150,38 +162,6 @@ class Console:
             yield
         except OSError:
             self._terminal.drop()
-
-
-def progress_line(
-    step: int,
-    num_steps: int,
-    metrics: Mapping[str, float],
-    members: Iterable[Member],
-    *,
-    now_s: float,
-    evaluated_step: int | None = None,
-    left_s: float | None = None,
-) -> str:
-    """Return the live line, with the parts that are known so far. left_s: time to the last step."""
-    parts = [f"step {step}/{num_steps}"]
-    if left_s is not None:
-        parts.append(f"about {duration(left_s)} left")
-    if "reward/mean" in metrics:
-        parts.append(f"reward {metrics['reward/mean']:.2f}")
-    if "eval/pass_at_1" in metrics:
-        at_step = "" if evaluated_step is None else f" @{evaluated_step}"
-        parts.append(f"held-out {metrics['eval/pass_at_1']:.2f}{at_step}")
-    if "staleness/max_versions" in metrics:
-        parts.append(f"staleness {metrics['staleness/max_versions']:.0f}")
-    if "throughput/generated_tokens_per_s" in metrics:
-        rate = metrics["throughput/generated_tokens_per_s"]
-        shown = f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
-        parts.append(f"{shown} tokens/s")
-    parts.append(commonest_failure([metrics]))
-    # Until the first step every wait is news, however short.
-    least_s = _LEAST_REPORTED_S if step > 0 else 0.0
-    parts.append(who_waits(members, now_s=now_s, least_s=least_s))
-    return "  ".join(part for part in parts if part)
 
 
 def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str:

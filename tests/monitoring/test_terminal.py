@@ -18,7 +18,7 @@ from unread_output import run_unread
 from async_rl.composition.compose import compose
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.monitoring.console import Console, progress_line, who_waits
+from async_rl.monitoring.console import Console, who_waits
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.status import duration, render
 from async_rl.monitoring.terminal import Terminal
@@ -56,7 +56,16 @@ class Screen:
         return self.out.getvalue().splitlines()
 
 
-def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
+def live_line(config: RunConfig, run_dir: Path, step: int, *shown: Any, **facts: int) -> str:
+    """The line of a run of 60 steps."""
+    screen = Screen(config.model_copy(update={"num_steps": 60}), run_dir, is_terminal=False)
+    screen.console.progress(step, *shown, **facts)
+    return " ".join(screen.lines)
+
+
+def test_the_live_line_shows_the_numbers_to_watch_and_who_waits(
+    config: RunConfig, tmp_path: Path
+) -> None:
     metrics = {
         "reward/mean": 0.406,
         "eval/pass_at_1": 0.5625,
@@ -64,7 +73,7 @@ def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
         "throughput/generated_tokens_per_s": 9841.0,
     }
     processes = [member("learner-0", state="waiting", waits_for="a batch", since_s=NOW - 3)]
-    line = progress_line(12, 60, metrics, processes, now_s=NOW, evaluated_step=10)
+    line = live_line(config, tmp_path, 12, metrics, processes, evaluated_step=10)
     assert (
         line
         == "step 12/60  reward 0.41  held-out 0.56 @10  staleness 2  9.8k tokens/s  learner-0 waits"
@@ -72,7 +81,9 @@ def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
     )
 
 
-def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> None:
+def test_the_live_line_names_the_commonest_failure_before_the_first_step(
+    config: RunConfig, tmp_path: Path
+) -> None:
     counters = {"failures/reward_failed": 41.0, "failures/generator_lost": 2.0, "busy_s": 30.0}
     held = member(
         "generator-0",
@@ -83,14 +94,14 @@ def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> No
     failing = msgspec.structs.replace(held, counters=counters)
     rates = Rates(start_s=0.0)
     rates.observe([failing])
-    assert progress_line(0, 60, rates.now(), [failing], now_s=NOW) == (
+    assert live_line(config, tmp_path, 0, rates.now(), [failing]) == (
         "step 0/60  43 failed, 41 of them: reward_failed  generator-0 is held"
         " back by scoring: judge:80 answers 500 (9 s)"
     )
 
 
-def test_the_live_line_leaves_out_what_is_not_known_yet() -> None:
-    assert progress_line(0, 60, {}, [], now_s=NOW) == "step 0/60"
+def test_the_live_line_leaves_out_what_is_not_known_yet(config: RunConfig, tmp_path: Path) -> None:
+    assert live_line(config, tmp_path, 0, {}, []) == "step 0/60"
 
 
 WAITS = {"state": "waiting", "waits_for": "a batch", "since_s": NOW - 60}

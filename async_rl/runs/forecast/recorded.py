@@ -25,7 +25,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import DoubleArray, Purpose
-from async_rl.runs.forecast.scoring import progress_s, read_scoring
+from async_rl.runs.forecast.scoring import read_scoring
 from async_rl.runs.metrics import newest_rows
 
 _LEAST_STEPS = 8
@@ -212,9 +212,11 @@ class _Flights:
         """Return the seconds that each group would have taken with one sample in flight."""
         units = np.zeros(len(self._starts))
         for indices, moments, further in self._generators:
-            units[indices] = progress_s(
-                moments, 1 / (1 + beside * further), self._starts[indices], self._ends[indices]
-            )
+            # At each moment, the seconds since the first one if one sample were in flight.
+            spans_s = np.diff(moments) / (1 + beside * further)
+            alone_s = np.concatenate([[0.0], np.cumsum(spans_s)])
+            begun_s = np.interp(self._starts[indices], moments, alone_s)
+            units[indices] = np.interp(self._ends[indices], moments, alone_s) - begun_s
         return units
 
 

@@ -87,16 +87,3 @@ def alone_s(written_s: DoubleArray, scored_s: DoubleArray, number: int) -> Doubl
         places.end_s(written_s[index], own_s)
         seconds[index] = own_s
     return seconds
-
-
-def progress_s(
-    moments: DoubleArray, speeds: DoubleArray, begun_s: DoubleArray, ended_s: DoubleArray
-) -> DoubleArray:
-    """Return the seconds that each would have taken alone. speeds: between two moments, shared by
-    all.
-    """
-    progress = np.concatenate([[0.0], np.cumsum(np.diff(moments) * speeds)])
-    alone: DoubleArray = np.interp(ended_s, moments, progress) - np.interp(
-        begun_s, moments, progress
-    )
-    return alone
