@@ -29,7 +29,7 @@ from async_rl.protocol.learner import (
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.age_watch import AgeWatch
-from async_rl.training.device import Device, learner_device, open_device
+from async_rl.training.device import Device, SharedDevice, learner_device
 from async_rl.training.operations import Fetch, Perform, Step, Stop
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer
@@ -52,7 +52,7 @@ async def run(context: ProcessContext) -> None:
         return
     # Rank 0 takes a shared device before it builds models; the other ranks wait for it where they
     # meet.
-    device = open_device(context)
+    device = SharedDevice(context) if config.takes_turns else Device()
     others = [context.peer(f"learner-{rank}") for rank in range(1, context.config.learner.ranks)]
     pool = await device.take(
         functools.partial(TrainingPool.open, make_trainer, context.incarnation, parts, others)

@@ -85,11 +85,6 @@ def learner_device(gpus: float) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def open_device(context: ProcessContext) -> Device:
-    """Return the device of the configured placement."""
-    return SharedDevice(context) if context.config.takes_turns else Device()
-
-
 class SharedDevice(Device):
     """One life of the learner on a device that the generators use between its steps."""
 

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.audit import Promise, audit
+from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
@@ -162,11 +162,9 @@ def measure(num_generators: int) -> float:
         with simulated.service("benchmarks.control.control_plane", directory, *words) as process:
             load = Load(directory, num_generators)
             cpu_s, num_put, seconds = asyncio.run(load.run(process))
-        promise = Promise(
-            groups_per_step=batch_of(num_generators), max_staleness_versions=2, age_rule="drop"
-        )
+        buffer = config_of(num_generators).buffer
         with reading(directory / "store.sqlite") as connection:
-            found = audit(connection, promise)
+            found = audit(connection, buffer)
     per_group_ms = 1e3 * cpu_s / num_put
     who = f"{num_generators} generator{'s' if num_generators > 1 else ''}"
     figure(f"{who}: groups put", num_put / seconds, "1/s")

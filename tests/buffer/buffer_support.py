@@ -45,7 +45,6 @@ from async_rl.protocol.learner import (
     TakeBatch,
     TakenGroups,
 )
-from async_rl.runs.certificate.certify import promise_of
 
 T = TypeVar("T")
 
@@ -277,7 +276,7 @@ async def forget(service: BufferService, version: int) -> None:
 def problems(path: Path, config: RunConfig) -> list[str]:
     """The promises that the history of a store breaks."""
     with reading(path / "store.sqlite") as connection:
-        return audit(connection, promise_of(config)).problems
+        return audit(connection, config.buffer).problems
 
 
 async def fail(

@@ -25,7 +25,6 @@ from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
 from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose
-from async_rl.runs.certificate.certify import promise_of
 
 CONFIG = make_config()
 STEPS = 9
@@ -48,7 +47,7 @@ async def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary
     async with opened(path, CONFIG, kept_groups=kept_groups) as service:
         next_id = service.state.admission.next_group_id
     with reading(path / "store.sqlite") as connection:
-        return next_id, summary(connection), audit(connection, promise_of(CONFIG))
+        return next_id, summary(connection), audit(connection, CONFIG.buffer)
 
 
 async def train(service: BufferService, version: int) -> None:

@@ -15,7 +15,6 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.core.heads import pack_group
 from async_rl.core.types import Group
 from async_rl.protocol.buffer import PutGroup
-from async_rl.runs.certificate.certify import promise_of
 
 
 def mixed(group: Group) -> Group:
@@ -55,6 +54,6 @@ async def test_a_group_without_a_signal_is_replaced_and_counted(
         assert group_ids == ([0, 2] if is_replaced else [0, 1])
         await commit(service, 1, group_ids)
     with reading(tmp_path / "store.sqlite") as connection:
-        assert audit(connection, promise_of(config)).problems == []
+        assert audit(connection, config.buffer).problems == []
     dropped = [i for i, state in states(tmp_path).items() if state == "dropped"]
     assert dropped == ([1] if is_replaced else [])

@@ -50,7 +50,6 @@ from async_rl.core.types import GroupState, Prompt, Purpose
 from async_rl.launchers import cli
 from async_rl.launchers.commands.ledger import drop_group
 from async_rl.protocol.buffer import FailGroup, PutGroup
-from async_rl.runs.certificate.certify import promise_of
 from async_rl.training.checkpoints import directory_of
 
 CONFIG = make_config(max_attempts=1)
@@ -310,4 +309,4 @@ async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trai
         assert group_id not in batch
         await commit(service, 1, batch)
     with reading(path) as connection:
-        assert audit(connection, promise_of(make_config())).problems == []
+        assert audit(connection, make_config().buffer).problems == []

@@ -22,7 +22,7 @@ from async_rl.protocol.membership import Expel, Member, Members
 from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.directory import Directory
-from async_rl.training.device import open_device
+from async_rl.training.device import Device, SharedDevice
 from async_rl.training.operations import EnterDevice, LeaveDevice, Operation
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
@@ -75,7 +75,7 @@ class World:
             host="127.0.0.1",
             incarnation_of=lambda member: self.generators[member.name],
         )
-        self.device = open_device(context)
+        self.device = SharedDevice(context) if context.config.takes_turns else Device()
         pool: Any = self
         self.pusher = Pusher(context, pool, self.device, rank_device=torch.device("cpu"), life=1)
         self.serve()

@@ -17,7 +17,7 @@ from gateway import ids_in
 from loop import CURRENT, Process
 
 from async_rl.batching.batch import BatchPart
-from async_rl.buffer.store.audit import Promise, audit
+from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.connection import STORE_FILE, connect
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
@@ -285,13 +285,7 @@ class History:
         path = world.run_dir / STORE_FILE
         connection = connect(path)
         try:
-            config = world.config
-            promise = Promise(
-                max_staleness_versions=config.buffer.max_staleness_versions,
-                groups_per_step=config.buffer.groups_per_step,
-                age_rule=config.buffer.age_rule,
-            )
-            problems += audit(connection, promise).problems
+            problems += audit(connection, world.config.buffer).problems
             problems += self._ledger_equals_history(connection)
             problems += self._without_reason(connection)
             problems += self.answers.problems(connection)

@@ -11,12 +11,12 @@ The history of compacted groups is deleted. Only their counts are checked, and t
 
 from collections.abc import Iterator
 from importlib import resources
-from typing import Literal
 
 import msgspec
 
 from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema, schema_of
+from async_rl.config.run import BufferConfig
 from async_rl.core.frozen import Value
 
 _OTHER_TABLES = f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}"
@@ -28,14 +28,6 @@ _MAX_REPORTED = 20
 _CHECKS = msgspec.toml.decode(
     resources.files(__package__).joinpath("audit.toml").read_bytes(), type=dict[str, dict[str, str]]
 )
-
-
-class Promise(Value, frozen=True):
-    """The settings of the run on which the promises depend."""
-
-    groups_per_step: int
-    max_staleness_versions: int
-    age_rule: Literal["drop", "mask", "exact"]
 
 
 class Audit(Value, frozen=True):
@@ -51,11 +43,11 @@ class Audit(Value, frozen=True):
     unchecked: list[str]
 
 
-def audit(connection: Connection, promise: Promise) -> Audit:
+def audit(connection: Connection, buffer: BufferConfig) -> Audit:
     """Read everything once. The connection must show one moment (`ledger.reading`)."""
 
     def selected(kind: str) -> Iterator[str]:
-        settings = msgspec.structs.asdict(promise)
+        settings = buffer.model_dump()
         for sentence, query in _CHECKS[kind].items():
             for row in connection.execute(_CHECKS["common"]["tables"] + query, settings):
                 yield sentence.format(*row)

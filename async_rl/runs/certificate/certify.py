@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store.audit import Audit, Promise, audit
+from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.connection import STORE_FILE, Connection, connect
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.reader import LEARNER_VERSION
@@ -51,19 +51,9 @@ def certify(run_dir: Path) -> Certificate:
 
 def audited(run_dir: Path, config: RunConfig, store: Connection) -> Audit:
     """Return the audit of the ledger, with the damaged checkpoints."""
-    checked = audit(store, promise_of(config))
+    checked = audit(store, config.buffer)
     problems = [*checked.problems, *checkpoints.damaged(run_dir)]
     return msgspec.structs.replace(checked, problems=problems)
-
-
-def promise_of(config: RunConfig) -> Promise:
-    """Return the bounds that the audit checks."""
-    buffer = config.buffer
-    return Promise(
-        groups_per_step=buffer.groups_per_step,
-        max_staleness_versions=buffer.max_staleness_versions,
-        age_rule=buffer.age_rule,
-    )
 
 
 def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator[Statement]:
