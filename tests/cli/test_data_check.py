@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from async_rl.core.errors import ConfigError
 from async_rl.data import corpus
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
@@ -43,7 +43,7 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
         {"prompt": "a"},
     )
     settings = [f"model.path={model}", "data.max_prompt_tokens=60"]
-    result = CliRunner().invoke(app, ["data", "check", file, *settings])
+    result = CliRunner().invoke(application(), ["data", "check", file, *settings])
     assert result.exit_code == 1
     assert "4 rows, 2 prompts" in result.output
     assert "(limit 60)" in result.output
@@ -55,7 +55,8 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
     assert "x.jsonl, row 4: no tests among the columns ['prompt']" in result.output
 
     lenient = CliRunner().invoke(
-        app, ["data", "check", file, *settings, "data.truncation=left", "data.bad_rows=drop"]
+        application(),
+        ["data", "check", file, *settings, "data.truncation=left", "data.bad_rows=drop"],
     )
     assert lenient.exit_code == 0
     assert "1 prompts are cut to the limit (data.truncation=left)" in lenient.output
@@ -76,7 +77,7 @@ def test_rows_whose_tests_judge_nothing_are_listed(model: Path, tmp_path: Path) 
         {"prompt": "g", "id": "fine", "test_list": [late]},
     )
     settings = [f"model.path={model}", "data.bad_rows=drop", "data.id_key=id"]
-    result = CliRunner().invoke(app, ["data", "check", file, *settings])
+    result = CliRunner().invoke(application(), ["data", "check", file, *settings])
     assert result.exit_code == 1
     nothing = "a program that prints nothing and returns None passes every test"
     assert f"  x/silent: {nothing}\n" in result.output
@@ -99,7 +100,9 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(
     file = write(tmp_path / "x.jsonl", *rows)
 
     def told(*settings: str) -> list[str]:
-        result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}", *settings])
+        result = CliRunner().invoke(
+            application(), ["data", "check", file, f"model.path={model}", *settings]
+        )
         assert result.exit_code == 0, result.output
         return sorted(
             line.removeprefix("data_source ")
@@ -126,7 +129,7 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(
         "talk: 1 rows, reward by mine",
     ]
     refused = CliRunner().invoke(
-        app,
+        application(),
         ["data", "check", file, f"model.path={model}", f"reward.terms.mine={tmp_path}/r.py:yours"],
     )
     assert "has no yours" in str(refused.exception)
@@ -139,7 +142,7 @@ def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path)
     tokenizer = build_tokenizer(corpus.vocabulary_text(), 512)
     lengths = [len(tokenizer("[" * n + "\n")["input_ids"]) for n in (1, 2, 3)]
     result = CliRunner().invoke(
-        app, ["data", "check", file.replace("[", "[[]"), f"model.path={model}"]
+        application(), ["data", "check", file.replace("[", "[[]"), f"model.path={model}"]
     )
     assert (
         f"shortest {min(lengths)}, median {sorted(lengths)[1]}, 95% {max(lengths)}, longest"
@@ -148,7 +151,7 @@ def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path)
 
 
 def test_without_a_model_it_is_said_what_to_give(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["data", "check", write(tmp_path / "x.jsonl")])
+    result = CliRunner().invoke(application(), ["data", "check", write(tmp_path / "x.jsonl")])
     assert isinstance(result.exception, ConfigError)
     assert "set model.path" in str(result.exception)
 
@@ -170,7 +173,7 @@ def test_a_reward_function_that_gives_no_score_is_named_with_its_first_row(
         ("scores", ""),
     ):
         words = [f"model.path={model}", f"reward.terms.a={tmp_path}/r.py:{name}"]
-        result = CliRunner().invoke(app, ["data", "check", file, *words])
+        result = CliRunner().invoke(application(), ["data", "check", file, *words])
         assert result.exit_code == bool(reason), result.output
         assert reason in result.output
 
@@ -191,7 +194,7 @@ def test_layouts_are_named_and_wrong_reference_solutions_are_listed(
         {"prompt": "d", "id": 4, "input_output": pairs},
         {"question": "e", "id": 5, "answer": "#### 7", "solution": "words"},
     )
-    result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}"])
+    result = CliRunner().invoke(application(), ["data", "check", file, f"model.path={model}"])
     assert result.exit_code == 1
     for line in ("APPS: 2", "CodeContests: 1", "MBPP: 1", "GSM8K: 1"):
         assert f"layout {line} rows" in result.output
@@ -203,7 +206,7 @@ def test_layouts_are_named_and_wrong_reference_solutions_are_listed(
 def test_a_reference_column_that_cannot_be_read_is_listed(model: Path, tmp_path: Path) -> None:
     row = {"question": "a", "input_output": {"inputs": ["1"], "outputs": ["2"]}}
     file = write(tmp_path / "x.jsonl", row | {"solutions": "print(2)"})
-    result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}"])
+    result = CliRunner().invoke(application(), ["data", "check", file, f"model.path={model}"])
     assert result.exit_code == 1
     assert "column solutions is not a JSON list" in " ".join(result.output.split())
 
@@ -211,7 +214,7 @@ def test_a_reference_column_that_cannot_be_read_is_listed(model: Path, tmp_path:
 def test_failing_references_are_listed_with_the_reason(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "x.jsonl", *table(__file__, "references"))
     result = CliRunner().invoke(
-        app, ["data", "check", file, f"model.path={model}", "sandbox.timeout_s=0.2"]
+        application(), ["data", "check", file, f"model.path={model}", "sandbox.timeout_s=0.2"]
     )
     assert result.exit_code == 1
     _, found, listed = result.output.partition("3 reference solutions fail the tests of their rows")

@@ -8,9 +8,9 @@ import shlex
 import pytest
 import typer
 
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 
-GROUP = typer.main.get_command(app)
+GROUP = typer.main.get_command(application())
 COMMANDS = {
     **{name: command for name, command in GROUP.commands.items() if name != "data"},
     **{f"data {name}": command for name, command in GROUP.commands["data"].commands.items()},

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from async_rl.composition.compose import compose
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 from async_rl.launchers.commands.migrate import REFUSED
 from async_rl.launchers.migration.applying import SYSTEMS, arguments, read
 from async_rl.launchers.migration.rules import read_table
@@ -65,18 +65,21 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
 ) -> None:
     source = tmp_path / "ppo_trainer.yaml"
     source.write_text((FOLDER / "verl_first.yaml").read_text())
-    result = CliRunner().invoke(app, ["migrate", str(source)])
+    result = CliRunner().invoke(application(), ["migrate", str(source)])
     assert result.exit_code == REFUSED == 3, "keys were refused"
     assert "data.max_prompt_length=512  -> data.max_prompt_tokens=512" in result.output
     assert "trainer.nnodes=1  one machine" in result.output
     assert "otherwise than the source: " in result.output
     ours = compose(str(tmp_path / "ppo_trainer.async_rl.yaml"), ["num_steps=1"])
     assert ours.buffer.groups_per_step == 1024
-    again = CliRunner().invoke(app, ["migrate", str(source)])
+    again = CliRunner().invoke(application(), ["migrate", str(source)])
     assert isinstance(again.exception, ConfigError)
     assert "--output" in str(again.exception)
     output = ["--output", str(tmp_path / "a.yaml")]
-    assert CliRunner().invoke(app, ["migrate", str(FOLDER / "verl.sh"), *output]).exit_code == 0
+    assert (
+        CliRunner().invoke(application(), ["migrate", str(FOLDER / "verl.sh"), *output]).exit_code
+        == 0
+    )
 
 
 def test_a_file_of_neither_system_is_refused(tmp_path: Path) -> None:

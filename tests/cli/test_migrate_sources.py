@@ -12,7 +12,7 @@ from tables import table
 from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 from async_rl.launchers.migration import recording
 from async_rl.launchers.migration.applying import Migration, read
 
@@ -198,7 +198,7 @@ def test_a_value_that_has_no_counterpart_leaves_a_valid_file(
     file = script(tmp_path, text, "x.yaml")
     target = tmp_path / "ours.yaml"
     result = CliRunner().invoke(
-        app, ["migrate", str(file), f"{key}={value}", "--output", str(target)]
+        application(), ["migrate", str(file), f"{key}={value}", "--output", str(target)]
     )
     assert result.exit_code == 3, result.output
     top = result.output.partition("for every file")[0]
@@ -212,7 +212,7 @@ def test_data_that_are_not_there_are_never_the_embedded_task(tmp_path: Path) -> 
         tmp_path, f"{MAIN.partition(' data')[0]} actor_rollout_ref.rollout.n=2 trainer.test_freq=5"
     )
     target = tmp_path / "ours.yaml"
-    CliRunner().invoke(app, ["migrate", str(file), "--output", str(target)])
+    CliRunner().invoke(application(), ["migrate", str(file), "--output", str(target)])
     with pytest.raises(ConfigError, match=r"data\.train_files=\?\?\?.*--data FILE"):
         compose(str(target), ["model.path=m", "num_steps=1"])
     given = [
@@ -223,7 +223,7 @@ def test_data_that_are_not_there_are_never_the_embedded_task(tmp_path: Path) -> 
     ]
     assert compose(str(target), given).data.train_files
     rows = ["--data", "a.jsonl", "--held-out", "b.jsonl", "--output", str(tmp_path / "named.yaml")]
-    CliRunner().invoke(app, ["migrate", str(file), *rows])
+    CliRunner().invoke(application(), ["migrate", str(file), *rows])
     named = compose(str(tmp_path / "named.yaml"), ["model.path=m", "num_steps=1"])
     assert [Path(path).name for path in named.data.train_files] == ["a.jsonl"]
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from async_rl.composition.compose import compose, verifier_config
 from async_rl.core.errors import ConfigError, DataError
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 
 SQUARE = {"tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}]}
 BODY = {"code": "def f(x): return x * x", "language": "python", **SQUARE}
@@ -100,7 +100,7 @@ def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
 def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Result:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CliRunner().invoke(app, ["verify", str(path), "verifiers.cells=1", *arguments])
+    return CliRunner().invoke(application(), ["verify", str(path), "verifiers.cells=1", *arguments])
 
 
 def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:

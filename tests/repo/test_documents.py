@@ -18,7 +18,7 @@ import async_rl
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.schema import entry_of, settings
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 from async_rl.launchers.commands.options import split_conf
 from async_rl.observability.catalogue import METRICS, describe
 
@@ -37,7 +37,7 @@ FOLDERS = (
     "containers/",
     ".ci/",
 )
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 SETTINGS = settings()
 SECTIONS = {setting.split(".")[0] for setting in SETTINGS if "." in setting}

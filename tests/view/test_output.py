@@ -14,7 +14,7 @@ from rich.console import Console
 from async_rl.launchers import cli, endings
 from async_rl.monitoring.terminal import open_table
 
-GROUP = typer.main.get_command(cli.app)
+GROUP = typer.main.get_command(cli.application())
 HELP = [[name, "--help"] for name in GROUP.commands if name != "data"] + [
     ["data", "check", "--help"]
 ]
@@ -33,7 +33,7 @@ def printed(words: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(sys, name, stream)
     monkeypatch.setattr(sys, "argv", ["async-rl", *words])
     with pytest.raises(SystemExit):
-        endings.run(cli.app)
+        endings.run(cli.application())
     sys.stdout.flush()
     return out.getvalue().decode(encoding)
 

@@ -12,7 +12,7 @@ from resumed_run import LAST, Resumed
 from typer.testing import CliRunner
 from warm_processes import run_command
 
-from async_rl.launchers.cli import app
+from async_rl.launchers.cli import application
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -168,7 +168,7 @@ def test_commands_in_the_documents_run_as_they_stand_there(
     monkeypatch.chdir(folder)
     for words in complete:
         # In this process, which has imported what 30 processes would import: about a second each.
-        done = CliRunner().invoke(app, words)
+        done = CliRunner().invoke(application(), words)
         # 3: the examples name no model, so the written file is not complete.
         expected = 3 if words[0] == "migrate" else 0
         assert done.exit_code == expected, (words, done.output, done.exception)
