@@ -59,6 +59,7 @@ def check(
     """
     from async_rl.composition.compose import compose_unchecked
     from async_rl.composition.files import QUICKSTART
+    from async_rl.composition.overrides import as_words
     from async_rl.data.files import matching_files
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import examined
@@ -69,8 +70,8 @@ def check(
     conf, overrides = split_conf([argument for argument in arguments if "=" in argument])
     if not files:
         raise ConfigError("no file is given; name at least one .jsonl, .json or .parquet file")
-    train_files = f"data.train_files={_listed(files)}"
-    config = compose_unchecked(conf or QUICKSTART, [train_files, *overrides])
+    words = [*as_words({"data.train_files": files}), *overrides]
+    config = compose_unchecked(conf or QUICKSTART, words)
     # The tokenizer of the embedded model knows its own task only.
     if config.model.path is None:
         raise ConfigError(
@@ -176,11 +177,6 @@ def _sample(prompt: Prompt, config: RunConfig) -> RewardSample:
         is_truncated=False,
         max_tokens=config.data.max_response_tokens,
     )
-
-
-def _listed(files: list[str]) -> str:
-    """Return the files as one override, quoted so that no character of a path has a meaning."""
-    return "[" + ",".join("'" + file.replace("'", r"\'") + "'" for file in files) + "]"
 
 
 def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 import collections
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Literal, NamedTuple
@@ -27,15 +26,14 @@ def doctor() -> None:
 
     Examples: async-rl doctor
     """
-    found = list(examine(this_machine()))
-    print_table(("", "subject", "result", "remedy"), ((f.state, *f[:1], *f[2:]) for f in found))
+    findings = list(examine(this_machine()))
+    print_table(("subject", "", "result", "remedy"), findings)
     # A weak finding makes runs slower or less protected, not impossible.
-    raise typer.Exit(any(finding.state == "bad" for finding in found))
+    raise typer.Exit(any(finding.state == "bad" for finding in findings))
 
 
 def examine(machine: Machine) -> Iterator[Finding]:
     """Yield all findings, the cheap ones first."""
-    yield of_python(sys.version_info[:2], platform.system(), platform.machine())
     yield of_packages({name: _version(name) for name in (*PACKAGES, *ENGINES)})
     gpus = read_gpus()
     yield of_gpus(machine, gpus, chosen_gpus(os.environ), _nccl())
@@ -104,21 +102,11 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
-    """Judge the interpreter and the kind of machine."""
-    result = f"Python {version[0]}.{version[1]} on {system} {machine}"
-    # As `requires-python` of pyproject.toml says; the jail needs Linux.
-    if not (3, 11) <= version < (3, 14) or system != "Linux":
-        return Finding("interpreter", "bad", result, "use Python 3.11, 3.12 or 3.13 on Linux")
-    # The seccomp filter is written for the system calls of x86-64.
-    if machine != "x86_64":
-        return Finding("interpreter", "weak", result, f"the jail needs x86-64: {_UNSAFE}")
-    return Finding("interpreter", "ok", result)
-
-
 def of_packages(versions: dict[str, str | None]) -> Finding:
     """Judge the installed packages, given their versions, None where one is missing."""
-    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    python = f"Python {platform.python_version()}"
+    names = (f"{name} {version}" for name, version in versions.items() if version)
+    installed = ", ".join([python, *names])
     if all(versions[name] for name in ENGINES):
         return Finding("packages", "bad", *TWO_ENGINES.split("; "))
     missing = [name for name in PACKAGES if versions[name] is None]

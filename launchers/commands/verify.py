@@ -109,16 +109,18 @@ async def wrong_references(
         ]
     except DataError as error:
         return [str(error)]
-    results = await _judged(items, service, None)
+    results = await _judged(items, service)
     wrong = [result for result in results if result.verdict != Verdict.PASS]
     return [f"{each.item.name}: {each.verdict}: {each.message}" for each in wrong]
 
 
-def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """Yield (position, row, texts with its programs) in order. Raises DataError if the file cannot
-    be read or a row has no completion; a row may have no reference solution.
+def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
+    """Yield the programs of the file in order. Raises DataError if the file cannot be read or a row
+    has no completion; a row may have no reference solution.
     """
     from async_rl.data.files import read_rows
+    from async_rl.data.problems import read_problem
+    from async_rl.rewards.extraction import extract_code
 
     for position, row in read_rows(file):
         column = next((column for column in columns if row.get(column) is not None), None)
@@ -129,14 +131,8 @@ def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, 
                 f"{position}: has {', '.join(sorted(row))}, but none of {', '.join(columns)}; one"
                 " must contain the program"
             )
-        yield position, row, _programs(position, column, row[column])
-
-
-def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
-    from async_rl.data.problems import read_problem
-    from async_rl.rewards.extraction import extract_code
-
-    for position, row, texts in _rows(file, columns):
+        with at(position):
+            texts = _programs(f"column {column}", row[column])
         ids = (str(row[key]) for key in _IDS if row.get(key) is not None)
         row_name = next(ids, position.rpartition(", ")[2])
         names = [f"{row_name}, {number} of {len(texts)}" for number in range(1, len(texts) + 1)]
@@ -156,22 +152,16 @@ def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_
             yield _Item(row_name, name, problem, _complete(row, code))
 
 
-def _programs(position: str, column: str, value: Any) -> list[str]:
+def _programs(column: str, value: Any) -> list[str]:
+    from async_rl.core.io_pairs import read_json, read_strings
+
     # APPS stores its solutions as the text of a JSON list.
-    if isinstance(value, str) and column == "solutions":
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise DataError(
-                f"{position}: column solutions is not a JSON list ({error}); write one"
-            ) from error
+    if isinstance(value, str) and column == "column solutions":
+        value = read_json(column, value)
     if isinstance(value, dict):
         pairs = zip(value.get("language", ()), value.get("solution", ()), strict=False)
         value = [program for language, program in pairs if language == _PYTHON]
-    programs = [value] if isinstance(value, str) else value
-    if not isinstance(programs, list) or not all(isinstance(program, str) for program in programs):
-        raise DataError(f"{position}: column {column} must contain a string or a list of strings")
-    return programs
+    return [value] if isinstance(value, str) else read_strings(column, value)
 
 
 def _complete(row: dict[str, Any], code: str) -> str:
@@ -196,38 +186,35 @@ async def _score(items: list[_Item], config: RunConfig, lines: BinaryIO | None) 
 
 
 async def _judged(
-    items: Sequence[_Item], service: VerifierService, lines: BinaryIO | None
+    items: Sequence[_Item], service: VerifierService, lines: BinaryIO | None = None
 ) -> list[_Result]:
+    from async_rl.rewards.verifier.protocol import VerifyRequest
+
     results: list[_Result] = []
 
     async def judge(item: _Item) -> None:
-        results.append(await _result(service, item, lines))
+        problem = item.problem
+        if problem is None:
+            results.append(_Result(item, _UNUSABLE, item.program))
+            return
+        response = await service.verify(
+            VerifyRequest(
+                code=item.program,
+                tests=problem.tests,
+                setup=problem.setup,
+                language=problem.language,
+            )
+        )
+        if lines is not None:
+            line = {"name": item.name, **msgspec.to_builtins(response)}
+            lines.write(msgspec.json.encode(line) + b"\n")
+        failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
+        results.append(_Result(item, response.verdict, next(failed, "")))
         if len(results) % _PROGRESS_EVERY == 0:
             typer.echo(f"{len(results)} of {len(items)} programs", err=True)
 
     await for_each(items, judge, service.num_cells)
     return results
-
-
-async def _result(service: VerifierService, item: _Item, lines: BinaryIO | None) -> _Result:
-    from async_rl.rewards.verifier.protocol import VerifyRequest
-
-    problem = item.problem
-    if problem is None:
-        return _Result(item, _UNUSABLE, item.program)
-    response = await service.verify(
-        VerifyRequest(
-            code=item.program,
-            tests=problem.tests,
-            setup=problem.setup,
-            language=problem.language,
-        )
-    )
-    if lines is not None:
-        line = {"name": item.name, **msgspec.to_builtins(response)}
-        lines.write(msgspec.json.encode(line) + b"\n")
-    failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
-    return _Result(item, response.verdict, next(failed, ""))
 
 
 def _report(results: list[_Result], seconds: float) -> None:

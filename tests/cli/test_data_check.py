@@ -208,7 +208,7 @@ def test_a_reference_column_that_cannot_be_read_is_listed(model: Path, tmp_path:
     file = write(tmp_path / "x.jsonl", row | {"solutions": "print(2)"})
     result = CliRunner().invoke(application(), ["data", "check", file, f"model.path={model}"])
     assert result.exit_code == 1
-    assert "column solutions is not a JSON list" in " ".join(result.output.split())
+    assert "column solutions is 'print(2)', which is not JSON" in " ".join(result.output.split())
 
 
 def test_failing_references_are_listed_with_the_reason(model: Path, tmp_path: Path) -> None:
