@@ -18,9 +18,7 @@ from async_rl.runs.status import config_of
 
 def export(
     run: RunName,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="the directory to write the model to")
-    ],
+    directory: Annotated[Path, typer.Argument(help="the directory to write the model to")],
     step: Annotated[
         int | None, typer.Option(help="step of the checkpoint; default: the newest")
     ] = None,

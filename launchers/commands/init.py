@@ -97,9 +97,7 @@ have at most 43), its own settings, and the example in async_rl/examples that it
 
 
 def init(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="a new directory for the task")
-    ],
+    directory: Annotated[Path, typer.Argument(help="a new directory for the task")],
     template: Annotated[
         Template, typer.Option(help="what the task shows how to write")
     ] = Template.CODE,

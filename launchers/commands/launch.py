@@ -14,7 +14,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import job_to_submit
-from async_rl.launchers.commands.options import OutputDir, console, split_conf
+from async_rl.launchers.commands.options import OutputDir, Settings, console, split_conf
 from async_rl.monitoring.terminal import Terminal
 from async_rl.planning.topology import processes
 from async_rl.runs.control import owning
@@ -97,13 +97,10 @@ def resume(
             ),
         ),
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[key=value ...]", help="settings to change from here on"),
-    ] = None,
+    settings: Settings = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Continue a run from its last checkpoint and its ledger.
+    """Continue a run from its last checkpoint and its ledger, with settings to change from here on.
 
     Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl
     resume s3://bucket/copies/my-run

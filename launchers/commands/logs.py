@@ -26,7 +26,7 @@ def logs(
     run: Run = None,
     process: Annotated[
         str | None,
-        typer.Argument(metavar="[PROCESS]", help="generator-0, learner-0, ...; default: all"),
+        typer.Argument(help="generator-0, learner-0, ...; default: all"),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="show new entries until the run exits")

@@ -15,7 +15,11 @@ WIDTH_IF_NO_TERMINAL = 140
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run")]
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="name or directory of a run; default: the newest"),
+    typer.Argument(help="name or directory of a run; default: the newest"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value ...]", help="settings that differ"),
 ]
 OutputDir = Annotated[
     Path | None,

@@ -24,7 +24,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
 from async_rl.core.ranges import ranges
-from async_rl.launchers.commands.options import OutputDir, RunName, console
+from async_rl.launchers.commands.options import OutputDir, RunName, Settings, console
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of
@@ -39,16 +39,14 @@ _CAUSES = (
 
 def replay(
     run: RunName,
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="another algorithm.* or learner.* setting"),
-    ] = None,
+    settings: Settings = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="last step; default: the last recorded one")
     ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Train the longest recorded stretch of batches again and compare the weights with the run's.
+    Settings of algorithm.* and learner.* can differ; the weights are then not compared.
 
     Examples: async-rl replay my-run; async-rl replay my-run --last 12; async-rl replay my-run
     learner.optimizer.lr=1e-4 algorithm.policy_loss=gspo

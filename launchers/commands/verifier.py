@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.options import Port
+from async_rl.launchers.commands.options import Port, Settings
 
 if TYPE_CHECKING:
     from async_rl.config.run import RunConfig
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TOKEN_BYTES = 24
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
-VerifierSettings = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[key=value ...]", help="settings of sandbox and verifiers that differ from conf/"
-    ),
-]
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], cells: int) -> None:
@@ -48,7 +42,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], cel
 
 
 def verifier(
-    settings: VerifierSettings = None,
+    settings: Settings = None,
     host: Annotated[str | None, typer.Option(help="address to bind; default: loopback")] = None,
     port: Port = 0,
     token: Annotated[
@@ -59,7 +53,8 @@ def verifier(
         ),
     ] = None,
 ) -> None:
-    """Serve verdicts over HTTP until stopped, without a run.
+    """Serve verdicts over HTTP until stopped, without a run. Settings of sandbox, verifiers and
+    reward can differ from conf/.
 
     Examples: async-rl verifier; async-rl verifier --port 8080 verifiers.cells=4 sandbox.timeout_s=5
     """

@@ -25,7 +25,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError, at
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
-from async_rl.launchers.commands.verifier import VerifierSettings, for_each
+from async_rl.launchers.commands.options import Settings
+from async_rl.launchers.commands.verifier import for_each
 
 if TYPE_CHECKING:
     from async_rl.rewards.verifier.service import VerifierService
@@ -72,12 +73,12 @@ def verify(
             )
         ),
     ],
-    settings: VerifierSettings = None,
+    settings: Settings = None,
     output: Annotated[
         Path | None, typer.Option(help="jsonl file for one line per program with all its tests")
     ] = None,
 ) -> None:
-    """Score a file of completions.
+    """Score a file of completions. Settings of sandbox, verifiers and reward can differ from conf/.
 
     Examples: async-rl verify completions.jsonl --output results.jsonl
     """

@@ -20,7 +20,7 @@ _TOKEN_BYTES = 24
 def view(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="name or directory of a run; default: all runs"),
+        typer.Argument(help="name or directory of a run; default: all runs"),
     ] = None,
     host: Annotated[
         str, typer.Option(help="address to bind; other machines reach any but loopback")

@@ -244,38 +244,23 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _network_problems(config: RunConfig) -> Iterator[str]:
-    host = host_for_people(config.network)
     if config.launcher.is_submitted:
         return  # the job may start on any node, which looks at them when it binds them
-    if problem := _bind(host, 0):
-        yield (
-            f"network.host={host}: not an address of this machine ({problem}); set network.host to"
-            " one, 127.0.0.1 for this machine alone"
-        )
-        return
+    host = host_for_people(config.network)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = {
+        "network.host": 0,
         "monitoring.tensorboard_port": config.monitoring.tensorboard_port,
         "monitoring.prometheus_port": config.monitoring.prometheus_port,
     }
-    # A port of 0 or null needs no check.
     for path, port in ports.items():
-        if port and (problem := _bind(host, port)):
+        try:
+            # A port of null opens nothing; any free one is as good.
+            socket.create_server((host, port or 0), family=family).close()
+        except OSError as error:
             yield (
-                f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"
-                " for a free one"
+                f"{path}: {host}:{port or 0} cannot be bound ({error.strerror}); choose another"
+                " address of this machine, or port 0 for a free one"
             )
-
-
-def _bind(host: str, port: int) -> str | None:
-    """Why the address cannot be bound; None if it can."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As servers do: an address whose last connection is still winding down is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+            if not port:
+                return  # the address itself is wrong, whatever the port
