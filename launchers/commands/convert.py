@@ -77,7 +77,14 @@ def _convert(directory: Path) -> Path:
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    output, errors, _ = _described(regular(directory / OLD_FILE).read_bytes())
+    output, errors, _ = run_in_jail(
+        [sys.executable, "-I", "-S", "-B", _PROGRAM],
+        {_PROGRAM: files("async_rl.sandbox").joinpath(_PROGRAM).read_bytes()},
+        profile=Profile.PROGRAM,
+        cpu_s=_LIMIT_S,
+        memory_bytes=_MEMORY_BYTES,
+        stdin=regular(directory / OLD_FILE).read_bytes(),
+    )
     try:
         tensors = msgspec.json.decode(output, type=dict[str, _Tensor])
         index = _write(directory, tensors, partial / file_of(0))
@@ -92,17 +99,6 @@ def _convert(directory: Path) -> Path:
     converted.rename(directory)
     sync(directory.parent)
     return kept
-
-
-def _described(metadata: bytes) -> list[bytes]:
-    return run_in_jail(
-        [sys.executable, "-I", "-S", "-B", _PROGRAM],
-        {_PROGRAM: files("async_rl.sandbox").joinpath(_PROGRAM).read_bytes()},
-        profile=Profile.PROGRAM,
-        cpu_s=_LIMIT_S,
-        memory_bytes=_MEMORY_BYTES,
-        stdin=metadata,
-    )
 
 
 def _saved(path: Path, offset: int, length: int) -> bytes:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import typer
 
 from async_rl.core.machine import TWO_ENGINES, Gpus, Machine, chosen_gpus, read_gpus, this_machine
-from async_rl.launchers.commands.reports import print_table
+from async_rl.launchers.commands.options import print_table
 
 
 def doctor() -> None:

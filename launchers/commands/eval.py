@@ -23,8 +23,7 @@ from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.export import saved_version
-from async_rl.launchers.commands.options import AsJson, OutputDir, split_conf
-from async_rl.launchers.commands.reports import cell
+from async_rl.launchers.commands.options import AsJson, OutputDir, cell, split_conf
 from async_rl.runs.directory import default_output_dir, find_run
 
 if TYPE_CHECKING:

@@ -113,12 +113,19 @@ def init(
 
     Examples: async-rl init my_task; async-rl init my_task --template reward
     """
+    from async_rl.composition.compose import compose
+    from async_rl.data.prepare import prepare_model
+
     directory.mkdir(parents=True)
     train, held_out = _rows()
     base, length, extra, example = _PARTS[template]
     for name, rows in (("train.jsonl", train), ("held_out.jsonl", held_out)):
         (directory / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    conf = _CONF.format(base=base, length=length, model=model or _embedded_model(base))
+    if model is None:
+        # The first use makes it in one or two minutes.
+        embedded = prepare_model(compose(base), lambda _, text: typer.echo(text, err=True))
+        model = str(embedded)
+    conf = _CONF.format(base=base, length=length, model=model)
     texts = {"conf.yaml": conf + extra, "test_task.py": _TEST}
     if template is Template.REWARD:
         texts["reward.py"] = _REWARD
@@ -134,14 +141,6 @@ def init(
     data, conf = quote(f"{directory}/train.jsonl"), quote(f"conf={directory}/conf.yaml")
     typer.echo(f"check the data:  async-rl data check {data} {conf}")
     typer.echo(f"run it:          async-rl launch {conf}")
-
-
-def _embedded_model(base: str) -> Path:
-    """Return the directory of the embedded model; the first use makes it in one or two minutes."""
-    from async_rl.composition.compose import compose
-    from async_rl.data.prepare import prepare_model
-
-    return prepare_model(compose(base), lambda _, text: typer.echo(text, err=True))
 
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:

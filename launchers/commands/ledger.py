@@ -30,8 +30,7 @@ from async_rl.buffer.store.ledger import (
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import DropReason, GroupState, Purpose
-from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console
-from async_rl.launchers.commands.reports import cell, print_table
+from async_rl.launchers.commands.options import AsJson, OutputDir, Run, cell, console, print_table
 from async_rl.runs.certificate.certify import audited
 from async_rl.runs.directory import find_run
 from async_rl.runs.status import config_of

@@ -1,7 +1,6 @@
 """`async-rl runs`: the runs of a directory in a table, the newest first."""
 
-from async_rl.launchers.commands.options import OutputDir, console
-from async_rl.launchers.commands.reports import print_table
+from async_rl.launchers.commands.options import OutputDir, console, print_table
 from async_rl.runs.directory import default_output_dir
 from async_rl.runs.view.library import Library, Summary
 from async_rl.runs.view.texts import duration, number

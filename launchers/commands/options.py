@@ -1,13 +1,13 @@
 """Arguments and output that several commands share: runs, settings, tables, the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from async_rl.core.errors import ConfigError
-from async_rl.monitoring.terminal import VisibleConsole
+from async_rl.monitoring.terminal import VisibleConsole, open_table
 
 WIDTH_IF_NO_TERMINAL = 140
 
@@ -48,3 +48,28 @@ def console(kind: type[VisibleConsole] = VisibleConsole) -> VisibleConsole:
     width = None if kind().is_terminal else WIDTH_IF_NO_TERMINAL
     # Without markup: a sampled token, a path or a list may be [/b], which rich would read as a tag.
     return kind(highlight=False, markup=False, width=width)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of text below their titles."""
+    table = open_table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def cell(value: object) -> str:
+    """Return a value of a record as text: counts by name, numbers in their order, nothing for an
+    unknown or an empty value.
+    """
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:.4g}"
+        case dict():
+            return "  ".join(f"{name} {cell(count)}" for name, count in value.items())
+        case list():
+            return " ".join(map(cell, value))
+        case _:
+            return str(value)

@@ -8,7 +8,6 @@ is loaded; the processes exit with the command.
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -51,11 +50,20 @@ def replay(
     Examples: async-rl replay my-run; async-rl replay my-run --last 12; async-rl replay my-run
     learner.optimizer.lr=1e-4 algorithm.policy_loss=gspo
     """
+    # Imports ZeroMQ, which --help need not wait for.
+    from async_rl.launchers.api.resuming import estimator_problems
+
     run_dir = find_run(run, output_dir)
     before = config_of(run_dir)
     config = recompose(before, settings or [])
     changed = list(changes(before, config))
-    _refuse(before, config, changed)
+    refused = [
+        f"{path}: a replay trains recorded samples, so only algorithm.* and learner.* can change;"
+        " start a new run for this"
+        for path in changed
+        if not path.startswith(_CHANGEABLE)
+    ]
+    raise_if_any([*refused, *estimator_problems(before, config)])
     # Before a directory is made: a refused replay leaves nothing.
     start, end = choose(run_dir, last)
     directory = _directory(run_dir)
@@ -90,21 +98,6 @@ def verdict(run_dir: Path, directory: Path) -> tuple[str, bool]:
     if not compared:
         return "the run has no checksums of these versions: the weights were not compared", True
     return f"the weights equal the run's at all {len(compared)} compared steps", True
-
-
-def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
-    """Raise ConfigError for a change that the recorded batches or the checkpoint cannot follow."""
-    problems = [
-        f"{path}: a replay trains recorded samples, so only algorithm.* and learner.* can change;"
-        " start a new run for this"
-        for path in changed
-        if not path.startswith(_CHANGEABLE)
-    ]
-    # Imports ZeroMQ, which --help need not wait for.
-    from async_rl.launchers.api.resuming import estimator_problems
-
-    problems += estimator_problems(before, config)
-    raise_if_any(problems)
 
 
 def choose(run_dir: Path, last: int | None) -> tuple[int, int]:

@@ -1,10 +1,107 @@
-"""Reports on runs, printed on the terminal."""
+"""The commands that print a report on runs: `async-rl explain`, `plan`, `compare` and `certify`.
+Pages of `async-rl view` have the same with graphs.
+"""
 
-from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
 
-from async_rl.launchers.commands.options import console
-from async_rl.monitoring.terminal import open_table
+import msgspec
+import typer
+
+from async_rl.core.extras import require
+from async_rl.launchers.commands.options import (
+    AsJson,
+    OutputDir,
+    Run,
+    RunName,
+    console,
+    print_table,
+)
+from async_rl.runs.directory import find_run
 from async_rl.runs.report import Report
+from async_rl.runs.status import config_of
+
+
+def explain(run: Run = None, output_dir: OutputDir = None) -> None:
+    """Show where a run's time went by process and stage, and predict the gain of changes.
+
+    Works on finished and on live runs; a page of `async-rl view` has the same. Examples: async-rl
+    explain; async-rl explain my-run
+    """
+    from async_rl.runs.forecast import explain as explaining
+
+    report = explaining.explain(find_run(run, output_dir))
+    console().print(f"{report.title}\n")
+    print_report(report)
+
+
+def plan(
+    run: RunName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE[,VALUE]...", help="values; every combination is forecast"
+        ),
+    ] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """Forecast steps per hour, waits and age with other settings.
+
+    Examples: async-rl plan my-run generators.count=1..4 buffer.max_staleness_versions=0,2
+    """
+    from async_rl.runs.forecast import plan as planning
+    from async_rl.runs.forecast.scenario import profile_of
+
+    swept = planning.sweep(settings or [])
+    run_dir = find_run(run, output_dir)
+    profile = profile_of(run_dir, config_of(run_dir))
+    print_report(planning.plan(profile, swept))
+
+
+def compare(one: RunName, other: RunName, output_dir: OutputDir = None) -> None:
+    """Find the first step and input that differ between two runs; compare settings, results, times.
+    A page of `async-rl view` has the same with the curves of both.
+
+    Examples: async-rl compare run-1 run-2
+    """
+    from async_rl.runs import comparison
+
+    print_report(comparison.compare(find_run(one, output_dir), find_run(other, output_dir)))
+
+
+def certify(
+    run: Run = None,
+    as_json: AsJson = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="also write this as a page of one file")
+    ] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """State what is known about the weights, prompts, selection, seeds, origin and faults of a run,
+    each with its evidence. Exit code 0 only if no promise is broken.
+
+    Examples: async-rl certify; async-rl certify my-run --html certificate.html
+    """
+    from async_rl.runs.certificate import certify as certifying
+
+    run_dir = find_run(run, output_dir)
+    if html is not None:
+        require("jinja2", "--html")
+    certificate = certifying.certify(run_dir)
+    report = certificate.report()
+    if as_json:
+        typer.echo(msgspec.json.encode(certificate))
+    else:
+        console().print(f"{report.title}\n")
+        print_report(report)
+    if html is not None:
+        from async_rl.runs.view.server import page_of  # of an extra
+
+        with html.open("x") as page:
+            page.write(page_of(report))
+        console().print(f"\nthe page is in {html}", soft_wrap=True)
+    if certificate.broken:
+        raise typer.Exit(1)
 
 
 def print_report(report: Report) -> None:
@@ -19,28 +116,3 @@ def print_report(report: Report) -> None:
             terminal.print(line, soft_wrap=True)
         if section.table is not None:
             print_table(section.table.columns, section.table.rows)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of text below their titles."""
-    table = open_table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
-
-
-def cell(value: object) -> str:
-    """Return a value of a record as text: counts by name, numbers in their order, nothing for an
-    unknown or an empty value.
-    """
-    match value:
-        case None:
-            return ""
-        case float():
-            return f"{value:.4g}"
-        case dict():
-            return "  ".join(f"{name} {cell(count)}" for name, count in value.items())
-        case list():
-            return " ".join(map(cell, value))
-        case _:
-            return str(value)

@@ -183,17 +183,14 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _directory_problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iterator[str]:
-    if (
-        run_dir is None
-        and config.run_name is not None
-        and (Path(config.output_dir) / config.run_name).exists()
-    ):
+    output_dir = Path(config.output_dir)
+    if run_dir is None and config.run_name and (output_dir / config.run_name).exists():
         yield (
             f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already;"
             " choose another, or remove it"
         )
     # The directory of the runs is made by the first run.
-    existing = _nearest_existing(Path(config.output_dir))
+    existing = next(path for path in (output_dir, *output_dir.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield (
             f"output_dir={config.output_dir}: {existing} is not a directory that may be written to;"
@@ -225,22 +222,17 @@ def _present_mb(run_dir: Path) -> int:
 def _mirror_problems(config: RunConfig) -> Iterator[str]:
     mirror = config.checkpoint.mirror
     name = config.run_name
+    if mirror is None:
+        return
     try:
-        if (
-            mirror is not None
-            and Mirror(mirror, Path(name or "run")).versions()
-            and name is not None
-        ):
+        # Also without a name, because the mirror may be unusable.
+        if Mirror(mirror, Path(name or "run")).versions() and name:
             yield (
                 f"checkpoint.mirror={mirror}: holds a run {name} already; choose another run_name,"
                 f" or async-rl resume {mirror}/{name}"
             )
     except InfrastructureError as error:
         yield str(error)
-
-
-def _nearest_existing(path: Path) -> Path:
-    return path if path.exists() else _nearest_existing(path.parent)
 
 
 def _network_problems(config: RunConfig) -> Iterator[str]:

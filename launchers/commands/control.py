@@ -1,7 +1,7 @@
-"""`async-rl scale`: changes the number of generators, verifiers and gateways of a live run.
+"""The commands that change a live run: `async-rl stop` and `async-rl scale`.
 
-Invariants: a wrong name or number is reported with its remedy and changes nothing; the command
-returns immediately, and `status` shows the progress.
+Invariants: stop returns when the run has exited; scale returns immediately, and `status` shows the
+progress. A wrong name or number of a pool is reported with its remedy and changes nothing.
 """
 
 import re
@@ -10,9 +10,29 @@ from typing import Annotated
 import typer
 
 from async_rl.config.checks.run import raise_if_any
-from async_rl.launchers.api.run import open_run
-from async_rl.launchers.commands.options import OutputDir
+from async_rl.launchers.api.run import ended, open_run
+from async_rl.launchers.commands.options import OutputDir, Run
+from async_rl.runs.control import living_pid
 from async_rl.runs.directory import find_run
+
+
+def stop(
+    run: Run = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="do not finish the step in progress; it is lost")
+    ] = False,
+    output_dir: OutputDir = None,
+) -> None:
+    """Finish the step, save and stop a run; return when it has exited.
+
+    Examples: async-rl stop; async-rl stop my-run --now
+    """
+    opened = open_run(find_run(run, output_dir))
+    # Printed before the wait, which lasts for a step.
+    if living_pid(opened.directory) is not None:
+        how = "ending" if now else "stopping: it finishes its step and saves"
+        typer.echo(f"run {opened.name} is {how}")
+    typer.echo(ended(opened.stop(now=now)))
 
 
 def scale(
