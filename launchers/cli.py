@@ -18,7 +18,7 @@ from async_rl.launchers.endings import run
 
 _COMMANDS = {
     "launch": "launch:launch",
-    "serve": "serve:serve",
+    "serve": "launch:serve",
     "status": "status:status",
     "runs": "list_runs:list_runs",
     "view": "view:view",

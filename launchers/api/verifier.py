@@ -2,9 +2,9 @@
 a `with` block.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -14,9 +14,6 @@ from async_rl.core.loop_thread import LoopThread
 from async_rl.core.types import AssertTest, CodeTest, Verdict
 from async_rl.launchers.api.run import Overrides
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
-
-if TYPE_CHECKING:
-    from async_rl.rewards.verifier.service import VerifierService
 
 Test = str | Mapping[str, Any] | CodeTest
 """One test: `assert` statements as text, a JSON object as in docs/data.md, or a CodeTest."""
@@ -40,29 +37,27 @@ class Verifier:
         from async_rl.composition.overrides import as_words
 
         self._config = verifier_config(as_words(settings))
-        # In a thread, because the cells of a notebook already run inside an event loop.
-        self._thread: LoopThread | None = None
-        self._service: VerifierService | None = None
+        self._verify: Callable[[VerifyRequest], VerifyResponse] | None = None
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
         # Imports the server of verifiers, which `import async_rl` need not wait for.
         from async_rl.rewards.verifier.serving import open_service
 
-        config = self._config
         with ExitStack() as resources:
-            # The kernel ends the processes of the jail with the thread that started them.
+            # In a thread, because the cells of a notebook already run inside an event loop. The
+            # kernel ends the processes of the jail with the thread that started them.
             thread = LoopThread("verifier")
             resources.callback(thread.close)
-            opened = open_service(config)
-            self._service = thread.run(opened.__aenter__())
+            opened = open_service(self._config)
+            service = thread.run(opened.__aenter__())
             resources.callback(lambda: thread.run(opened.__aexit__(None, None, None)))
-            self._thread = thread
+            self._verify = lambda request: thread.run(service.verify(request))
             self._resources = resources.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread = self._service = None
+        self._verify = None
         self._resources.close()
 
     def check(self, code: str, tests: Test | Sequence[Test], *, setup: str = "") -> VerifyResponse:
@@ -78,11 +73,11 @@ class Verifier:
             ConfigError: A test is malformed, or the `with` block was left.
             InfrastructureError: No verdict was possible.
         """
-        if self._thread is None or self._service is None:
+        if self._verify is None:
             raise ConfigError("this verifier is not running; use it in its with block")
         given = [tests] if isinstance(tests, str | Mapping | CodeTest) else tests
         request = VerifyRequest(code=code, tests=[_as_test(test) for test in given], setup=setup)
-        response = self._thread.run(self._service.verify(request))
+        response = self._verify(request)
         if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise InfrastructureError(response.failure or response.tests[0].message)
         return response

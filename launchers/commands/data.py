@@ -200,19 +200,15 @@ def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
         setting = f"data.truncation={settings.truncation}"
         typer.echo(f"{num_cut} prompts are cut to the limit ({setting})")
     bad = [str(row) for row in rejected if not isinstance(row, PromptTooLong)]
-    has_refused = [
-        _show_rejected(over_long, "data.truncation", settings.truncation),
-        _show_rejected(bad, "data.bad_rows", settings.bad_rows),
-    ]
-    return any(has_refused) or not prompts
-
-
-def _show_rejected(reasons: Sequence[str], setting: str, value: str) -> bool:
-    """Print the rows that a setting leaves out and return whether a run would refuse them."""
-    is_refused = value == "error"
-    fate = "refused" if is_refused else "left out"
-    _show(reasons, f"rows are {fate} ({setting}={value})")
-    return is_refused and bool(reasons)
+    is_refused = not prompts
+    for setting, value, reasons in (
+        ("data.truncation", settings.truncation, over_long),
+        ("data.bad_rows", settings.bad_rows, bad),
+    ):
+        fate = "refused" if value == "error" else "left out"
+        _show(reasons, f"rows are {fate} ({setting}={value})")
+        is_refused |= value == "error" and bool(reasons)
+    return is_refused
 
 
 def _show(reasons: Sequence[str], title: str) -> None:

@@ -34,27 +34,18 @@ def doctor() -> None:
 
 def examine(machine: Machine) -> Iterator[Finding]:
     """Yield all findings, the cheap ones first."""
-    yield of_packages({name: _version(name) for name in (*PACKAGES, *ENGINES)})
+    # Names of packages are compared without case, and installers write them as they like.
+    installed = {
+        str(distribution.name).lower().replace("_", "-"): distribution.version
+        for distribution in metadata.distributions()
+    }
+    yield of_packages({name: installed.get(name) for name in (*PACKAGES, *ENGINES)})
     gpus = read_gpus()
-    yield of_gpus(machine, gpus, chosen_gpus(os.environ), _nccl())
+    # The name of NCCL's package contains the version of CUDA: nvidia-nccl-cu12, -cu13 and so on.
+    nccl = [installed[name] for name in installed if name.startswith("nvidia-nccl")]
+    yield of_gpus(machine, gpus, chosen_gpus(os.environ), next(iter(nccl), None))
     yield _shared_memory(len(gpus.devices))
     yield asyncio.run(_jail())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _nccl() -> str | None:
-    """Return the version of NCCL, whose package name contains the version of CUDA."""
-    for distribution in metadata.distributions():
-        # nvidia-nccl-cu12, -cu13 and so on.
-        if str(distribution.metadata["Name"]).startswith("nvidia-nccl"):
-            return distribution.version
-    return None
 
 
 def _shared_memory(num_gpus: int) -> Finding:
@@ -138,7 +129,9 @@ def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | 
         return Finding(
             subject, "bad", result, "unset CUDA_VISIBLE_DEVICES, or name GPUs that exist"
         )
-    result = f"{visible} of {num}, driver {gpus.driver}, {_kinds(gpus)}"
+    counts = collections.Counter(f"{gpu.name} {gpu.memory_mb >> 10} GB" for gpu in gpus.devices)
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
+    result = f"{visible} of {num}, driver {gpus.driver}, {kinds}"
     if machine.unusable_gpus:
         result += "; torch or vLLM is a CPU build: runs use the CPU"
         return Finding(subject, "weak", result, "make env GPU=1, in a separate directory")
@@ -156,11 +149,6 @@ def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | 
         remedy = "CUDA_VISIBLE_DEVICES with equal GPUs: a pool is as slow as its slowest GPU"
         return Finding(subject, "weak", f"{result}; unequal GPUs", remedy)
     return Finding(subject, "ok", f"{result}, NCCL {nccl}")
-
-
-def _kinds(gpus: Gpus) -> str:
-    kinds = collections.Counter(f"{gpu.name} {gpu.memory_mb >> 10} GB" for gpu in gpus.devices)
-    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
 
 
 def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:

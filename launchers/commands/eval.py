@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.export import saved_version
-from async_rl.launchers.commands.options import AsJson, OutputDir, cell, split_conf
+from async_rl.launchers.commands.options import AsJson, OutputDir, cell, show_progress, split_conf
 from async_rl.runs.directory import default_output_dir, find_run
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-# A line every few seconds at the usual speed.
-_PROGRESS_EVERY = 64
 
 
 def evaluate(
@@ -162,10 +161,7 @@ def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
     os.environ.update(_QUIET)
     from async_rl.rollouts import standalone  # imports torch, which needs the environment above
 
-    def on_done(num_done: int, total: int) -> None:
-        if num_done % _PROGRESS_EVERY == 0 or num_done == total:
-            typer.echo(f"{num_done} of {total} prompts", err=True)
-
+    on_done = partial(show_progress, things="prompts")
     return asyncio.run(standalone.evaluate(config, model_path, version=version, on_done=on_done))
 
 

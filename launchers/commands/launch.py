@@ -1,4 +1,4 @@
-"""`async-rl launch` and `async-rl resume`: check a configuration, then supervise the run.
+"""`async-rl launch`, `serve` and `resume`: check a configuration, then supervise the run.
 
 Invariant: nothing is started or written unless the configuration fits this machine.
 """
@@ -14,11 +14,15 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import job_to_submit
-from async_rl.launchers.commands.options import OutputDir, Settings, console, split_conf
+from async_rl.launchers.commands.options import OutputDir, Port, Settings, console, split_conf
 from async_rl.monitoring.terminal import Terminal
 from async_rl.planning.topology import processes
 from async_rl.runs.control import owning
 from async_rl.runs.directory import default_output_dir, find_run
+from async_rl.wire.addresses import LOOPBACK
+
+_SERVICE = "serve"
+"""The configuration of a service."""
 
 
 def launch(
@@ -84,6 +88,48 @@ def launch(
     if job := job_to_submit(config):
         run_dir = Path(config.output_dir) / str(config.run_name)
         terminal.out(job.script(config, run_dir), highlight=False)
+
+
+def serve(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[model=PATH] [conf=NAME] [key=value ...]",
+            help=(
+                "a model, or a name from conf/ whose model is served, and settings that differ from"
+                " conf/serve.yaml; default: the embedded model"
+            ),
+        ),
+    ] = None,
+    port: Port = 0,
+) -> None:
+    """Train and sample for programs that speak the Tinker API, until Ctrl-C.
+
+    Examples: async-rl serve; async-rl serve model=build/real/SmolLM2-135M-Instruct; async-rl serve
+    conf=real --port 8765
+    """
+    from async_rl.composition.compose import compose_unchecked
+    from async_rl.service.address import address_of, free_port
+
+    conf, overrides = split_conf(settings or [])
+    overrides = [
+        f"model.path={word.removeprefix('model=')}" if word.startswith("model=") else word
+        for word in overrides
+    ]
+    if conf not in (None, _SERVICE):
+        path = compose_unchecked(conf).model.path
+        overrides.insert(0, f"model.path={'null' if path is None else path}")
+    config, _ = starting.checked_config(_SERVICE, overrides, this_machine())
+    port = free_port(port)
+    run_dir = starting.make_run_dir(config)
+    address = address_of(run_dir, port)
+    typer.echo(
+        f"export TINKER_BASE_URL=http://{LOOPBACK}:{address.port}\n"
+        f"export TINKER_API_KEY={address.api_key}\n"
+        f"if the service ends, async-rl resume {run_dir.name} continues it at the same address"
+    )
+    with owning(run_dir):
+        raise typer.Exit(starting.supervise(config, run_dir))
 
 
 def resume(

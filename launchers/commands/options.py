@@ -10,6 +10,8 @@ from async_rl.core.errors import ConfigError
 from async_rl.monitoring.terminal import VisibleConsole, open_table
 
 WIDTH_IF_NO_TERMINAL = 140
+# A line every few seconds at the usual speed.
+_PROGRESS_EVERY = 64
 
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run")]
@@ -48,6 +50,12 @@ def console(kind: type[VisibleConsole] = VisibleConsole) -> VisibleConsole:
     width = None if kind().is_terminal else WIDTH_IF_NO_TERMINAL
     # Without markup: a sampled token, a path or a list may be [/b], which rich would read as a tag.
     return kind(highlight=False, markup=False, width=width)
+
+
+def show_progress(num_done: int, total: int, things: str) -> None:
+    """Print how many are done, to stderr: the results go to stdout."""
+    if num_done % _PROGRESS_EVERY == 0 or num_done == total:
+        typer.echo(f"{num_done} of {total} {things}", err=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

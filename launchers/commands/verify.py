@@ -25,13 +25,12 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError, at
 from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
-from async_rl.launchers.commands.options import Settings
+from async_rl.launchers.commands.options import Settings, show_progress
 from async_rl.launchers.commands.verifier import for_each
 
 if TYPE_CHECKING:
     from async_rl.rewards.verifier.service import VerifierService
 
-_PROGRESS_EVERY = 64
 _UNUSABLE = "unusable row"
 _UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
 _COMPLETIONS = ("completions", "completion", "responses", "response")
@@ -211,8 +210,7 @@ async def _judged(
             lines.write(msgspec.json.encode(line) + b"\n")
         failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
         results.append(_Result(item, response.verdict, next(failed, "")))
-        if len(results) % _PROGRESS_EVERY == 0:
-            typer.echo(f"{len(results)} of {len(items)} programs", err=True)
+        show_progress(len(results), len(items), "programs")
 
     await for_each(items, judge, service.num_cells)
     return results

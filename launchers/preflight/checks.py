@@ -167,11 +167,11 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
             f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a"
             " tokenizer, or null for the model's own"
         )
-    terms = config.reward.terms.items()
-    judges = {name: term.path for name, term in terms if isinstance(term, RewardModelTerm)}
-    for name, path in judges.items():
-        if is_local_model(path) and not Path(path).is_dir():
-            yield no_directory(path, f"reward.terms.{name}.path")
+    for name, term in config.reward.terms.items():
+        if not isinstance(term, RewardModelTerm):
+            continue
+        if is_local_model(term.path) and not Path(term.path).is_dir():
+            yield no_directory(term.path, f"reward.terms.{name}.path")
     model = config.model.path
     if model is None:
         return
