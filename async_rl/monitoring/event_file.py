@@ -91,11 +91,11 @@ def _first_screen() -> summary_pb2.Summary:
     """Return the layout of the custom-scalars page: the ten numbers to watch."""
     layout = layout_pb2.Layout()
     category = layout.category.add(title="The ten numbers to watch")
-    for title, names in FIRST_SCREEN:
+    for title, chart in FIRST_SCREEN.items():
         # TensorBoard takes names for patterns: eval/pass_at_1 would also match
         # eval/pass_at_1_error.
-        patterns = [f"^{re.escape(name)}$" for name in names]
-        category.chart.add(title=with_unit(title, names[0]), multiline={"tag": patterns})
+        patterns = [f"^{re.escape(name)}$" for name in chart.metrics]
+        category.chart.add(title=with_unit(title, chart.metrics[0]), multiline={"tag": patterns})
     summary = summary_pb2.Summary()
     summary.value.add(
         tag=custom_scalar_metadata.CONFIG_SUMMARY_TAG,

@@ -18,8 +18,8 @@ _Table = TypeVar("_Table")
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
-class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of the ten charts."""
+class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the ten charts. reading: its expected look, and the remedy if it differs."""
 
     metrics: tuple[str, ...]
     reading: _Text
@@ -52,13 +52,8 @@ METRICS: Mapping[str, MetricSpec] = {
 }
 """All declared metrics by name; a name may contain placeholders."""
 
-_CHARTS = _read("first_screen.toml", dict[str, _Chart])
-
-FIRST_SCREEN = tuple((title, chart.metrics) for title, chart in _CHARTS.items())
-"""The ten numbers to watch: title of the chart and its metrics."""
-
-HOW_TO_READ = {title: chart.reading for title, chart in _CHARTS.items()}
-"""The expected look of each of these charts, and the remedy if it differs."""
+FIRST_SCREEN = _read("first_screen.toml", dict[str, Chart])
+"""The ten charts to watch, by title."""
 
 
 # The supervisor requests every gauge of every process once per second. The limit is for names that

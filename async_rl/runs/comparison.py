@@ -70,7 +70,7 @@ def compare(one: Path, other: Path) -> Report:
     # Settings and metrics of a run can be compared without its store.
     except InfrastructureError as error:
         lines = (f"the steps cannot be compared: {error}",)
-    results = [name for _, names in FIRST_SCREEN for name in names]
+    results = [name for chart in FIRST_SCREEN.values() for name in chart.metrics]
     known = {name for rows in (first, second) for row in rows.values() for name in row}
     times = sorted(name for name in known if name.startswith(_TIMES))
     columns = ("", one.name, other.name)

@@ -17,7 +17,6 @@ from async_rl.composition.schema import json_schema
 from async_rl.monitoring.prometheus import exported_name
 from async_rl.observability.catalogue import (
     FIRST_SCREEN,
-    HOW_TO_READ,
     METRICS,
     MetricSpec,
     describe,
@@ -76,7 +75,8 @@ def dashboard() -> str:
     monitoring.prometheus_port.
     """
     panels = []
-    for number, (title, names) in enumerate(FIRST_SCREEN):
+    for number, (title, chart) in enumerate(FIRST_SCREEN.items()):
+        names = chart.metrics
         unit = _spec(names[0]).unit
         targets = [
             {"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": "{{run}} " + name}
@@ -94,7 +94,7 @@ def dashboard() -> str:
                 "id": number + 1,
                 "type": "timeseries",
                 "title": with_unit(title, names[0]),
-                "description": "\n".join([HOW_TO_READ[title], *map(_meaning, names)]),
+                "description": "\n".join([chart.reading, *map(_meaning, names)]),
                 "datasource": source,
                 "fieldConfig": {"defaults": {"unit": _GRAFANA_UNITS.get(unit, "short")}},
                 "gridPos": position,
@@ -146,8 +146,8 @@ def _meaning(name: str) -> str:
 def metrics_page() -> str:
     """Every declared metric with its unit and meaning, by name."""
     charts = [
-        (title, ", ".join(f"`{n}`" for n in names), HOW_TO_READ[title])
-        for title, names in FIRST_SCREEN
+        (title, ", ".join(f"`{n}`" for n in chart.metrics), chart.reading)
+        for title, chart in FIRST_SCREEN.items()
     ]
     rows = [(f"`{name}`", spec.unit, spec.meaning) for name, spec in sorted(METRICS.items())]
     parts = [

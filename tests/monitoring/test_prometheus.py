@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.monitoring.prometheus import Endpoint, exported_name
-from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, describe
+from async_rl.observability.catalogue import FIRST_SCREEN, METRICS
 from async_rl.supervision.monitor import Monitor
 from docs.generate.pages import dashboard
 
@@ -95,9 +95,9 @@ def test_the_endpoint_is_there_if_the_run_asks_for_it(
 def test_the_dashboard_asks_for_names_that_the_endpoint_has() -> None:
     page = json.loads(dashboard())
     asked = [target["expr"] for panel in page["panels"] for target in panel["targets"]]
-    assert len(asked) == sum(len(names) for _, names in FIRST_SCREEN)
+    assert len(asked) == sum(len(chart.metrics) for chart in FIRST_SCREEN.values())
     assert 'async_rl_busy_generator{run=~"$run"}' in asked
-    newest = {name: 1.0 for _, names in FIRST_SCREEN for name in names if describe(name)}
+    newest = {name: 1.0 for chart in FIRST_SCREEN.values() for name in chart.metrics}
     endpoint = Endpoint("127.0.0.1", 0, "mine", lambda: (0, newest))
     try:
         told = {name + '{run=~"$run"}' for name, _ in answered(endpoint.url)}

@@ -77,12 +77,12 @@ def _curves(shown: Sequence[RunView], query: Query) -> Content:
     for run in shown:
         run.curves.refresh()
     known = sorted({name for run in shown for name in run.curves.names})
-    charts: Sequence[tuple[str, tuple[str, ...]]] = FIRST_SCREEN
+    charts = {title: chart.metrics for title, chart in FIRST_SCREEN.items()}
     if query.section:
-        charts = [(name, (name,)) for name in known if name.startswith(f"{query.section}/")]
+        charts = {name: (name,) for name in known if name.startswith(f"{query.section}/")}
     return {
         "shown": shown,
-        "graphs": [_graph(title, names, shown, query.x) for title, names in charts],
+        "graphs": [_graph(title, names, shown, query.x) for title, names in charts.items()],
         # Every section, because the form offers the sections that are not drawn too.
         "sections": list(dict.fromkeys(name.partition("/")[0] for name in known)),
         "query": query,
