@@ -30,7 +30,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.os import replace_file
-from async_rl.core.ranges import ranges
 from async_rl.core.records import line_number, lines_backwards
 from async_rl.monitoring import events
 from async_rl.monitoring.event_file import EventFile
@@ -191,7 +190,7 @@ class Recorder:
                 "%s has no row for step %s: it was not reported, or not on the disk, when the run"
                 " ended",
                 self._path,
-                ranges(missing),
+                ", ".join(map(str, missing)),
             )
 
     def _last_row(self, version: float) -> tuple[_RowHead | None, int]:
