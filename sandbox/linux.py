@@ -5,6 +5,7 @@ Each raises OSError on failure. The numbers are for x86-64 (`cells.IS_SUPPORTED`
 
 import ctypes
 import errno
+import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -38,16 +39,6 @@ SECCOMP_MODE_FILTER = 2
 _PR_CAPBSET_DROP = 24
 SIGKILL = 9
 
-_SYS_PIVOT_ROOT = 155
-_SYS_MOUNT = 165
-_SYS_UMOUNT2 = 166
-_SYS_UNSHARE = 272
-_SYS_CAPSET = 126
-_SYS_PRCTL = 157
-_SYS_MOUNT_SETATTR = 442
-_SYS_LANDLOCK_CREATE_RULESET = 444
-_SYS_LANDLOCK_ADD_RULE = 445
-_SYS_LANDLOCK_RESTRICT_SELF = 446
 _CAPABILITY_VERSION_3 = 0x20080522
 # The kernel's largest limit of descriptors; closerange is one call for all.
 _MAX_DESCRIPTOR = 1 << 20
@@ -61,35 +52,40 @@ _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _ACCESS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
+# Not pathlib, which would add a third of a megabyte to each fork.
+with open(os.path.join(os.path.dirname(__file__), "system_calls.json"), "rb") as _file:
+    SYSTEM_CALLS = json.load(_file)
 # PyDLL keeps the interpreter's lock: these processes have one thread, and a fork between the
 # release and the return of the lock would leave it locked.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def prepare(name: str, number: int, *args: object) -> Callable[[], int]:
-    """A system call whose arguments are converted now: integers to 64 bit, bytes to pointers.
+def prepare(call: str, *args: object) -> Callable[[], int]:
+    """A system call whose arguments are converted now: integers to 64 bit, bytes to pointers. call:
+    its name, then what it is about, for the error.
 
     A child that makes the call then touches few pages, and each page costs it more than the call.
     """
+    number = SYSTEM_CALLS["jail"][call.split()[0]]
     prepared: list[object] = [ctypes.c_long(number), *map(_converted, args)]
     # Some calls, such as prctl, require unused arguments to be 0.
     prepared += [ctypes.c_ulong(0)] * (7 - len(prepared))
-    call = _libc.syscall
+    make_call = _libc.syscall
 
     def make() -> int:
-        result = int(call(*prepared))
+        result = int(make_call(*prepared))
         if result < 0:
             error = ctypes.get_errno()
-            raise OSError(error, f"{name}: {os.strerror(error)}")
+            raise OSError(error, f"{call}: {os.strerror(error)}")
         return result
 
     return make
 
 
-def syscall(name: str, number: int, *args: object) -> int:
+def syscall(call: str, *args: object) -> int:
     """Make a system call."""
-    return prepare(name, number, *args)()
+    return prepare(call, *args)()
 
 
 def _converted(argument: object) -> object:
@@ -114,7 +110,7 @@ def fork() -> int:
 
 def unshare(flags: int) -> None:
     """Leave the parent's namespaces that `flags` names."""
-    syscall(f"unshare({flags:#x})", _SYS_UNSHARE, flags)
+    syscall(f"unshare {flags:#x}", flags)
 
 
 def mount(
@@ -124,24 +120,23 @@ def mount(
     first, second, third, last = (
         None if text is None else os.fsencode(text) for text in (source, target, kind, data)
     )
-    syscall(f"mount {source} on {target}", _SYS_MOUNT, first, second, third, flags, last)
+    syscall(f"mount {source} on {target}", first, second, third, flags, last)
 
 
 def unmount(target: str) -> None:
     """Detach a mount, even if it is in use."""
-    syscall(f"umount {target}", _SYS_UMOUNT2, os.fsencode(target), MNT_DETACH)
+    syscall(f"umount2 {target}", os.fsencode(target), MNT_DETACH)
 
 
 def set_attributes_of_root(attributes: int) -> None:
     """Set MOUNT_ATTR_* on the root mount and all below it."""
     packed = struct.pack("QQQQ", attributes, 0, 0, 0)
-    call = _SYS_MOUNT_SETATTR
-    syscall("mount_setattr /", call, AT_FDCWD, b"/", AT_RECURSIVE, packed, len(packed))
+    syscall("mount_setattr /", AT_FDCWD, b"/", AT_RECURSIVE, packed, len(packed))
 
 
 def pivot_root(put_old: str) -> None:
     """Make the working directory the root; the old root is then mounted at `put_old` in it."""
-    syscall("pivot_root", _SYS_PIVOT_ROOT, b".", os.fsencode(put_old))
+    syscall("pivot_root", b".", os.fsencode(put_old))
 
 
 def close_all_except(kept: Iterable[int]) -> None:
@@ -156,12 +151,12 @@ def close_all_except(kept: Iterable[int]) -> None:
 
 def prctl(option: int, value: int = 0) -> None:
     """prctl(2) with one argument."""
-    syscall(f"prctl({option})", _SYS_PRCTL, option, value)
+    syscall(f"prctl {option}", option, value)
 
 
 def prepare_capability_drop() -> Callable[[], int]:
     """Empty the permitted, effective and inheritable sets."""
-    return prepare("capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+    return prepare("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
 
 
 class _Filter(ctypes.Structure):
@@ -176,7 +171,7 @@ def prepare_seccomp(program: bytes) -> Callable[[], int]:
     program: 8 bytes per instruction.
     """
     head = ctypes.byref(_Filter(len(program) // 8, program))
-    return prepare("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
+    return prepare("prctl seccomp", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
 
 
 def drop_capability_bounds() -> None:
@@ -191,14 +186,14 @@ def drop_capability_bounds() -> None:
 
 
 def prepare_execveat(
-    number: int, executable: int, arguments: Sequence[str], environment: Sequence[str], secret: int
+    executable: int, arguments: Sequence[str], environment: Sequence[str], secret: int
 ) -> Callable[[], int]:
     """Become the program behind a descriptor. secret: for a filter; the kernel ignores it."""
     texts = [
         (ctypes.c_char_p * (len(texts) + 1))(*map(os.fsencode, texts))
         for texts in (arguments, environment)
     ]
-    return prepare("execveat", number, executable, b"", *texts, _AT_EMPTY_PATH, secret)
+    return prepare("execveat", executable, b"", *texts, _AT_EMPTY_PATH, secret)
 
 
 def die_with(host: int) -> None:
@@ -210,18 +205,18 @@ def die_with(host: int) -> None:
 
 def prepare_death_with_parent() -> Callable[[], int]:
     """Kill this process when its parent exits."""
-    return prepare("prctl", _SYS_PRCTL, PR_SET_PDEATHSIG, SIGKILL)
+    return prepare("prctl", PR_SET_PDEATHSIG, SIGKILL)
 
 
 def prepare_landlock(ruleset: int) -> Callable[[], int]:
     """Confine the calling thread by the ruleset, irrevocably."""
-    return prepare("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset)
+    return prepare("landlock_restrict_self", ruleset)
 
 
 def landlock_abi() -> int:
     """Version of Landlock in this kernel; 0 without Landlock."""
     try:
-        return syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
+        return syscall("landlock_create_ruleset", None, 0, 1)
     except OSError:
         return 0
 
@@ -247,9 +242,7 @@ def create_ruleset(
     if abi >= _SCOPE_ABI:
         fields.append(3)  # abstract sockets and signals
     attributes = struct.pack(f"{len(fields)}Q", *fields)
-    ruleset = syscall(
-        "landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0
-    )
+    ruleset = syscall("landlock_create_ruleset", attributes, len(attributes), 0)
     write = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
     rules = [(readable, _READ), (writable, write)]
     if runnable is not None:
@@ -268,6 +261,6 @@ def _allow(ruleset: int, path: str, access: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", access, fd)
-        syscall(f"landlock_add_rule {path}", _SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
+        syscall(f"landlock_add_rule {path}", ruleset, 1, rule, 0)
     finally:
         os.close(fd)

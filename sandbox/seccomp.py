@@ -18,12 +18,11 @@ Invariants
 """
 
 import errno
-import json
-import os
 import re
 import struct
 from collections.abc import Mapping
 
+from .linux import SYSTEM_CALLS
 from .protocol import Profile
 
 AUDIT_ARCH_X86_64 = 0xC000003E
@@ -41,14 +40,9 @@ from it if the value is given as ~value.
 """
 
 
-# Not pathlib, which would add a third of a megabyte to each fork.
-with open(os.path.join(os.path.dirname(__file__), "system_calls.json"), "rb") as _file:
-    _GROUPS = json.load(_file)
-
-
 def _calls(*kinds: str) -> dict[str, int]:
     """The system calls that programs of all these kinds may make, by name."""
-    groups = [group for kind in kinds for group in _GROUPS[kind].values()]
+    groups = [group for kind in kinds for group in SYSTEM_CALLS[kind].values()]
     return {name: number for group in groups for name, number in group.items()}
 
 
@@ -83,7 +77,7 @@ def _conditional(*kinds: str) -> dict[str, Conditional]:
     """
     calls: dict[str, Conditional] = {}
     for kind in kinds:
-        for name, (number, *alternatives) in _GROUPS["conditional"][kind].items():
+        for name, (number, *alternatives) in SYSTEM_CALLS["conditional"][kind].items():
             calls[name] = number, [[*map(_condition, each)] for each in alternatives]
     return calls
 
@@ -156,7 +150,6 @@ def build_filter(
 
 _PROGRAM = _conditional("all", "commands")
 _TOOLS = _conditional("all", "commands", "tools")
-EXECVEAT, _ = _PROGRAM["execveat"]
 
 
 def build_command_filter(profile: int) -> bytes:
