@@ -7,6 +7,8 @@ Invariants
 - `versions[t]` is the policy version that sampled token t, -1 where the policy did not sample it.
 """
 
+from __future__ import annotations
+
 import enum
 from typing import Annotated, Any, Literal
 
@@ -111,9 +113,8 @@ class StdinTest(Value, tag_field="kind", tag="stdin"):
 class CallTest(Value, tag_field="kind", tag="call"):
     """Call `function` with `args` (plain JSON values), compare the returned value with `expected`.
 
-    types: exact = a tuple is not a list and 1 is not 1.0; json = they are, since JSON cannot
-    express the difference; wrapped = as json, and a list of one item also stands for that item, as
-    in the data of APPS.
+    types: exact = a tuple is not a list and 1 is not 1.0; json = they are, as JSON cannot express
+    the difference; wrapped (APPS) = as json, and a list of one item also stands for that item.
     """
 
     function: str
@@ -204,8 +205,7 @@ class CodeProblem(Value, tag_field="type", tag="code"):
 class Prompt(Value):
     """One row of a data set, ready to be sampled from.
 
-    token_ids: int32 [P], chat template and generation prompt included.  data_source selects the
-    reward.
+    token_ids: int32 [P], with chat template and generation prompt. data_source selects the reward.
     """
 
     prompt_id: str
