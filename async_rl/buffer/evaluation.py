@@ -20,8 +20,14 @@ from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.answers import vote_of
 
 _Z95 = 1.96
-_WITH_ERROR = ("pass_at_1", "pass_at_k", "maj_at_k", "reward_mean", "greedy_pass")
-"""Metrics with a confidence, which is another metric."""
+_ERRORS = (
+    "pass_at_1_error",
+    "pass_at_k_error",
+    "maj_at_k_error",
+    "reward_mean_error",
+    "greedy_pass_error",
+)
+"""Confidences of metrics, each named by its metric."""
 
 Decode = Callable[[Sequence[int]], str]
 Extraction = Literal["auto", "fenced", "whole"]
@@ -97,10 +103,11 @@ def evaluation_scalars(results: Sequence[Mapping[str, float]]) -> dict[str, floa
     """Means over the prompts; only the number of samples if there are none."""
     scalars = means_by_name(results)
     scalars["eval/num_samples"] = float(sum(result["eval/num_samples"] for result in results))
-    for name in _WITH_ERROR:
-        values = [result[f"eval/{name}"] for result in results if f"eval/{name}" in result]
+    for error in _ERRORS:
+        name = f"eval/{error.removesuffix('_error')}"
+        values = [result[name] for result in results if name in result]
         if values:
-            scalars[f"eval/{name}_error"] = interval(values)
+            scalars[f"eval/{error}"] = interval(values)
     return scalars
 
 
