@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,15 +24,14 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError, at
 from async_rl.core.machine import this_machine
-from async_rl.core.types import CodeProblem, Verdict
+from async_rl.core.types import Verdict
 from async_rl.launchers.commands.options import Settings, show_progress
 from async_rl.launchers.commands.verifier import for_each
+from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
 if TYPE_CHECKING:
     from async_rl.rewards.verifier.service import VerifierService
 
-_UNUSABLE = "unusable row"
-_UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
 _COMPLETIONS = ("completions", "completion", "responses", "response")
 _REFERENCES = (
     *("canonical_solution", "gold_standard_solution", "solutions", "solution", "code"),
@@ -43,23 +42,26 @@ _PYTHON = 3
 _IDS = ("task_id", "query_id", "id")
 
 
-class _Item(NamedTuple):
-    """One program of the file with its problem and the name of its row. Without a problem the row
-    is unusable, and `program` contains the reason.
-    """
+class _Program(NamedTuple):
+    """A program of the file with the name of its row; of a row that cannot be used the reason."""
 
     row: str
     name: str
-    problem: CodeProblem | None
-    program: str
+    request: VerifyRequest | DataError
 
 
 class _Result(NamedTuple):
-    """The verdict of an item, or _UNUSABLE."""
+    """A program and its verdict: a test error for a row that cannot be used."""
 
-    item: _Item
-    verdict: str
-    message: str
+    program: _Program
+    response: VerifyResponse
+
+    @property
+    def text(self) -> str:
+        """The verdict for people, with the reason."""
+        failed = (t.message for t in self.response.tests if t.verdict is not Verdict.PASS)
+        reason = self.response.failure or next(failed, "")
+        return f"{self.program.name}: {self.response.verdict}: {reason}"
 
 
 def verify(
@@ -85,16 +87,16 @@ def verify(
     cells = f"verifiers.cells={len(this_machine().cores)}"
     config = verifier_config(with_defaults(settings or [], [cells]))
     # Read before any program runs: the command exits immediately if a file has no usable column.
-    items = list(_items(file, _COMPLETIONS, config))
+    programs = list(_programs(file, _COMPLETIONS, config))
     # No verdict is not the same as no failure: a script would read exit code 0.
-    if not items:
+    if not programs:
         raise DataError(f"{file}: has no rows; nothing was scored")
     started_s = time.monotonic()
     with output.open("xb") if output else nullcontext() as lines:
-        results = asyncio.run(_score(items, config, lines))
+        results = asyncio.run(_score(programs, config, lines))
     _report(results, time.monotonic() - started_s)
     # A wrong completion is a result.
-    if any(result.verdict in _UNSCORED for result in results):
+    if not all(result.response.verdict.is_score for result in results):
         raise typer.Exit(1)
 
 
@@ -102,29 +104,26 @@ async def wrong_references(
     files: Sequence[str], config: RunConfig, service: VerifierService
 ) -> list[str]:
     """Return the reference solutions that the tests of their rows reject, with reasons."""
-    rows = (_items(file, _REFERENCES, config) for file in files)
     try:
-        items = [
-            item for each in rows for item in each if item.problem and not item.problem.wants_words
-        ]
+        programs = [program for file in files for program in _programs(file, _REFERENCES, config)]
     except DataError as error:
         return [str(error)]
-    results = await _judged(items, service)
-    wrong = [result for result in results if result.verdict != Verdict.PASS]
-    return [f"{each.item.name}: {each.verdict}: {each.message}" for each in wrong]
+    results = await _judged(programs, service)
+    return [result.text for result in results if result.response.verdict is not Verdict.PASS]
 
 
-def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
-    """Yield the programs of the file in order. Raises DataError if the file cannot be read or a row
-    has no completion; a row may have no reference solution.
+def _programs(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Program]:
+    """Yield the programs of the file in order. Raises DataError if it cannot be read or a row has
+    no completion. A row may have no reference solution, or one that is no program.
     """
     from async_rl.data.files import read_rows
     from async_rl.data.problems import read_problem
     from async_rl.rewards.extraction import extract_code
 
+    is_reference = columns is _REFERENCES
     for position, row in read_rows(file):
         column = next((column for column in columns if row.get(column) is not None), None)
-        if column is None and columns is _REFERENCES:
+        if column is None and is_reference:
             continue
         if column is None:
             raise DataError(
@@ -132,27 +131,35 @@ def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_
                 " must contain the program"
             )
         with at(position):
-            texts = _programs(f"column {column}", row[column])
+            texts = _texts(f"column {column}", row[column])
         ids = (str(row[key]) for key in _IDS if row.get(key) is not None)
         row_name = next(ids, position.rpartition(", ")[2])
-        names = [f"{row_name}, {number} of {len(texts)}" for number in range(1, len(texts) + 1)]
-        if len(texts) == 1:
-            names = [row_name]
         try:
             with at(position):
                 problem, _ = read_problem(row)
         except DataError as error:
-            yield from (_Item(row_name, name, None, str(error)) for name in names)
+            # `data check` lists such rows itself.
+            if not is_reference:
+                yield _Program(row_name, row_name, error)
             continue
-        for name, text in zip(names, texts, strict=True):
+        if is_reference and problem.wants_words:
+            continue
+        for number, text in enumerate(texts, 1):
             code = extract_code(text, config.reward.extraction, problem.language)
             if code is None:
                 # A reference solution is code without a fence; a completion without code fails.
-                code = text if columns is _REFERENCES else ""
-            yield _Item(row_name, name, problem, _complete(row, code))
+                code = text if is_reference else ""
+            request = VerifyRequest(
+                code=_complete(row, code),
+                tests=problem.tests,
+                setup=problem.setup,
+                language=problem.language,
+            )
+            name = row_name if len(texts) == 1 else f"{row_name}, {number} of {len(texts)}"
+            yield _Program(row_name, name, request)
 
 
-def _programs(column: str, value: Any) -> list[str]:
+def _texts(column: str, value: Any) -> list[str]:
     from async_rl.core.io_pairs import read_json, read_strings
 
     # APPS stores its solutions as the text of a JSON list.
@@ -176,57 +183,50 @@ def _complete(row: dict[str, Any], code: str) -> str:
     return code
 
 
-async def _score(items: list[_Item], config: RunConfig, lines: BinaryIO | None) -> list[_Result]:
+async def _score(
+    programs: list[_Program], config: RunConfig, lines: BinaryIO | None
+) -> list[_Result]:
     from async_rl.rewards.verifier.serving import open_service
 
     async with open_service(config) as service:
         level, num = service.cells.level, service.num_cells
-        typer.echo(f"{len(items)} programs, {num} at a time, jail level {level}", err=True)
-        return await _judged(items, service, lines)
+        typer.echo(f"{len(programs)} programs, {num} at a time, jail level {level}", err=True)
+        return await _judged(programs, service, lines)
 
 
 async def _judged(
-    items: Sequence[_Item], service: VerifierService, lines: BinaryIO | None = None
+    programs: Sequence[_Program], service: VerifierService, lines: BinaryIO | None = None
 ) -> list[_Result]:
-    from async_rl.rewards.verifier.protocol import VerifyRequest
-
     results: list[_Result] = []
 
-    async def judge(item: _Item) -> None:
-        problem = item.problem
-        if problem is None:
-            results.append(_Result(item, _UNUSABLE, item.program))
-            return
-        response = await service.verify(
-            VerifyRequest(
-                code=item.program,
-                tests=problem.tests,
-                setup=problem.setup,
-                language=problem.language,
+    async def judge(program: _Program) -> None:
+        if isinstance(program.request, DataError):
+            response = VerifyResponse(
+                verdict=Verdict.TEST_ERROR, tests=[], level=0, failure=str(program.request)
             )
-        )
+        else:
+            response = await service.verify(program.request)
+        results.append(_Result(program, response))
         if lines is not None:
-            line = {"name": item.name, **msgspec.to_builtins(response)}
+            line = {"name": program.name, **msgspec.to_builtins(response)}
             lines.write(msgspec.json.encode(line) + b"\n")
-        failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
-        results.append(_Result(item, response.verdict, next(failed, "")))
-        show_progress(len(results), len(items), "programs")
+        show_progress(len(results), len(programs), "programs")
 
-    await for_each(items, judge, service.num_cells)
+    await for_each(programs, judge, service.num_cells)
     return results
 
 
 def _report(results: list[_Result], seconds: float) -> None:
-    for result in results:
-        if result.verdict in _UNSCORED:
-            typer.echo(f"{result.item.name}: {result.verdict}: {result.message}")
-    for verdict, count in Counter(result.verdict for result in results).most_common():
-        typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
     # pass@1 is the mean over problems, whatever number of completions each has.
-    by_row: dict[str, list[bool]] = {}
+    by_row: dict[str, list[bool]] = defaultdict(list)
     for result in results:
-        if result.verdict not in _UNSCORED:
-            by_row.setdefault(result.item.row, []).append(result.verdict == Verdict.PASS)
+        verdict = result.response.verdict
+        if verdict.is_score:
+            by_row[result.program.row].append(verdict is Verdict.PASS)
+        else:
+            typer.echo(result.text)
+    for verdict, count in Counter(result.response.verdict for result in results).most_common():
+        typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
     if by_row:
         share = fmean(map(fmean, by_row.values()))
         typer.echo(f"pass@1 {share:.4f} over {len(by_row)} problems")

@@ -137,7 +137,7 @@ def test_a_row_that_cannot_be_judged_is_listed_and_is_no_wrong_program(tmp_path:
     ]
     result = verify(tmp_path, rows)
     assert result.exit_code == 1
-    assert result.stdout.startswith(f"empty: unusable row: {tmp_path}/rows.jsonl, row 1: ")
+    assert result.stdout.startswith(f"empty: test_error: {tmp_path}/rows.jsonl, row 1: ")
     assert "pass@1 0.0000 over 1 problems" in result.stdout
 
 
