@@ -42,10 +42,8 @@ def view(
 
     token = secrets.token_urlsafe(_TOKEN_BYTES)
 
-    def ready(bound_port: int) -> None:
-        # An IPv6 address needs brackets in a URL.
-        name = f"[{host}]" if ":" in host else host
-        typer.echo(f"runs of {directory} at http://{name}:{bound_port}{page}?token={token}")
+    def ready(url: str) -> None:
+        typer.echo(f"runs of {directory} at {url}{page}?token={token}")
         typer.echo("Ctrl-C ends it")
 
     serve(directory, host=host, port=port, token=token, ready=ready)

@@ -35,7 +35,7 @@ from async_rl.runs.view import charts, pages
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.pages import Query, Visit
 from async_rl.runs.view.texts import duration, number, size
-from async_rl.wire.http import listen, serving
+from async_rl.wire.http import listen, serving, url_of
 
 _FILES = Path(__file__).parent
 _COOKIE = "async-rl-view"
@@ -75,7 +75,7 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
             values = content(_visit(library, request))
             return HTMLResponse(templates.get_template(template).render(values))
 
-        return Route(address, endpoint, methods=["GET"])
+        return Route(address, endpoint)
 
     def failed(request: Request, error: Exception) -> Response:
         text = templates.get_template("problem.html").render(problem=str(error))
@@ -98,9 +98,9 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
 
 
 def serve(
-    directory: Path, *, host: str, port: int, token: str, ready: Callable[[int], None]
+    directory: Path, *, host: str, port: int, token: str, ready: Callable[[str], None]
 ) -> None:
-    """Serve the runs of a directory until Ctrl-C or SIGTERM. ready: called with the bound port.
+    """Serve the runs of a directory until Ctrl-C or SIGTERM. ready: called with the server's URL.
 
     Raises ConfigError if the address cannot be bound.
     """
@@ -110,7 +110,7 @@ def serve(
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
         with listen(host, port) as listener:
-            ready(listener.getsockname()[1])
+            ready(url_of(listener))
             app = build_app(Library(directory), token=token)
             # A page that is still computed must not delay Ctrl-C.
             async with serving(app, listener, close_s=1):
