@@ -22,7 +22,7 @@ from async_rl.config.rewards import TESTS, PluginTerm, RewardConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, PromptTooLong, RewardError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
-from async_rl.launchers.commands.options import split_conf
+from async_rl.launchers.commands.options import show_preparation, split_conf
 from async_rl.launchers.commands.verifier import for_each
 from async_rl.launchers.commands.verify import wrong_references
 from async_rl.rewards.verifier.protocol import RewardSample
@@ -80,7 +80,7 @@ def check(
         )
     raise_if_any(text for text in problems(config) if text.startswith("reward."))
     raise_if_any(check_functions(config.reward))
-    path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
+    path = prepare_model(config, show_preparation)
     tokenizer = load_tokenizer(config, path)
     outcomes = list(examined(config.data.train_files, config, tokenizer))
     is_refused = _report(outcomes, config)

@@ -44,11 +44,11 @@ def examine(machine: Machine) -> Iterator[Finding]:
     # The name of NCCL's package contains the version of CUDA: nvidia-nccl-cu12, -cu13 and so on.
     nccl = [installed[name] for name in installed if name.startswith("nvidia-nccl")]
     yield of_gpus(machine, gpus, chosen_gpus(os.environ), next(iter(nccl), None))
-    yield _shared_memory(len(gpus.devices))
+    yield of_shared_memory(len(gpus.devices))
     yield asyncio.run(_jail())
 
 
-def _shared_memory(num_gpus: int) -> Finding:
+def of_shared_memory(num_gpus: int) -> Finding:
     """Check memfd, which carries weights, and /dev/shm, which torch uses between processes."""
     try:
         fd = os.memfd_create("async-rl-doctor")
@@ -61,7 +61,12 @@ def _shared_memory(num_gpus: int) -> Finding:
         remedy = "allow memfd_create and mount /dev/shm (docker run --shm-size=1g)"
         return Finding("shared memory", "bad", str(error), remedy)
     free_mb = space.f_bavail * space.f_frsize // 2**20
-    return of_shared_memory(free_mb, num_gpus=num_gpus)
+    least_mb = _LEAST_SHM_MB_WITH_GPUS if num_gpus else _LEAST_SHM_MB
+    result = f"memfd works, {free_mb} MB free in /dev/shm"
+    if free_mb < least_mb:
+        remedy = f"{least_mb} MB: docker run --shm-size=1g or --ipc=host, or remove files from it"
+        return Finding("shared memory", "weak", result, remedy)
+    return Finding("shared memory", "ok", result)
 
 
 async def _jail() -> Finding:
@@ -149,17 +154,6 @@ def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | 
         remedy = "CUDA_VISIBLE_DEVICES with equal GPUs: a pool is as slow as its slowest GPU"
         return Finding(subject, "weak", f"{result}; unequal GPUs", remedy)
     return Finding(subject, "ok", f"{result}, NCCL {nccl}")
-
-
-def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
-    """Judge /dev/shm, given its free space."""
-    subject = "shared memory"
-    least_mb = _LEAST_SHM_MB_WITH_GPUS if num_gpus else _LEAST_SHM_MB
-    result = f"memfd works, {free_mb} MB free in /dev/shm"
-    if free_mb < least_mb:
-        remedy = f"{least_mb} MB: docker run --shm-size=1g or --ipc=host, or remove files from it"
-        return Finding(subject, "weak", result, remedy)
-    return Finding(subject, "ok", result)
 
 
 def of_jail(level: int, reasons: list[str]) -> Finding:

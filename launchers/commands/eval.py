@@ -24,7 +24,14 @@ from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.export import saved_version
-from async_rl.launchers.commands.options import AsJson, OutputDir, cell, show_progress, split_conf
+from async_rl.launchers.commands.options import (
+    AsJson,
+    OutputDir,
+    cell,
+    show_preparation,
+    show_progress,
+    split_conf,
+)
 from async_rl.runs.directory import default_output_dir, find_run
 
 if TYPE_CHECKING:
@@ -77,7 +84,7 @@ def evaluate(
 
             config = composed(conf, with_defaults([f"model.path={checkpoint}"], overrides))
             version = 0
-            model_path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
+            model_path = prepare_model(config, show_preparation)
         else:
             if conf is None:
                 config = recompose(config_of(run_dir), overrides)

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 import async_rl.examples
+from async_rl.launchers.commands.options import show_preparation
 
 # Enough to see learning, small enough to check in seconds.
 _TRAIN = 512
@@ -123,8 +124,7 @@ def init(
         (directory / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     if model is None:
         # The first use makes it in one or two minutes.
-        embedded = prepare_model(compose(base), lambda _, text: typer.echo(text, err=True))
-        model = str(embedded)
+        model = str(prepare_model(compose(base), show_preparation))
     conf = _CONF.format(base=base, length=length, model=model)
     texts = {"conf.yaml": conf + extra, "test_task.py": _TEST}
     if template is Template.REWARD:

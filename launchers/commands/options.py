@@ -58,6 +58,11 @@ def show_progress(num_done: int, total: int, things: str) -> None:
         typer.echo(f"{num_done} of {total} {things}", err=True)
 
 
+def show_preparation(_: float, text: str) -> None:
+    """Print what the preparation of a model does now, to stderr."""
+    typer.echo(text, err=True)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows of text below their titles."""
     table = open_table(*columns)

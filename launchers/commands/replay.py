@@ -66,14 +66,16 @@ def replay(
     raise_if_any([*refused, *estimator_problems(before, config)])
     # Before a directory is made: a refused replay leaves nothing.
     start, end = choose(run_dir, last)
-    directory = _directory(run_dir)
+    replays = run_dir / "replays"
+    # After the largest number, not the count: a replay may have been deleted.
+    numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
+    directory = replays / str(max(numbers, default=0) + 1)
+    directory.mkdir(parents=True)
     write_config(config, directory / "config.yaml")
     terminal = console()
     origin = f"the checkpoint of step {start}" if start else "the start model"
     terminal.print(f"replays steps {start + 1} to {end} of {run_dir.name} from {origin}")
-    terminal.print(
-        f"its steps so far: async-rl view --output-dir {directory.parent}", soft_wrap=True
-    )
+    terminal.print(f"its steps so far: async-rl view --output-dir {replays}", soft_wrap=True)
     _train(directory, config, start=start, end=end)
     # Other settings give other weights.
     if changed:
@@ -126,16 +128,6 @@ def choose(run_dir: Path, last: int | None) -> tuple[int, int]:
         " at a checkpoint (or at step 1) and needs every batch after it; keep more with"
         " recording=full and checkpoint.keep"
     )
-
-
-def _directory(run_dir: Path) -> Path:
-    """Create the replay's directory."""
-    replays = run_dir / "replays"
-    # After the largest number, not the count: a replay may have been deleted.
-    numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
-    directory = replays / str(max(numbers, default=0) + 1)
-    directory.mkdir(parents=True)
-    return directory
 
 
 def _train(directory: Path, config: RunConfig, *, start: int, end: int) -> None:

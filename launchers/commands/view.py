@@ -4,7 +4,6 @@ Invariants: it only reads; it binds loopback by default; every request needs the
 """
 
 import secrets
-from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
@@ -33,9 +32,21 @@ def view(
     Examples: async-rl view; async-rl view my-run; async-rl view
     --output-dir /data/runs --port 8200
     """
-    directory, page = _where(run, output_dir)
     from async_rl.core.extras import require
 
+    page = "/"
+    if run is not None:
+        run_dir = find_run(run, output_dir)
+        # The page has the other runs of the directory as well.
+        directory = run_dir.parent
+        page = f"/runs/{quote(run_dir.name, safe='')}"
+    else:
+        directory = (output_dir or default_output_dir()).absolute()
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{directory} does not exist: no run has been started there; give --output-dir of runs,"
+            " or start one with async-rl launch conf=ppo_code"
+        )
     for package in ("jinja2", "starlette", "uvicorn"):
         require(package, "async-rl view")
     from async_rl.runs.view.server import serve
@@ -47,18 +58,3 @@ def view(
         typer.echo("Ctrl-C ends it")
 
     serve(directory, host=host, port=port, token=token, ready=ready)
-
-
-def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
-    """Return (directory of runs, page to start with). Raises ConfigError if there is neither."""
-    if run is not None:
-        run_dir = find_run(run, output_dir)
-        # The page has the other runs of the directory as well.
-        return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"
-    directory = output_dir or default_output_dir()
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{directory} does not exist: no run has been started there; give --output-dir of runs,"
-            " or start one with async-rl launch conf=ppo_code"
-        )
-    return directory.absolute(), "/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -53,9 +54,6 @@ def of_driver(num: int) -> Gpus:
         ),
         (of_gpus(machine_with(8), of_driver(8), None, "2.28"), "ok", "NCCL 2.28"),
         (of_gpus(machine_with(8), of_driver(8), None, None), "bad", "no NCCL"),
-        (of_shared_memory(64, num_gpus=0), "weak", "64 MB free"),
-        (of_shared_memory(500, num_gpus=0), "ok", "500 MB free"),
-        (of_shared_memory(500, num_gpus=2), "weak", "500 MB free"),
         (of_jail(1, []), "ok", "namespaces"),
         (of_jail(2, ["no user namespaces"]), "weak", "no user namespaces"),
         (of_jail(0, ["nothing works"]), "bad", "nothing works"),
@@ -67,6 +65,19 @@ def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(
     assert finding.state == state
     assert told in finding.result
     assert (finding.remedy == "") == (state == "ok")
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "num_gpus", "state"), [(64, 0, "weak"), (500, 0, "ok"), (500, 2, "weak")]
+)
+def test_shared_memory_for_gpus_is_more_than_for_none(
+    monkeypatch: pytest.MonkeyPatch, free_mb: int, num_gpus: int, state: str
+) -> None:
+    space = os.statvfs_result((4096, 4096, 0, 0, free_mb << 8, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(os, "statvfs", lambda _: space)
+    finding = of_shared_memory(num_gpus)
+    assert (finding.state, finding.remedy == "") == (state, state == "ok")
+    assert f"{free_mb} MB free" in finding.result
 
 
 @pytest.mark.parametrize(("states", "code"), [(["ok", "weak"], 0), (["ok", "bad", "weak"], 1)])
