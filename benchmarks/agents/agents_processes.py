@@ -106,7 +106,7 @@ async def engine(folder: Path, kind: str) -> None:
         completions = generate(request.request_id, request.token_ids.tolist(), 1, request.sampling)
         async with contextlib.aclosing(completions):
             done = await anext(completions)
-        return Continuation(completed=done.completed)
+        return Continuation(completed=done)
 
     async def version(request: WatchVersion) -> Message:
         if request.known.version == 0:
