@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from . import linux, namespaces
 
 _SCRATCH_BYTES = 1 << 30
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 
 
 def main(port: int, descriptor: int, readable: Sequence[str], command: Sequence[str]) -> None:

@@ -43,7 +43,8 @@ _CANCEL_TIMEOUT_S = 1.0
 _MAX_REPLY_BYTES = 4096
 # A busy machine may delay work by this factor and these seconds; a cell that needs longer counts
 # as broken.
-_CROWDED, _GRACE_S = 8, 60.0
+_CROWDED = 8
+_GRACE_S = 60.0
 # More than a compiled program may have, so that the caller can tell that one is too large.
 _MAX_PRODUCT_BYTES = 1 << 28
 _ENVIRONMENT = {
@@ -145,7 +146,8 @@ class Cell:
     """One cell."""
 
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket) -> None:
-        self._process, self._host = process, host
+        self._process = process
+        self._host = host
 
     @classmethod
     async def start(

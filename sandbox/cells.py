@@ -64,7 +64,8 @@ class Cells(AbstractAsyncContextManager["Cells"]):
     def __init__(
         self, num_cells: int, level: int, start_cell: Callable[[], Awaitable[Cell]]
     ) -> None:
-        self.level, self._start_cell = level, start_cell
+        self.level = level
+        self._start_cell = start_cell
         self._slots = asyncio.Semaphore(num_cells)
         self._free: list[Cell] = []
         self._cells: set[Cell] = set()

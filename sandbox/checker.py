@@ -20,7 +20,10 @@ from .comparison import Comparison, Printed, Returned, failure
 from .programs import Runner, describe_text, described, exit_status, open_streams, run_main
 from .protocol import CHECKER_ACCEPTS, Kind
 
-_INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
+_INPUT = "/input"
+_OUTPUT = "/output"
+_ANSWER = "/answer"
+_FEEDBACK = "/feedback/"
 _ARGUMENTS = {
     "kattis": (_INPUT, _ANSWER, _FEEDBACK),
     "testlib": (_INPUT, _OUTPUT, _ANSWER),
@@ -35,7 +38,8 @@ class Comparer(Runner):
     def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> int:
         """Compare. fields: of a Returned, or of a Printed, which has fewer."""
         self.frame(-1, Kind.LOADED, self.now(), b"0")
-        started, comparison = self.now(), Comparison(relative_tolerance=relative_tolerance)
+        started = self.now()
+        comparison = Comparison(relative_tolerance=relative_tolerance)
         emitted = Returned if len(fields) == len(Returned._fields) else Printed
         reason = failure(emitted(*fields), comparison)
         self.frame(0, Kind.FAILED if reason else Kind.PASSED, started, describe_text(reason))
@@ -75,7 +79,8 @@ class Checker(Runner):
         # A checker that leaves this way has decided, too.
         os._exit = _leave
         problem = run_main(compiled, builtins)
-        kind, end = Kind.FAILED, f"failed on it: {described(problem)}" if problem else ""
+        kind = Kind.FAILED
+        end = f"failed on it: {described(problem)}" if problem else ""
         if problem is None or isinstance(problem, SystemExit):
             status = exit_status(problem) if problem else 0
             end = f"exited with status {status}"
@@ -98,7 +103,8 @@ class _Files:
     """The files that a checker may open."""
 
     def __init__(self, readable: dict[str, int]) -> None:
-        self._readable, self._open = readable, io.open
+        self._readable = readable
+        self._open = io.open
         self.message = _Message()
 
     def open(self, file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:

@@ -23,7 +23,8 @@ MAX_TASKS = 64
 _MAX_OPEN = 256
 # The shared page has one byte per child that runs Python, set once the child is locked down, and
 # then the reason why a child could not be locked down.
-_FAULT_START, _FAULT_END = 8, 264
+_FAULT_START = 8
+_FAULT_END = 264
 
 Limits = Sequence[tuple[int, tuple[int, int]]]
 """Arguments of setrlimit."""
@@ -70,10 +71,12 @@ class Children:
 
     def __init__(self, page: Page) -> None:
         page.clear()
-        self._page, self._started = page, time.monotonic()
+        self._page = page
+        self._started = time.monotonic()
         self.pids: list[int] = []
         self.code: int | None = None
-        self.cpu_s, self.peak_bytes = 0.0, 0
+        self.cpu_s = 0.0
+        self.peak_bytes = 0
 
     def fork(self, start: Callable[..., int], *arguments: object) -> int:
         """Fork a child that exits with the status of `start`; return its descriptor."""
@@ -101,7 +104,8 @@ class Children:
         """The reply once all have exited. num_ready: children that report once they are locked
         down.
         """
-        wall_s, code = time.monotonic() - self._started, self.code or 0
+        wall_s = time.monotonic() - self._started
+        code = self.code or 0
         fault = self._page.fault(num_ready)
         # A cancelled child may have had no time to lock down.
         if fault and ending != Ending.CANCELLED:

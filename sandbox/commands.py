@@ -30,10 +30,12 @@ from .protocol import (
 from .watch import ProcessTree
 
 # Most programs exit before the first look, which lists the processes of the whole host.
-_FIRST_TICK_S, _TICK_S = 0.01, 0.03
+_FIRST_TICK_S = 0.01
+_TICK_S = 0.03
 # A command whose processes hide their CPU time is stopped after this many times its limits and
 # these seconds more.
-_PATIENCE, _PATIENCE_S = 4, 10.0
+_PATIENCE = 4
+_PATIENCE_S = 10.0
 # The size of a pipe.
 _PIECE = 1 << 16
 
@@ -50,7 +52,8 @@ class Commands:
         # The first process of a namespace gets only the signals that it handles: a command must not
         # reach Python's handler.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self._proc, self._page = proc, child.Page()
+        self._proc = proc
+        self._page = child.Page()
         self._filters = {int(profile): seccomp.build_command_filter(profile) for profile in Profile}
 
     def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
@@ -71,8 +74,11 @@ class _Command(child.Children):
         self, spec: CommandSpec, descriptors: Sequence[int], page: child.Page, proc: int
     ) -> None:
         super().__init__(page)
-        self._spec, self._descriptors, self._tree = spec, descriptors, ProcessTree(proc)
-        self._head, self._tail = bytearray(), bytearray()
+        self._spec = spec
+        self._descriptors = descriptors
+        self._tree = ProcessTree(proc)
+        self._head = bytearray()
+        self._tail = bytearray()
 
     def run(self, filters: dict[int, bytes], host: int) -> Reply:
         """Start the command, watch it, end all its processes, and return its product."""
@@ -83,7 +89,8 @@ class _Command(child.Children):
             return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}"[:200])
         errors, errors_in = os.pipe()
         os.set_blocking(errors, False)
-        calls, limits = filters[spec.profile], _limits(spec)
+        calls = filters[spec.profile]
+        limits = _limits(spec)
         process = self.fork(self._become, limits, calls, errors_in)
         os.close(errors_in)
         try:
@@ -137,7 +144,9 @@ class _Command(child.Children):
 
     def _watch(self, process: int, host: int, errors: int) -> Ending:
         """Wait until the first process exits, or all together exceed a limit."""
-        spec, asleep_s, tick_s = self._spec, 0.0, _FIRST_TICK_S
+        spec = self._spec
+        asleep_s = 0.0
+        tick_s = _FIRST_TICK_S
         poller = select.poll()
         # Standard error is read all the time: a program must not wait for room in the pipe.
         for descriptor in (process, host, errors):
@@ -160,7 +169,8 @@ class _Command(child.Children):
                 continue  # standard error woke us
             # At most two ticks: a stalled machine makes no command late.
             usage = self._tree.use_of_all(min(now - looked, 2 * tick_s))
-            looked, tick_s = now, _TICK_S
+            looked = now
+            tick_s = _TICK_S
             asleep_s += usage.asleep_s
             self.peak_bytes = max(self.peak_bytes, usage.memory_bytes)
             if usage.cpu_s + self.cpu_s > spec.cpu_s:

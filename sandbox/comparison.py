@@ -172,10 +172,12 @@ class Comparison:
     def _tokens_equal(self, token: str, expected: str, rules: Rules) -> bool:
         if token == expected or (rules.ignores_case and token.casefold() == expected.casefold()):
             return True
-        left, right = _number(token), _number(expected)
+        left = _number(token)
+        right = _number(expected)
         if left is None or right is None:
             return False
-        relative, absolute = rules.relative_tolerance, rules.absolute_tolerance
+        relative = rules.relative_tolerance
+        absolute = rules.absolute_tolerance
         if not relative and not absolute and not _INTEGER.fullmatch(expected):
             # Not for expected integers: a count that is off by one is wrong, however large it is.
             relative = self.relative_tolerance

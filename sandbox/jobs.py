@@ -44,7 +44,8 @@ class Jobs:
     """The programs of one cell, one at a time."""
 
     def __init__(self, level: int, readable: list[str], proc: int) -> None:
-        self._level, self._proc = level, proc
+        self._level = level
+        self._proc = proc
         uid = -1
         # Not if it could not read the interpreter: then no program would start.
         if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
@@ -94,7 +95,8 @@ class Jobs:
         """
         children = Children(self._page)
         pipes = [*os.pipe(), *os.pipe()] if spec.mode in (Mode.JUDGE, Mode.INTERACT) else []
-        limits, result = self._limits(spec), descriptors[RESULT]
+        limits = self._limits(spec)
+        result = descriptors[RESULT]
         processes = [
             children.fork(part.start, limits, self._jail)
             for part in _parts(spec, descriptors, pipes)
@@ -137,7 +139,8 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     much, because it copies each page that it writes. pipes: of two children, read and write end
     of the requests, then of the answers.
     """
-    payload, result = descriptors[PAYLOAD], descriptors[RESULT]
+    payload = descriptors[PAYLOAD]
+    result = descriptors[RESULT]
     rest = descriptors[FIRST_STREAM:]
     if not pipes:
         return [Part(0, payload, _RUNNERS[spec.mode](result, spec, rest))]

@@ -247,7 +247,8 @@ class Tests(Runner):
             return value
         try:
             names, text = value
-            kind, body = self._exception(names), describe_text(text)
+            kind = self._exception(names)
+            body = describe_text(text)
             # Not a subclass of NameError: a variable without a value is an error like any other.
             is_fatal = not _FATAL.isdisjoint(names) or names[0] == "NameError"
         except (LookupError, TypeError, ValueError):

@@ -43,14 +43,20 @@ _CAPABILITY_VERSION_3 = 0x20080522
 # The kernel's largest limit of descriptors; closerange is one call for all.
 _MAX_DESCRIPTOR = 1 << 20
 
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_REMOVE_DIR, _REMOVE_FILE = 16, 32
-_MAKE_DIR, _MAKE_REG = 128, 256
+_EXECUTE = 1
+_WRITE_FILE = 2
+_READ_FILE = 4
+_READ_DIR = 8
+_REMOVE_DIR = 16
+_REMOVE_FILE = 32
+_MAKE_DIR = 128
+_MAKE_REG = 256
 _TRUNCATE = 1 << 14
 _READ = _READ_FILE | _READ_DIR | _EXECUTE
 _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _ACCESS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
-_NETWORK_ABI, _SCOPE_ABI = 4, 6
+_NETWORK_ABI = 4
+_SCOPE_ABI = 6
 
 # Not pathlib, which would add a third of a megabyte to each fork.
 with open(os.path.join(os.path.dirname(__file__), "system_calls.json"), "rb") as _file:

@@ -54,7 +54,8 @@ def enter(readable: Sequence[str]) -> None:
         linux.unshare(linux.CLONE_NEWUSER | namespaces)
         _map_ids(process_directory, CELL_UID, CELL_UID)
     else:
-        uid, gid = os.geteuid(), os.getegid()
+        uid = os.geteuid()
+        gid = os.getegid()
         linux.unshare(linux.CLONE_NEWUSER | namespaces)
         _map_ids(process_directory, uid, gid)
         _build_root(readable)

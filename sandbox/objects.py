@@ -28,9 +28,11 @@ _MAX_REQUEST_BYTES = 1 << 30
 _FRAME_OVERHEAD_BYTES = 200
 # Methods of plain types that get an expected value and answer whether it is right.
 _PREDICATES = frozenset({"startswith", "endswith", "issubset", "issuperset", "isdisjoint"})
-RETURN, RAISE = "return", "raise"
+RETURN = "return"
+RAISE = "raise"
 """Operations that answer a call of a function of the test."""
-PRINT, READ_LINE = 0, 1
+PRINT = 0
+READ_LINE = 1
 """Numbers of the first functions of the test: they write to its standard output, and read a line of
 its standard input.
 """
@@ -157,7 +159,8 @@ class _Stream(io.RawIOBase):
     """
 
     def __init__(self, descriptor: int, ask: Callable[[int, Any], Any]) -> None:
-        self._descriptor, self._ask = descriptor, ask
+        self._descriptor = descriptor
+        self._ask = ask
 
     def fileno(self) -> int:
         return self._descriptor

@@ -82,7 +82,8 @@ def _install() -> None:
     The replacements protect nothing, because a program can undo them. The limits apply whatever
     `setrlimit` answers.
     """
-    open_file, set_stack_size = io.open, threading.stack_size
+    open_file = io.open
+    set_stack_size = threading.stack_size
 
     def open_stream(file: Any, *args: Any, **keywords: Any) -> Any:
         """`open`, which knows the standard streams by their names: a cell has no /proc."""

@@ -52,15 +52,19 @@ class Runner:
     """
 
     def __init__(self, result: int, spec: JobSpec, files: Sequence[int]) -> None:
-        self._result, self._files, self._limit = result, files, spec.output_bytes
+        self._result = result
+        self._files = files
+        self._limit = spec.output_bytes
         self.kept = [result, *files]
-        self._write, self.now = os.write, time.process_time_ns
+        self._write = os.write
+        self.now = time.process_time_ns
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
         """Write one line; a body over the limit becomes a TOO_LARGE frame."""
         # The kernel would cut the line in its middle, and a cut frame is malformed.
         if len(body) > self._limit - _FRAME_OVERHEAD_BYTES:
-            kind, body = Kind.TOO_LARGE, b"0"
+            kind = Kind.TOO_LARGE
+            body = b"0"
         # In virtual machines the clock may step back by microseconds.
         took = max(0, self.now() - started)
         self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, took, body))

@@ -19,16 +19,25 @@ import json
 import re
 from typing import NamedTuple
 
-NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
+NAMESPACES = 1
+LANDLOCK = 2
+NOTHING = 3
 """Levels of the jail, the strongest first."""
-JOBS, COMMANDS = "jobs", "commands"
+JOBS = "jobs"
+COMMANDS = "commands"
 """Kinds of cells: Python programs, and programs of other languages."""
 CELL_UID = 61_184
 """Host uid and gid of a cell whose server is root: the first of systemd's range for services
 without a fixed user.
 """
-PAYLOAD, RESULT, FIRST_STREAM = 0, 1, 2
-STDIN, STDOUT, STDERR, PRODUCT, FIRST_FILE = 0, 1, 2, 3, 4
+PAYLOAD = 0
+RESULT = 1
+FIRST_STREAM = 2
+STDIN = 0
+STDOUT = 1
+STDERR = 2
+PRODUCT = 3
+FIRST_FILE = 4
 # The kernel passes at most 253 in one message.
 MAX_DESCRIPTORS = 200
 STDERR_BYTES = 8192

@@ -31,8 +31,13 @@ RET_KILL_PROCESS = 0x80000000
 RET_ERRNO = 0x00050000
 RET_ALLOW = 0x7FFF0000
 
-_LOAD, _JEQ, _JGE, _AND, _RET = 0x20, 0x15, 0x35, 0x54, 0x06
-_NR_OFFSET, _ARCH_OFFSET = 0, 4
+_LOAD = 0x20
+_JEQ = 0x15
+_JGE = 0x35
+_AND = 0x54
+_RET = 0x06
+_NR_OFFSET = 0
+_ARCH_OFFSET = 4
 
 Condition = tuple[int, int, int]
 """(byte offset in seccomp_data, mask, value): the masked 32-bit word must equal value; must differ
@@ -119,7 +124,8 @@ def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
     middle = len(ranges) // 2
     # Equal leaves are repeated. Sharing them would save a third of the instructions, but only 10 us
     # of the 100 us that the kernel takes to accept a filter.
-    below, above = _tree(ranges[:middle]), _tree(ranges[middle:])
+    below = _tree(ranges[:middle])
+    above = _tree(ranges[middle:])
     # A jump over more than 255 instructions does not fit its field, and struct refuses it.
     return [_ins(_JGE, ranges[middle][0], len(below)), *below, *above]
 
@@ -128,7 +134,8 @@ def build_filter(
     allowed: Mapping[str, int] = ALLOWED, conditional: Mapping[str, Conditional] = CONDITIONAL
 ) -> bytes:
     """The program, 8 bytes per instruction."""
-    allow, deny = [_ins(_RET, RET_ALLOW)], [_ins(_RET, RET_ERRNO | errno.EPERM)]
+    allow = [_ins(_RET, RET_ALLOW)]
+    deny = [_ins(_RET, RET_ERRNO | errno.EPERM)]
     leaves = dict.fromkeys(allowed.values(), allow)
     leaves |= {number: _leaf(alternatives) for number, alternatives in conditional.values()}
     # ENOSYS and not EPERM, so that glibc tries clone.

@@ -23,9 +23,12 @@ _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Fields of /proc/N/stat after the name: parent; the four CPU times, the last one excluded.
-_PPID, _UTIME, _CSTIME = 1, 11, 15
+_PPID = 1
+_UTIME = 11
+_CSTIME = 15
 # The precision of the limits. A program that exits within one tick is never measured.
-_TICK_S, _TICK_MS = 0.02, 20
+_TICK_S = 0.02
+_TICK_MS = 20
 # A run that takes this share of the limit after other runs in the same child exits there: it runs
 # again in a separate child, with the whole limit. Without this rule, a program that times out in
 # its second test would use the limit twice.
@@ -79,7 +82,9 @@ class Meter:
         """Usage now. elapsed_s: since the previous look; take_turns: only one process has work at a
         time, so their waits add up; otherwise they overlap.
         """
-        cpu_s, memory, ran_ns = 0.0, 0, 0
+        cpu_s = 0.0
+        memory = 0
+        ran_ns = 0
         waits_ns = [0.0]
         is_unseen = False
         for number in numbers:
@@ -104,7 +109,8 @@ class Meter:
         one of them waited for a core: the longest wait, because tasks that wait for each other
         would otherwise count as busy without running.
         """
-        ran_ns, longest_wait_ns = 0, 0.0
+        ran_ns = 0
+        longest_wait_ns = 0.0
         folder = os.open(f"{number}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
         try:
             for task in os.listdir(folder):
@@ -144,8 +150,11 @@ def _measured(
     spec: JobSpec, processes: Sequence[int], result: int, poller: select.poll, proc: int
 ) -> list[tuple[int, int]] | Ending:
     """Wait for what the poller reports, or for the limit that is exceeded first."""
-    meter, numbers = Meter(proc), [_number_in_host(proc, process) for process in processes]
-    asleep_s, run_cpu_s, size = 0.0, 0.0, os.fstat(result).st_size
+    meter = Meter(proc)
+    numbers = [_number_in_host(proc, process) for process in processes]
+    asleep_s = 0.0
+    run_cpu_s = 0.0
+    size = os.fstat(result).st_size
     has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
     while True:
         before = time.monotonic()
@@ -160,7 +169,9 @@ def _measured(
         new_size = os.fstat(result).st_size
         # A run has finished: the next run starts with an unused share of the CPU time.
         if new_size != size:
-            size, run_cpu_s, has_shared = new_size, usage.cpu_s, spec.num_tests > 1
+            size = new_size
+            run_cpu_s = usage.cpu_s
+            has_shared = spec.num_tests > 1
         shared_s = _SHARED_SHARE * spec.cpu_s
         if usage.cpu_s > spec.cpu_s or (has_shared and usage.cpu_s - run_cpu_s > shared_s):
             return Ending.CPU

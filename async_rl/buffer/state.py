@@ -77,7 +77,8 @@ class BufferState:
 
     def drain_changes(self) -> list[changes.Change]:
         """Return the changes since the last call, oldest first."""
-        drained, self._changes = self._changes, []
+        drained = self._changes
+        self._changes = []
         return drained
 
     # ---- questions, which change nothing

@@ -52,7 +52,8 @@ class Tickets:
         """The change that records a new group."""
         prompt = self._prompts.prompt(group.purpose, group.index)
         prompt_id = storable(prompt.prompt_id)
-        data_source, text = storable(prompt.data_source), storable(prompt.text)
+        data_source = storable(prompt.data_source)
+        text = storable(prompt.text)
         return Admitted(
             group=group,
             prompt_id=prompt_id,

@@ -56,7 +56,8 @@ def _test(case: dict[str, Any], function: Any) -> CodeTest:
     inner = case.get("metadata")
     named = inner.get("func_name") if isinstance(inner, dict) else None
     function = case.get("fn_name") or named or function
-    given, wanted = case.get("input"), case.get("output")
+    given = case.get("input")
+    wanted = case.get("output")
     if not isinstance(function, str):
         raise DataError(
             f"input_output.fn_name must be a string, this is a {type(function).__name__}"

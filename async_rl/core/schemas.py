@@ -17,7 +17,9 @@ from async_rl.core.support import Support
 _TABLES: dict[str, dict[str, list[str]]] = msgspec.toml.decode(
     resources.files(__package__).joinpath("schemas.toml").read_bytes()
 )
-_OF_TYPE, _INSTEAD, _OTHER = _TABLES["of_type"], _TABLES["instead"], _TABLES["other"]
+_OF_TYPE = _TABLES["of_type"]
+_INSTEAD = _TABLES["instead"]
+_OTHER = _TABLES["other"]
 _KEYWORDS = {"type", *_OTHER["never"], *_INSTEAD}.union(*_OF_TYPE.values())
 
 

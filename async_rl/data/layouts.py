@@ -34,7 +34,8 @@ class _Table(msgspec.Struct, frozen=True):
 _TABLE = msgspec.toml.decode(
     resources.files(__package__).joinpath("layouts.toml").read_bytes(), type=_Table
 )
-REFUSED, SOURCES = _TABLE.refused, _TABLE.sources
+REFUSED = _TABLE.refused
+SOURCES = _TABLE.sources
 
 
 def unfolded(row: Row) -> Row:

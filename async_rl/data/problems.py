@@ -220,7 +220,8 @@ def _script(row: Row) -> tuple[list[CodeTest], str]:
 
 def _ground_truth(row: Row) -> list[CodeTest]:
     # As verl chooses its reward function, so that its files need no change.
-    model, source = row["reward_model"], row.get("data_source")
+    model = row["reward_model"]
+    source = row.get("data_source")
     truth = model.get("ground_truth") if isinstance(model, dict) else None
     rule = SOURCES.get(source) if isinstance(source, str) else None
     if rule == "pairs":

@@ -36,7 +36,8 @@ class SegmentsPlan:
         # A key is in several blocks, and sums of their gradients in bfloat16 would lose small
         # terms.
         wide = torch.promote_types(key.dtype, torch.float32)
-        key, value = key.to(wide), value.to(wide)
+        key = key.to(wide)
+        value = value.to(wide)
         blocks = []
         for length, sequence in zip(self._lengths, self._seen, strict=True):
             for first in range(len(sequence) - length, len(sequence), _BLOCK_QUERIES):

@@ -142,7 +142,8 @@ class PretrainedWeights:
                     values = torch.empty(parameter.shape, dtype=dtype)
                     end = 0
                     for part in map(self._read, self._parts(stored)):
-                        start, end = end, end + part.numel()
+                        start = end
+                        end = end + part.numel()
                         values.view(-1)[start:end] = part.view(-1)
                     made[parameter] = nn.Parameter(values, parameter.requires_grad)
                 module.register_parameter(name, made[parameter])

@@ -95,7 +95,8 @@ def _is_same(expected: str, given: str) -> bool:
 
 def boxed(text: str) -> str | None:
     """The content of the last complete \\boxed{}, with balanced braces; None if there is none."""
-    last, content = -1, None
+    last = -1
+    content = None
     opened: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
@@ -104,7 +105,8 @@ def boxed(text: str) -> str | None:
             start, is_box = opened.pop()
             # An inner box starts later than the box around it, but closes first.
             if is_box and start > last:
-                last, content = start, text[start : brace.start()]
+                last = start
+                content = text[start : brace.start()]
     return content
 
 

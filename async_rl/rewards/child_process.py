@@ -120,7 +120,8 @@ class ParentPipes:
 
     def __init__(self) -> None:
         die_with_parent()
-        self._incoming, self._outgoing = os.fdopen(os.dup(0), "rb"), os.dup(1)
+        self._incoming = os.fdopen(os.dup(0), "rb")
+        self._outgoing = os.dup(1)
         # Threads may answer too, and two lines must not mix.
         self.sending = threading.RLock()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

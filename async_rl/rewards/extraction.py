@@ -74,14 +74,16 @@ def fenced_blocks(response: str, language: Language = PYTHON) -> list[Block]:
     blocks = []
     # Line by line instead of one regular expression, which takes quadratic time for open fences.
     opened = -1  # first character of the open block, or -1
-    word, words = "", names_of(language) | {""}
+    word = ""
+    words = names_of(language) | {""}
     start = 0
     for line in response.split("\n"):
         end = start + len(line)
         text = line.strip(" \t")
         # A fence that ends with the response opens nothing.
         if opened < 0 and text.startswith(_FENCE) and end < len(response):
-            opened, word = end + 1, _word(text[len(_FENCE) :])
+            opened = end + 1
+            word = _word(text[len(_FENCE) :])
         elif opened >= 0 and text == _FENCE:
             code = response[opened:start]
             if word in words and len(code.strip()) >= MIN_BLOCK_CHARS:

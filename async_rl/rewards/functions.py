@@ -130,7 +130,9 @@ class RemoteScorer:
                 f"token_env={remote.token_env} of {remote.url}: there is no such environment"
                 " variable; set it to the token"
             )
-        self._remote, self._extraction, self._url = remote, extraction, remote.url.rstrip("/")
+        self._remote = remote
+        self._extraction = extraction
+        self._url = remote.url.rstrip("/")
         self._text = TextProcess()
         # Without the proxy of the environment: samples must reach the configured server only.
         self._http = httpx.AsyncClient(timeout=limit_s / remote.attempts, trust_env=False)

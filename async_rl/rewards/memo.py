@@ -46,7 +46,8 @@ class Memo(Generic[T]):
     """
 
     def __init__(self, *, size: int, lasts: Callable[[T], bool]) -> None:
-        self._size, self._lasts = size, lasts
+        self._size = size
+        self._lasts = lasts
         self._tasks: OrderedDict[bytes, asyncio.Task[T]] = OrderedDict()
         self.num_asked = 0
         self.num_remembered = 0

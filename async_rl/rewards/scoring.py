@@ -41,7 +41,9 @@ class Scorer:
     def __init__(
         self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions | None = None
     ) -> None:
-        self._reward, self._verifier, self._ask = config.reward, verifier, ask_functions
+        self._reward = config.reward
+        self._verifier = verifier
+        self._ask = ask_functions
         self._text = TextProcess()
 
     async def close(self) -> None:

@@ -80,7 +80,8 @@ class Turns:
         folder = Path(name) if name else self._base
         if (newest := self._newest.get(name)) is not None:
             assert isinstance(newest.source, StoredFile), "the front sends no other"
-            folder, version = Path(newest.source.url), newest.manifest.version
+            folder = Path(newest.source.url)
+            version = newest.manifest.version
         block, manifest = await asyncio.to_thread(_block_of, folder, version)
         try:
             report = await self._sleeping.engine.load_weights(manifest)

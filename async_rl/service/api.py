@@ -77,7 +77,8 @@ class Api:
     def create_model(self, call: Call) -> Json:
         """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
         form = call.read("create_model")
-        lora, most = form.lora_config or forms.LoraConfig(rank=0), self._desk.model.most_rank
+        lora = form.lora_config or forms.LoraConfig(rank=0)
+        most = self._desk.model.most_rank
         if lora.rank > most or (not lora.rank and most):
             raise DataError(
                 f"rank={lora.rank} is not trained here: model.lora.rank={most} of this server; rank"
@@ -117,7 +118,8 @@ class Api:
         """Keep a custom loss. Raises DataError if its graph cannot be computed here."""
         form = forms.read_graph(call.body)
         self._desk.session(form.session_id)
-        owner, seq_id = _losses_of(form.session_id), form.custom_loss_seq_id
+        owner = _losses_of(form.session_id)
+        seq_id = form.custom_loss_seq_id
         with self._store.transaction():
             request, is_known = self._store.put(owner, seq_id, "create_custom_loss", call.body)
             if not is_known:

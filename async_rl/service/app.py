@@ -53,7 +53,8 @@ async def _retrieve(desk: Desk, call: Call) -> Response:
 
 def build_app(desk: Desk, key: str) -> ASGIApp:
     """Return the ASGI application. key: what clients send as X-API-Key."""
-    api, model = Api(desk), desk.model
+    api = Api(desk)
+    model = desk.model
     saved = "training_runs/{run_id}/checkpoints/{kind}/{name}"
     served = {"max_context_length": model.context_tokens, "trainable": True, "sampleable": True}
     models = {"supported_models": [{"model_name": model.name, **served}]}

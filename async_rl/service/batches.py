@@ -125,7 +125,8 @@ class _Family:
         apart = self.cost_tokens + len(example.tokens)
         if grown.shared < _LEAST_SHARED or not grown.cost_tokens < min(apart, budget_tokens + 1):
             return False
-        self.members, self.shared = grown.members, grown.shared
+        self.members = grown.members
+        self.shared = grown.shared
         return True
 
 
@@ -156,7 +157,8 @@ def _row(families: Sequence[_Family], device: torch.device) -> Row:
     row = RowInProgress()
     positions: list[AnyArray] = []
     for family in families:
-        start, shared = row.size, family.shared
+        start = row.size
+        shared = family.shared
         row.add(family.members[0].tokens[:shared], -1)
         for member in family.members:
             rest = member.tokens[shared:]

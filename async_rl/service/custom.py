@@ -38,7 +38,8 @@ class GraphLoss(Loss):
         """Return the loss of each datum at its first token, 0 at its others, and the sums of the
         metrics. Raises DataError.
         """
-        losses, metrics = [], collections.defaultdict[str, float](float)
+        losses = []
+        metrics = collections.defaultdict[str, float](float)
         for part, example in zip(torch.split(p, row.lengths), row.examples, strict=True):
             given = [torch.as_tensor(example.inputs[name]) for name in self.inputs]
             for device in ("meta", p.device):
@@ -107,7 +108,8 @@ def execute(graph: Any, given: Sequence[Tensor]) -> Any:
         return arg
 
     for node in graph.nodes:
-        args, kwargs = value(node.args), {name: value(it) for name, it in node.kwargs.items()}
+        args = value(node.args)
+        kwargs = {name: value(it) for name, it in node.kwargs.items()}
         if node.op == "output":
             return args[0]
         made = next(parameters, None) if node.op == "placeholder" else _call(node, args, kwargs)
@@ -119,7 +121,8 @@ def execute(graph: Any, given: Sequence[Tensor]) -> Any:
 
 
 def _call(node: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    name, first = node.target.rpartition(".")[2], args[0]
+    name = node.target.rpartition(".")[2]
+    first = args[0]
     if name == "getattr":
         return {"shape": first.shape, "ndim": first.ndim}[args[1]]
     if name == "getitem" and isinstance(first, tuple):

@@ -148,7 +148,8 @@ class Desk:
 
     async def sweep(self) -> None:
         """Delete what nobody needs any more, and free the memory of silent clients' runs."""
-        now, change = self.store.now(), self.store.change
+        now = self.store.now()
+        change = self.store.change
         change(
             "UPDATE sessions SET ended='no heartbeat for a day' WHERE ended='' AND seen_s<?",
             now - _DAY_S,

@@ -124,7 +124,8 @@ class Line:
             damaged.append((path, restored.error))
         else:
             await self._call("restore")
-        self._unsaved_s, self._has_gradients = 0.0, False
+        self._unsaved_s = 0.0
+        self._has_gradients = False
         done = "owner=? AND seq_id>=? AND answered_s IS NOT NULL AND error='' ORDER BY seq_id"
         lacking = self._store.all(Request, done, self.run_id, first)
         for request in lacking:

@@ -92,7 +92,8 @@ class Loss:
             return row.input("beta") / 2 * gap.square() - p * advantages
         if self.name == "importance_sampling":
             return -gap.exp() * advantages
-        low, high = row.input(LOW), row.input(HIGH)
+        low = row.input(LOW)
+        high = row.input(HIGH)
         if self.name == "cispo":
             return -gap.detach().exp().clamp(low, high) * p * advantages
         if self.name == "gspo":

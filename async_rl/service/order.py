@@ -132,7 +132,8 @@ class Order:
         """Return the plan of a request. Raises DataError, Refused for a batch or a path that cannot
         be used.
         """
-        body, kind = request.body or b"", request.kind
+        body = request.body or b""
+        kind = request.kind
         if kind in SAVES:
             return self._plan_of_save(request, forms.read(body, "save"))
         if kind in ("forward", "forward_backward"):
@@ -152,7 +153,9 @@ class Order:
     def _plan_of_save(self, request: Request, form: Any) -> Plan:
         if form.age_encryption_recipients:
             forms.refuse("age_encryption_recipients")
-        store, now_s, run_id = self._store, self._store.now(), request.owner
+        store = self._store
+        now_s = self._store.now()
+        run_id = request.owner
         kind = SAVES[request.kind]
         number = form.sampling_session_seq_id
         name = form.path or ""
@@ -194,7 +197,9 @@ class Order:
 
     def _complete(self, request: Request, plan: Plan, executed: Executed) -> None:
         """Store the answer, and what the request has made."""
-        store, sampler, run_id = self._store, plan.sampler, request.owner
+        store = self._store
+        sampler = plan.sampler
+        run_id = request.owner
         answer = with_ages(executed.body, plan.versions, executed.version)
         if plan.answer is not None:
             answer = msgspec.json.encode({"type": request.kind, **plan.answer})

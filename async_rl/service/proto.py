@@ -30,7 +30,9 @@ AnyArray = npt.NDArray[Any]
 
 _MOST_CELLS = 2**26
 """Of a sparse matrix: a few bytes may describe one that fits into no memory."""
-_FLOAT32, _INT64, _INT32 = np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
+_INT64 = np.dtype("<i8")
+_INT32 = np.dtype("<i4")
 _DTYPES: Mapping[int, np.dtype[Any]] = {1: _FLOAT32, 2: _INT64, 3: _INT32}
 
 
@@ -85,7 +87,8 @@ class Drawn:
         """Return the sequence as a row for a loss with log-probs and advantages, with its origin.
         Every sampled token has this advantage, the prompt 0.
         """
-        size, whole = len(self.prompt), np.r_[self.prompt, self.tokens]
+        size = len(self.prompt)
+        whole = np.r_[self.prompt, self.tokens]
         prompt = np.zeros(size - 1, np.float32)
 
         def spans(start: int, end: int) -> Spans:

@@ -46,7 +46,8 @@ class Model:
 
 def sample_of(form: Any, sampler: Sampler, model: Model, *, request_id: str = "") -> Sample:
     """Return the request for a generator. Raises DataError if no generator can answer it."""
-    params, prompt = form.sampling_params, form.prompt
+    params = form.sampling_params
+    prompt = form.prompt
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
             forms.refuse("images and sounds")
@@ -115,7 +116,8 @@ def _chosen(cells: Any, num_rows: int) -> IntArray | None:
 
 def _places(cells: Any) -> Any:
     """Return where the values are in the matrix."""
-    crow, col = cells.sparse_crow_indices, cells.sparse_col_indices
+    crow = cells.sparse_crow_indices
+    col = cells.sparse_col_indices
     if crow is None or col is None:
         return ...
     name = "target_prompt_logprobs"
@@ -141,7 +143,8 @@ def encoded(sampled: Sampled, form: Any) -> bytes:
         )
         if form.topk_sample_logprobs:
             _fill(made.topk_sampled_logprobs, sequence.top_ids, sequence.top_logprobs)
-    cells, num_top = form.target_prompt_logprobs, form.topk_prompt_logprobs
+    cells = form.target_prompt_logprobs
+    num_top = form.topk_prompt_logprobs
     ends = np.cumsum([1, num_top, cells.shape[1] if cells else 0])
     own, top, chosen, drawn = np.split(sampled.prompt_logprobs, ends, axis=1)
     _, top_ids, chosen_ids, drawn_ids = np.split(sampled.prompt_ids, ends, axis=1)
@@ -246,7 +249,8 @@ def _compare(
         for label, claimed, true in pairs:
             wrong = np.flatnonzero(claimed[start : start + span.length] != true[span.offset : end])
             if len(wrong):
-                here, there = start + wrong[0], span.offset + wrong[0]
+                here = start + wrong[0]
+                there = span.offset + wrong[0]
                 raise DataError(
                     f"{label}[{here}] is {claimed[here]}, and {true[there]} at {there} of"
                     f" {span.sequence_id}"
@@ -269,7 +273,8 @@ def with_ages(answer: bytes, versions: Sequence[IntArray], version: int) -> byte
 
 
 def _fill(table: Any, ids: IntArray, logprobs: FloatArray) -> None:
-    table.token_ids, table.logprobs = _bytes(ids, "<i4"), _bytes(logprobs, "<f4")
+    table.token_ids = _bytes(ids, "<i4")
+    table.logprobs = _bytes(logprobs, "<f4")
     table.length, table.k = ids.shape
 
 

@@ -93,7 +93,9 @@ class TrainingRuns:
 
     def execute(self, request: Execute) -> Executed:
         """Execute a request. A user's fault is in the answer."""
-        body, tokens, error = b"", 0, ""
+        body = b""
+        tokens = 0
+        error = ""
         try:
             body, tokens = self._perform(request)
         except (ConfigError, DataError, torch.OutOfMemoryError) as refusal:
@@ -145,7 +147,8 @@ class TrainingRuns:
         parsed = parse_forward_backward(request.body)
         loss: Loss
         if parsed.loss_fn == CUSTOM:
-            loss, config = custom_loss(str(parsed.config.get(GRAPH)).encode()), dict[str, float]()
+            loss = custom_loss(str(parsed.config.get(GRAPH)).encode())
+            config = dict[str, float]()
         else:
             loss, config = find_loss(parsed.loss_fn, parsed.config)
         examples = check_data(parsed.data, loss, config, self._limits)

@@ -24,7 +24,8 @@ Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
 """(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
 _ROLE = re.compile(r"[\w.-]{0,64}")
 _NAME = re.compile(rf"{MODEL}(?:/({_ROLE.pattern}))?(:untrained)?")
-_ROLE_HEADER, _TRAIN_HEADER = "x-async-rl-role", "x-async-rl-train"
+_ROLE_HEADER = "x-async-rl-role"
+_TRAIN_HEADER = "x-async-rl-train"
 # Each piece of an answer is searched for the start of each stop text.
 _MOST_STOP_CHARS = 4096
 

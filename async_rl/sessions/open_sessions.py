@@ -20,7 +20,8 @@ from async_rl.sessions.errors import Refused
 from async_rl.sessions.session import Session
 from async_rl.sessions.usage import Usage, means_of
 
-_AGENT, _OWNER = "sk", "session"
+_AGENT = "sk"
+_OWNER = "session"
 _RETURN_S = 60.0
 """The longest wait for a session that comes back: clients wait longer for an answer."""
 _NUM_SESSIONS = 256

@@ -23,7 +23,9 @@ from async_rl.sessions.forms.openai_responses import responses
 from async_rl.sessions.rewards import reward_of
 from async_rl.sessions.session import Session
 
-OPEN, REWARD, END = "/sessions", "/v1/session/reward", "/v1/session/end"
+OPEN = "/sessions"
+REWARD = "/v1/session/reward"
+END = "/v1/session/end"
 """The paths by which a program outside the run takes, rewards and ends a session."""
 FORMS: Mapping[str, Form] = {
     "/inference/v1/generate": generate,

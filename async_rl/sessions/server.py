@@ -62,7 +62,8 @@ _STREAM = "text/event-stream"
 _MOST_BYTES = 16 << 20
 # Bytes of a body per token that a session may have, and besides them. Text has 4 per token; written
 # as JSON, and with the long runs of spaces that some vocabularies have, 256 are enough for any.
-_TOKEN_BYTES, _OTHER_BYTES = 256, 1 << 20
+_TOKEN_BYTES = 256
+_OTHER_BYTES = 1 << 20
 _body = partial(body_of, most_bytes=_OTHER_BYTES)
 _ENDED = {"object": "session.ended"}
 _MODEL = {"id": MODEL, "object": "model", "created": 0, "owned_by": "async_rl"}

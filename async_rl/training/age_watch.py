@@ -60,9 +60,11 @@ class AgeWatch:
             # The probe where no sample is of the learner's version.
             engine = scalars.get("mismatch/engine_abs_mean", scalars.get(PROBE_MEAN, 0.0))
             whole = scalars.get("mismatch/stale_abs_mean", engine)
-            kind, cause = "old data", _OLD
+            kind = "old data"
+            cause = _OLD
             if self._quantization and 2 * engine > whole:
-                kind, cause = "quantized engine", _QUANTIZED.format(self._quantization, engine)
+                kind = "quantized engine"
+                cause = _QUANTIZED.format(self._quantization, engine)
             self.stage += f": {kind}, {share:.0%} of the sequences count, step x {scale:.2f}"
             if was_low:
                 return

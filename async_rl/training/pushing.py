@@ -208,7 +208,8 @@ class Pusher:
         """Broadcast the version to the members; the block is free once it is sent."""
         manifest = self._manifest
         sender.join(load, [route.member for route in routes])
-        sent, is_late = asyncio.Event(), False
+        sent = asyncio.Event()
+        is_late = False
         async with asyncio.TaskGroup() as tasks:
             for route in routes:
                 self._create_push(tasks, load, route, sent)

@@ -139,7 +139,8 @@ def _named(function: Function, folder: Path) -> str:
     """
     if not inspect.isfunction(function) or not function.__name__.isidentifier():
         raise ConfigError(f"{function!r}: is not a function with a name; define one with def")
-    name, module = function.__name__, function.__module__
+    name = function.__name__
+    module = function.__module__
     if module == "__main__" or name != function.__qualname__:
         source = "\n".join(["from __future__ import annotations", *_source(function, set())])
         return f"{_write(folder, source.encode(), '.py')}:{name}"
@@ -151,7 +152,8 @@ def _source(function: FunctionType, known: set[str]) -> list[str]:
     """Return the source of a function, after the definitions that it uses. known: the names that
     are defined already.
     """
-    name, code = function.__name__, function.__code__
+    name = function.__name__
+    code = function.__code__
     known.add(name)
     if code.co_freevars:
         raise ConfigError(

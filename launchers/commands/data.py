@@ -92,7 +92,8 @@ def check(
         useless, wrong = asyncio.run(_tried(prompts, matched, config))
     # No jail works here: the rows themselves may still be right.
     except ConfigError as error:
-        useless, wrong = [], []
+        useless = []
+        wrong = []
         typer.echo(f"the tests were not tried: {error}")
     _show(useless, "rows have useless tests")
     _show(wrong, "reference solutions fail the tests of their rows")

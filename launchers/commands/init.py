@@ -138,7 +138,8 @@ def init(
         f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}),"
         f" {', '.join(texts)}"
     )
-    data, conf = quote(f"{directory}/train.jsonl"), quote(f"conf={directory}/conf.yaml")
+    data = quote(f"{directory}/train.jsonl")
+    conf = quote(f"conf={directory}/conf.yaml")
     typer.echo(f"check the data:  async-rl data check {data} {conf}")
     typer.echo(f"run it:          async-rl launch {conf}")
 

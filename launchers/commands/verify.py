@@ -189,7 +189,8 @@ async def _score(
     from async_rl.rewards.verifier.serving import open_service
 
     async with open_service(config) as service:
-        level, num = service.cells.level, service.num_cells
+        level = service.cells.level
+        num = service.num_cells
         typer.echo(f"{len(programs)} programs, {num} at a time, jail level {level}", err=True)
         return await _judged(programs, service, lines)
 

@@ -107,7 +107,8 @@ def migrate(
 
 def _launched(migration: Migration) -> Migration:
     """Leave out the settings that no launch would accept, and report them."""
-    settings, lines = migration.settings, migration.lines
+    settings = migration.settings
+    lines = migration.lines
     while problem := _problem(migration.base, settings):
         if "longest sequence" in problem:
             # Memory only: gradients do not depend on it.

@@ -91,7 +91,8 @@ def advantage(given: Given) -> Fate:
         for name, default in (("mean_level", None), ("std_level", None), ("mean_leave1out", False))
     )
     if source.get("critic.path"):
-        name, is_equal = "gae", not (mean or std)
+        name = "gae"
+        is_equal = not (mean or std)
     else:
         name = _ADVANTAGES.get((mean, std, is_out), "")
         is_equal = source["actor.gae_lambda"] == 1 and (source["actor.discount"] == 1 or not mean)

@@ -17,7 +17,8 @@ def sampling(given: Given) -> Fate:
     with top_p needs a top_k, which bounds the record of the tokens that are left.
     """
     target = given.rule.targets[0]
-    top_k, top_p = given.sibling("top_k", 0) or 0, given.sibling("top_p", 1)
+    top_k = given.sibling("top_k", 0) or 0
+    top_p = given.sibling("top_p", 1)
     if not 0 < top_k < _ALL_TOKENS:
         top_k = MOST_KEPT if target == "generation.sampling" and top_p != 1 else 0
     entries = {

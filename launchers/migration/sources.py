@@ -63,7 +63,8 @@ def arguments(words: Sequence[str]) -> Values:
             flag = word.removeprefix("--")
             source[flag] = True  # a flag without a value is a switch
         elif flag:
-            value, before = value_of(word), source[flag]
+            value = value_of(word)
+            before = source[flag]
             several = [*before, value] if isinstance(before, list) else [before, value]
             source[flag] = value if before is True else several
     return source

@@ -35,7 +35,8 @@ def _updates(given: Given) -> Any:
 
 def batch(given: Given) -> Fate:
     """Prompts of one generation round."""
-    completions, samples = _completions(given), given.source["num_generations"]
+    completions = _completions(given)
+    samples = given.source["num_generations"]
     note = f"{completions} completions / {samples}"
     if completions < samples:
         return refused(f"{note}: less than one group; set buffer.groups_per_step")
@@ -64,7 +65,8 @@ def policy_loss(given: Given) -> Fate:
     settings: Settings = dict(given.rule.cases.get(given.value, {}))
     if not settings:
         return refused(f"{given.value} has no counterpart; see {_LOSS}")
-    low, high = source["epsilon"], source.get("epsilon_high") or source["epsilon"]
+    low = source["epsilon"]
+    high = source.get("epsilon_high") or source["epsilon"]
     if settings.setdefault(_LOSS, "ppo") == "cispo":
         # TRL bounds the ratio itself, this project its distance from 1.
         return translated({**settings, f"{_LOSS}.clip_low": None, f"{_LOSS}.clip_high": high - 1})
@@ -80,7 +82,8 @@ def policy_loss(given: Given) -> Fate:
 
 def correction(given: Given) -> Fate:
     """The importance sampling of the engine's log-probs, which TRL does with vLLM only."""
-    source, path = given.source, given.rule.targets[0]
+    source = given.source
+    path = given.rule.targets[0]
     is_off = not (source["use_vllm"] and source[f"{_IS}_correction"])
     if is_off or source["loss_type"] == "vespo":
         return given.into("none", "no behavior weight")
@@ -100,7 +103,8 @@ def correction(given: Given) -> Fate:
 
 def kl(given: Given) -> Fate:
     """The KL in the loss."""
-    source, path = given.source, given.rule.targets[0]
+    source = given.source
+    path = given.rule.targets[0]
     if not given.value:
         return given.into("none")
     settings = {path: "loss", f"{path}.coef": given.value, f"{path}.estimator": "k3"}

@@ -68,7 +68,8 @@ def policy_loss(given: Given) -> Fate:
 
 def aggregation(given: Given) -> Fate:
     """The mean of the loss, which gspo and sapo choose themselves."""
-    source, settings = given.source, given.rule.cases.get(given.value)
+    source = given.source
+    settings = given.rule.cases.get(given.value)
     if source[f"{_ACTOR}.policy_loss.loss_mode"] not in ("gspo", "sapo"):
         if not settings:
             return refused("see algorithm.aggregation")
@@ -106,7 +107,8 @@ def minibatches(given: Given) -> Fate:
 
 def kl(given: Given) -> Fate:
     """The one KL term, in the reward or in the loss."""
-    path, source = given.rule.targets[0], given.source
+    path = given.rule.targets[0]
+    source = given.source
     in_loss = source[f"{_ACTOR}.use_kl_loss"]
     # Before 0.4, which had no dual clip, a KL in the loss replaced that in the reward.
     in_reward = given.value and not (in_loss and not source[f"{_ACTOR}.clip_ratio_c"])

@@ -125,7 +125,8 @@ class Writer:
                 await asyncio.sleep(0)
             finally:
                 prepare()
-                together, self._together = self._together, []
+                together = self._together
+                self._together = []
                 self.end_after_commit(together)
         await commit
 

@@ -13,7 +13,8 @@ from async_rl.algorithms.parts import Parts
 CAP = 2.0
 # The bounds on the geometric mean, a factor of 1.5 to both sides. docs/algorithms.md has the bias
 # of the gradient with these bounds.
-MAXIMUM, MINIMUM = 1.5, 0.67
+MAXIMUM = 1.5
+MINIMUM = 0.67
 
 
 def weights(log_ratio: Tensor, *, sequences: Parts) -> BehaviorWeights:

@@ -12,7 +12,8 @@ from async_rl.algorithms.parts import Parts
 
 # The temperature of the soft maximum of a group's rewards, in units of reward, and the weight of
 # the KL to the behavior policy, in units of reward per nat. The paper has one number for both.
-TEMPERATURE, BETA = 1.0, 1.0
+TEMPERATURE = 1.0
+BETA = 1.0
 
 
 def advantages(rewards: Tensor, *, groups: Parts) -> Tensor:

@@ -12,7 +12,8 @@ from async_rl.algorithms.losses import PolicyLoss
 from async_rl.algorithms.parts import Parts
 
 # The published temperatures for positive and for other advantages.
-TAU_POSITIVE, TAU_NEGATIVE = 1.0, 1.05
+TAU_POSITIVE = 1.0
+TAU_NEGATIVE = 1.05
 
 
 def loss(

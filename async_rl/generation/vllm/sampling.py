@@ -83,7 +83,8 @@ async def draw(
         len(request.token_ids),
         0 if params.prompt_logprobs is None else params.prompt_logprobs + 1,
     )
-    ids, logprobs = np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32)
+    ids = np.zeros(shape, np.int32)
+    logprobs = np.full(shape, np.nan, np.float32)
     if isinstance(last.prompt_logprobs, FlatLogprobs):
         # The first token has no entry.
         logprobs[1:], ids[1:] = columns_of(last.prompt_logprobs, params.prompt_logprobs)
@@ -96,7 +97,8 @@ async def draw(
 
 def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     stops = end_token_ids if request.stop_ids is None else request.stop_ids
-    width, extra = request.num_prompt_top, None
+    width = request.num_prompt_top
+    extra = None
     if width is not None and (request.chosen is not None or request.num_drawn):
         chosen = (
             np.empty((len(request.token_ids) - 1, 0)) if request.chosen is None else request.chosen
@@ -132,7 +134,8 @@ def _sequence(sample: CompletionOutput, versions: IntArray, num_top: int) -> Sam
     if num_top:
         logprobs, ids = columns_of(sample.logprobs, num_top)
     else:
-        logprobs, ids = logprobs_of(sample.logprobs)[0][:, None], token_ids[:, None]
+        logprobs = logprobs_of(sample.logprobs)[0][:, None]
+        ids = token_ids[:, None]
     return SampledSequence(
         token_ids=token_ids,
         logprobs=logprobs[:, 0],

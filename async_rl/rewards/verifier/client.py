@@ -59,7 +59,8 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         activity: Activity | None = None,
     ) -> None:
         self._activity = activity or Activity()
-        self._limit_s, self._max_calls = limit_s, max_calls
+        self._limit_s = limit_s
+        self._max_calls = max_calls
         self._http = httpx.AsyncClient(
             headers={
                 "authorization": f"Bearer {token}".strip(),
@@ -209,7 +210,9 @@ class VerifierClient(VerifierPool):
 
     async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         """Judge a program. Raises InfrastructureError if no verifier could."""
-        tests, setup, language = problem.tests, problem.setup, problem.language
+        tests = problem.tests
+        setup = problem.setup
+        language = problem.language
         response = await self.check(
             code, tests, setup, language=language, stop_at_first_failure=self._stops
         )

@@ -35,7 +35,9 @@ class CommandJudge:
     def __init__(
         self, num_cells: int, level: int, reasons: Sequence[str], headers: Mapping[str, str]
     ) -> None:
-        self._num_cells, self._level, self._reasons = num_cells, level, reasons
+        self._num_cells = num_cells
+        self._level = level
+        self._reasons = reasons
         self._headers = headers
         self._rows = table()
         self._known = Memo[Compiler | str](size=len(self._rows), lasts=lambda _: True)
@@ -102,10 +104,12 @@ class CommandJudge:
             hint = "" if self._headers else " (sandbox.checker_headers names no headers)"
             reason = f"the checker does not compile{hint}: {program.product}"
             return Ruling(Verdict.TEST_ERROR, reason)
-        arguments, stdin = _CHECKED, b""
+        arguments = _CHECKED
+        stdin = b""
         if checker.form == "kattis":
             # The feedback directory is the working directory.
-            arguments, stdin = ("input", "answer", "./"), files[1]
+            arguments = ("input", "answer", "./")
+            stdin = files[1]
         spec = compiler.spec(program, limits)._replace(
             arguments=["checker", *arguments],
             files=list(_CHECKED),

@@ -59,7 +59,8 @@ _LOADER = "/lib64/ld-linux-x86-64.so.2"
 # The groups that are judged at the same time: equal programs come from one group. A static program
 # of a policy has 2 MB; a larger product is made again, so that no source decides how much memory
 # the verifier takes.
-_REMEMBERED, _MAX_REMEMBERED_BYTES = 64, 4 << 20
+_REMEMBERED = 64
+_MAX_REMEMBERED_BYTES = 4 << 20
 
 
 Product = bytes | str
@@ -85,7 +86,9 @@ class Compiler:
     def __init__(
         self, language: str, row: LanguageRow, places: Mapping[str, str], num_cells: int
     ) -> None:
-        self._language, self.row, self._places = language, row, places
+        self._language = language
+        self.row = row
+        self._places = places
         steps = filter(None, (row.run, row.compile))
         visible = {path for step in steps for path in self._paths([*step.reads, *step.runs])}
         self.cells = Cells.of_commands(num_cells, sorted(visible))
@@ -120,7 +123,8 @@ class Compiler:
 
         Raises InfrastructureError.
         """
-        content, names = code.encode(errors="replace"), source_names(code)
+        content = code.encode(errors="replace")
+        names = source_names(code)
         product: Product = content
         step = self.row.compile
         if len(content) > MAX_SOURCE_BYTES:
@@ -164,7 +168,8 @@ class Compiler:
         """
         if isinstance(program.product, str):
             return never_ran(Ruling(Verdict.COMPILE_ERROR, program.product))
-        spec, output_bytes = self.spec(program, limits), limits.output_bytes
+        spec = self.spec(program, limits)
+        output_bytes = limits.output_bytes
         return await tried(
             self.cells,
             command(spec, stdin.encode(errors="replace"), [program.content], output_bytes + 1),
@@ -182,7 +187,8 @@ class Compiler:
         run = self.row.run
         places = {**program.names, "memory_mb": str(limits.memory_bytes // MIB)}
         memory = limits.memory_bytes + run.extra_mb * MIB
-        files, scratch_bytes = [], SCRATCH_BYTES
+        files = []
+        scratch_bytes = SCRATCH_BYTES
         if run.program:
             # The program is a file for its runtime: its source, or the archive that was compiled.
             files = ["program"] if self.row.compile else self._fill([self.row.source], places)

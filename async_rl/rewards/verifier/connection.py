@@ -49,8 +49,10 @@ class Connection:
     """
 
     def __init__(self, url: str, http: httpx.AsyncClient, max_calls: int) -> None:
-        self._url, self._http = url, http
-        self._programs, self._calls = _Lane(_MAX_PROGRAM_STREAMS), _Lane(max_calls)
+        self._url = url
+        self._http = http
+        self._programs = _Lane(_MAX_PROGRAM_STREAMS)
+        self._calls = _Lane(max_calls)
         self._pause_s = FIRST_PAUSE_S
         self.paused_until = 0.0
         self.num_open = 0

@@ -33,7 +33,8 @@ _PIECE = 1 << 16
 _TICK_S = 0.05
 # A command whose processes hide their CPU time is stopped after this many times its limit and
 # these seconds more, in which the engine starts.
-_PATIENCE, _START_S = 4, 60.0
+_PATIENCE = 4
+_START_S = 60.0
 # Statuses of an engine whose container has not started since the command is not in the image.
 _NO_COMMAND = (126, 127)
 _STDIN = "stdin"
@@ -61,13 +62,16 @@ class _Run:
     """A command with its limits, and the reason why it stopped."""
 
     def __init__(self, test: ContainerTest, folder: Path, limits: Limits) -> None:
-        self._test, self._folder = test, folder
+        self._test = test
+        self._folder = folder
         self._limit = _PRINTED_BYTES
         if test.prints is not None:
             self._limit = limits.with_output_of([test.prints]).output_bytes
-        self._output, self._errors = bytearray(), bytearray()
+        self._output = bytearray()
+        self._errors = bytearray()
         self._spec = JobSpec(Mode.STREAMS, 1, test.timeout_s, test.memory_mb * MIB, self._limit)
-        self._cpu_s, self._memory_bytes = 0.0, 0
+        self._cpu_s = 0.0
+        self._memory_bytes = 0
 
     def write_files(self, code: str) -> None:
         """Write the files of the container. Only the report is writable, by any user."""
@@ -115,20 +119,24 @@ class _Run:
         finally:
             if process.returncode is None:
                 containers.remove(name, process)
-        wall_s, status = time.monotonic() - started, process.returncode or 0
+        wall_s = time.monotonic() - started
+        status = process.returncode or 0
         code = signal.SIGKILL if ending == Ending.SIGNALED else status
         return Reply(ending, code, self._cpu_s, wall_s, self._memory_bytes)
 
     async def _exceeded(self) -> Ending:
         """Wait for a limit that the command exceeds, in steps: nothing reports such usage."""
-        spec, tree, asleep_s = self._spec, None, 0.0
+        spec = self._spec
+        tree = None
+        asleep_s = 0.0
         started = before = time.monotonic()
         proc = open_proc()
         try:
             while True:
                 await asyncio.sleep(_TICK_S)
                 now = time.monotonic()
-                elapsed_s, before = now - before, now
+                elapsed_s = now - before
+                before = now
                 if len(self._output) > self._limit or len(self._errors) > _PRINTED_BYTES:
                     return Ending.EXITED
                 if tree is None:
@@ -214,14 +222,16 @@ def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[s
     The report is hostile; reading takes time in proportion to its bytes. passing: cases that must
     pass, empty for all, at least one; failing: cases that must fail.
     """
-    passed, failed = set(), set()
+    passed = set()
+    failed = set()
     try:
         # A document type declares entities, which could expand without end.
         parser = expat.ParserCreate()
         parser.StartDoctypeDeclHandler = _refuse
         parser.Parse(report, True)
         for case in ElementTree.fromstring(report).iter("testcase"):
-            group, name = case.get("classname", ""), case.get("name", "")
+            group = case.get("classname", "")
+            name = case.get("name", "")
             name = f"{group}.{name}" if group else name
             outcomes = {part.tag for part in case}
             if outcomes & {"failure", "error"}:

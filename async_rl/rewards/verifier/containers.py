@@ -21,7 +21,8 @@ from async_rl.core.types import ContainerTest
 from async_rl.rewards.verifier.languages import output_of
 from async_rl.sandbox.protocol import CELL_UID
 
-PID, REPORT = "pid", "report"
+PID = "pid"
+REPORT = "report"
 """Files of a container's directory: process id of the command, written when it starts."""
 # A test suite starts more processes than a program, but a fork bomb must end.
 MAX_TASKS = 256
@@ -37,7 +38,8 @@ _MIB = 1 << 20
 # Podman waits for its locks when many containers start at the same time.
 _ENGINE_S = 60.0
 # An engine that does not end within ten seconds is killed; the keeper removes what remains.
-_TRIES, _PAUSE_S = 20, 0.5
+_TRIES = 20
+_PAUSE_S = 0.5
 _CROWDED = 8
 # The memory limit of one process, in units of the container's: the processes together are
 # measured only every now and then, and one may allocate this much between two measurements.
@@ -62,7 +64,8 @@ class Containers:
     """
 
     def __init__(self, engine: Sequence[str], rootfs: Mapping[str, str], num: int) -> None:
-        self._engine, self._rootfs = engine, rootfs
+        self._engine = engine
+        self._rootfs = rootfs
         self._places = asyncio.Semaphore(num)
         self._label = f"async_rl.verifier={os.getpid()}-{secrets.token_hex(8)}"
         self._opening = asyncio.Lock()

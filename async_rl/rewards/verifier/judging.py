@@ -71,7 +71,8 @@ class Judge:
         num_others: int = 1,
         num_containers: int = 1,
     ) -> None:
-        self._cells, self._config = cells, config
+        self._cells = cells
+        self._config = config
         self._containers = Containers(config.container_engine, config.rootfs, num_containers)
         headers = load_headers(config.checker_headers)
         self._commands = CommandJudge(num_others, cells.level, cells.reasons, headers)
@@ -165,7 +166,8 @@ class Judge:
             case AnswerTest():
                 return await self._answer(test, program)
             case ContainerTest():
-                code, limits = program.request.code, program.limits
+                code = program.request.code
+                limits = program.limits
                 return await judge_contained(self._containers, test, code, limits, rule)
             case StdinTest(checker=Checker() as checker):
                 return await self._interact(test, checker, program)
@@ -193,9 +195,11 @@ class Judge:
             if body == question.output.encode(errors="replace"):
                 return Ruling()
             rules = msgspec.structs.astuple(question.rules)
-            emitted, size = Printed(body, question.output, rules), len(body) + len(question.output)
+            emitted = Printed(body, question.output, rules)
+            size = len(body) + len(question.output)
         else:
-            emitted, size = Returned(body, *question), len(body)
+            emitted = Returned(body, *question)
+            size = len(body)
         # A child costs 2 ms, and most values are small.
         if size <= LARGE_BYTES:
             message = failure(emitted, self._comparison)

@@ -211,7 +211,8 @@ def ended(
     """The ruling on a program that did not succeed. said: its last words; has_no_memory: they
     contain that it got no memory. Raises ChildFault.
     """
-    stopped_by, left = 0, f"exited with status {reply.code}"
+    stopped_by = 0
+    left = f"exited with status {reply.code}"
     match reply.ending:
         case Ending.CPU:
             return Ruling(Verdict.TIMEOUT, f"used more than {spec.cpu_s:g} s of CPU time")
@@ -221,7 +222,8 @@ def ended(
             raise ChildFault(reply.fault or "the job was cancelled")
         case Ending.SIGNALED:
             # Not signal.Signals: real-time signals have no name.
-            stopped_by, left = reply.code, f"ended by {_SIGNALS.get(reply.code, reply.code)}"
+            stopped_by = reply.code
+            left = f"ended by {_SIGNALS.get(reply.code, reply.code)}"
     # The kernel's own limit may come first on a machine that delays the watch.
     if stopped_by == signal.SIGXCPU or (stopped_by == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
         return Ruling(Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time")

@@ -143,12 +143,14 @@ class Program:
             most = 1 if ran.is_slow else most
             size = most
             for test in shared:
-                answers, rest = rest[: len(test)], rest[len(test) :]
+                answers = rest[: len(test)]
+                rest = rest[len(test) :]
                 is_partial = len(answers) < len(test)
                 # The time that was left for this test depends on the tests before it.
                 if not answers or (is_partial and ran.is_slow):
                     break
-                is_stream, is_first = isinstance(test[0], StdinTest), test is shared[0]
+                is_stream = isinstance(test[0], StdinTest)
+                is_first = test is shared[0]
                 # A program that does not compile has no leftovers: it fails for every stream.
                 if is_stream and not is_first and answers[0].ruling.verdict not in _LASTING:
                     size = 1
@@ -169,7 +171,8 @@ class Program:
         """Run one child that answers the questions of tests."""
         questions = [question for test in tests for question in test]
         payload: list[Any] = [self.request.code]
-        limits, files = self.limits, []
+        limits = self.limits
+        files = []
         if mode is Mode.CALLS:
             # Only call tests are in the style of LeetCode.
             has_call_names = questions[0].types != "python"

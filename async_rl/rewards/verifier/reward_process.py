@@ -68,7 +68,8 @@ class RewardProcess:
     """The functions of a configuration, in a child that is replaced after it exits."""
 
     def __init__(self, reward: RewardConfig, *, timeouts: TimeoutsConfig) -> None:
-        self._reward, self._timeouts = reward, timeouts
+        self._reward = reward
+        self._timeouts = timeouts
         self.names = reward.functions
         self._shared: ChildProcess[Result] | None = None
         self._starting = asyncio.Lock()
@@ -149,7 +150,8 @@ class RewardProcess:
     async def _start(self) -> ChildProcess[Result]:
         """Start a process and load the functions. Raises ConfigError."""
         child = await ChildProcess.start(_MODULE, Result)
-        load_s, limit_s = self._timeouts.load_functions_s, self._timeouts.function_s
+        load_s = self._timeouts.load_functions_s
+        limit_s = self._timeouts.function_s
         load = LoadFunctions(reward=as_builtins(self._reward), limit_s=limit_s)
         problem = "cancelled"
         try:
@@ -194,7 +196,8 @@ class _Functions:
     def __init__(self, parent: ParentPipes, load: LoadFunctions) -> None:
         """Load the functions. Raises ConfigError."""
         reward = RewardConfig.model_validate(load.reward)
-        self._parent, self._limit_s = parent, load.limit_s
+        self._parent = parent
+        self._limit_s = load.limit_s
         self._functions = {
             name: find_function(name, reward, limit_s=load.limit_s) for name in reward.functions
         }

@@ -50,8 +50,11 @@ class VerifierService:
         activity: Activity | None = None,
         num_spare: int = 0,
     ) -> None:
-        self.cells, self.judge, self._functions = cells, judge, functions
-        self.queue_size, self.num_cells = queue_size, num_cells
+        self.cells = cells
+        self.judge = judge
+        self._functions = functions
+        self.queue_size = queue_size
+        self.num_cells = num_cells
         self.queue_timeout_s = queue_timeout_s
         self._activity = activity or Activity()
         self._free = asyncio.Semaphore(num_cells)

@@ -108,7 +108,8 @@ async def serve(
 
     ready: called with the URL once requests are accepted.
     """
-    intake, url = _Intake(2 * service.num_cells), url_of(listener)
+    intake = _Intake(2 * service.num_cells)
+    url = url_of(listener)
     http = serving(
         build_app(service, token, intake.know),
         listener,
@@ -204,7 +205,8 @@ class SparseLog(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._since, self._counts = 0.0, Counter[str]()
+        self._since = 0.0
+        self._counts = Counter[str]()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is to be written."""

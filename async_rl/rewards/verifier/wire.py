@@ -106,7 +106,8 @@ class ArealFunction(Body):
         """The program with the tests of the problem."""
         with at("$.problem"):
             tests = read_input_output(self.problem.input_output)
-        language, timeout_s = self.language, self.timeout
+        language = self.language
+        timeout_s = self.timeout
         return _request_of(self.code, tests, language=language, timeout_s=timeout_s, stops=True)
 
     async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
@@ -210,7 +211,8 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
         ran, output = await service.run(program)
         if ran.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise HTTPException(503, f"this program could not be judged: {ran.message}")
-        is_late, is_success = ran.verdict is Verdict.TIMEOUT, ran.verdict is Verdict.PASS
+        is_late = ran.verdict is Verdict.TIMEOUT
+        is_success = ran.verdict is Verdict.PASS
         result = {
             "status": "TimeLimitExceeded" if is_late else "Finished",
             "execution_time": ran.wall_s,

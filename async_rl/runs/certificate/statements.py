@@ -74,7 +74,8 @@ def statement(
     """Return a statement that is broken if there are sentences that say so, and otherwise unknown
     if some say why it is not known.
     """
-    wrong, gaps = listed(broken), listed(unknown)
+    wrong = listed(broken)
+    gaps = listed(unknown)
     verdict = Verdict.BROKEN if wrong else Verdict.UNKNOWN if gaps else Verdict.HOLDS
     sentences = [*wrong, *gaps, *evidence]
     return Statement(subject=subject, promise=promise, verdict=verdict, evidence=sentences)

@@ -82,7 +82,8 @@ def _call(request: Any, session: Session, **more: Any) -> Call:
 
 def _read(message: Json, history: History) -> None:
     """Add a message, which may have results of tools, text and calls, each in blocks."""
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if not isinstance(content, list):
         history.add(role, content)
         return

@@ -53,7 +53,8 @@ class Tools:
 
     def item(self, call: Json) -> Json:
         """Return a call as an item of a response."""
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        name = call["function"]["name"]
+        arguments = call["function"]["arguments"]
         known = dict(self._known.get(name) or {"type": "function", "name": name})
         kind = known.pop("type")
         # An item has an id next to the id of the call, which the result of the tool repeats.
