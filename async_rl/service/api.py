@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from async_rl.sessions.errors import Refused
 
 Json = dict[str, Any]
 _PATH = "tinker://{run_id}/{kind}/{name}"
+F = TypeVar("F")
 
 
 @frozen
@@ -30,9 +31,9 @@ class Call:
     path: Mapping[str, str]
     query: Mapping[str, str]
 
-    def read(self, form: str) -> Any:
+    def read(self, kind: type[F]) -> F:
         """Return the body as a form. Raises DataError."""
-        return forms.read(self.body, form)
+        return forms.read(self.body, kind)
 
 
 def _losses_of(session_id: str) -> str:
@@ -48,7 +49,7 @@ class Api:
 
     def create_session(self, call: Call) -> Json:
         """Open a session; what this server does in another way is its warning."""
-        form = call.read("create_session")
+        form = call.read(forms.NewSession)
         session = Session(
             session_id=self._store.new_id()[:16],
             seen_s=self._store.now(),
@@ -64,19 +65,19 @@ class Api:
 
     def heartbeat(self, call: Call) -> Json:
         """Keep a session alive."""
-        self._desk.session(call.read("named").session_id)
+        self._desk.session(call.read(forms.Named).session_id)
         return {"type": "session_heartbeat"}
 
     def finish(self, call: Call) -> None:
         """End a session. The first reason stays."""
         session = self._store.known(Session, call.path["session_id"])
         statement = "UPDATE sessions SET ended=?, seen_s=0 WHERE session_id=? AND ended=''"
-        reason = call.read("finish").reason.type
+        reason = call.read(forms.Finish).reason.type
         self._store.change(statement, reason, session.session_id)
 
     def create_model(self, call: Call) -> Json:
         """Accept a new training run. Raises DataError, Refused for what cannot be trained."""
-        form = call.read("create_model")
+        form = call.read(forms.CreateModel)
         lora = form.lora_config or forms.LoraConfig(rank=0)
         most = self._desk.model.most_rank
         if lora.rank > most or (not lora.rank and most):
@@ -89,20 +90,22 @@ class Api:
 
     def load_weights(self, call: Call) -> Json:
         """Accept a load, into a run or as a new one."""
-        form = call.read("load_weights")
+        form = call.read(forms.Load)
         if form.session_id is None or form.model_seq_id is None:
             return self.numbered("load_weights", call)
         saved = self._store.checkpoint(form.path, "weights")
         lora = self._store.known(Run, saved.run_id).lora
         return self._create("load_weights", form, lora, call)
 
-    def _create(self, kind: str, form: Any, lora: str, call: Call) -> Json:
+    def _create(
+        self, kind: str, form: forms.CreateModel | forms.Load, lora: str, call: Call
+    ) -> Json:
         self._check_base(form.base_model)
         if form.optimizer_config is not None:
             forms.refuse(form.optimizer_config.type)
         run = Run(
             run_id=f"{form.session_id}:train:{form.model_seq_id}",
-            session_id=form.session_id,
+            session_id=str(form.session_id),
             lora=lora,
             user_metadata=forms.words(form.user_metadata),
         )
@@ -147,12 +150,12 @@ class Api:
 
     def numbered(self, kind: str, call: Call) -> Json:
         """Accept a request of a training run in JSON."""
-        form = call.read("numbered")
+        form = call.read(forms.Numbered)
         return self._desk.submit(form.model_id, form.seq_id, kind, call.body)
 
     def unload(self, call: Call) -> Json:
         """Accept the end of a training run."""
-        run_id = call.read("named").model_id
+        run_id = call.read(forms.Named).model_id
         # It comes without a number.
         query = (
             "SELECT coalesce(max(seq_id) FILTER (WHERE kind='unload_model'), 1 + max(seq_id)) FROM"
@@ -163,7 +166,7 @@ class Api:
 
     def create_sampler(self, call: Call) -> Json:
         """Open a sampling session of the base model or of a checkpoint."""
-        form = call.read("create_sampling_session")
+        form = call.read(forms.NewSampler)
         self._desk.session(form.session_id)
         self._check_base(form.base_model)
         sampler = Sampler(
@@ -193,9 +196,9 @@ class Api:
 
     def shown(self, query: str, call: Call) -> msgspec.Raw:
         """Return what a query of lists.py makes."""
-        page = msgspec.convert(call.query, forms.FORMS["page"], strict=False)
+        page = msgspec.convert(call.query, forms.Page, strict=False)
         # GET has no body.
-        named = msgspec.structs.asdict(forms.read(call.body or b"{}", "named"))
+        named = msgspec.structs.asdict(forms.read(call.body or b"{}", forms.Named))
         names = {**named, **call.path}
         model = dataclasses.asdict(self._desk.model)
         text = self._store.value(query, {**names, **model, **msgspec.structs.asdict(page)})
@@ -222,7 +225,7 @@ class Api:
         """Let a checkpoint expire, or not."""
         # No time and any number are NULL.
         statement = "UPDATE checkpoints SET expires_s=?+? WHERE directory=?"
-        seconds = call.read("ttl").ttl_seconds
+        seconds = call.read(forms.Ttl).ttl_seconds
         self._store.change(statement, self._store.now(), seconds, self._saved(call).directory)
 
     def _saved(self, call: Call, kind: str = "") -> Checkpoint:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from async_rl.core.errors import AsyncRLError
+from async_rl.service import forms
 from async_rl.service.api import Api, Call
 from async_rl.service.desk import Desk
 from async_rl.service.lists import GET_INFO, QUERIES, WEIGHTS_INFO
@@ -39,7 +40,7 @@ _CONFIG = {
 
 
 async def _retrieve(desk: Desk, call: Call) -> Response:
-    request_id = call.read("named").request_id
+    request_id = call.read(forms.Named).request_id
     found = await desk.store.wait(request_id)
     if found is None:
         again = {"type": "try_again", "request_id": request_id, "queue_state": "active"}

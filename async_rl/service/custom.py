@@ -18,7 +18,7 @@ from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.service.forms import CUSTOM, OPERATIONS, read_graph
+from async_rl.service.forms import CUSTOM, OPERATIONS, Node, Nodes, read_graph
 from async_rl.service.losses import Loss, Row
 
 _MODULES: Sequence[Any] = (torch, F, operator, torch._C._nn)
@@ -32,7 +32,7 @@ _MOST_NUMBERS = 2**28
 class GraphLoss(Loss):
     """A loss that a client has made."""
 
-    graph: Any
+    graph: Nodes
 
     def compute(self, p: Tensor, row: Row) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of each datum at its first token, 0 at its others, and the sums of the
@@ -81,7 +81,7 @@ def custom_loss(body: bytes) -> GraphLoss:
     )
 
 
-def execute(graph: Any, given: Sequence[Tensor]) -> Any:
+def execute(graph: Nodes, given: Sequence[Tensor]) -> Any:
     """Return what a graph returns for these arguments."""
     known: dict[str, Any] = {}
     parameters = iter(given)
@@ -120,7 +120,7 @@ def execute(graph: Any, given: Sequence[Tensor]) -> Any:
     raise ValueError("it has no output")
 
 
-def _call(node: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _call(node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     name = node.target.rpartition(".")[2]
     first = args[0]
     if name == "getattr":

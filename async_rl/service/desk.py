@@ -103,7 +103,7 @@ class Desk:
 
     def sample(self, body: bytes) -> dict[str, Any]:
         """Accept a request for samples. Raises Refused, DataError."""
-        form = forms.read(body, "asample")
+        form = forms.read(body, forms.AskSample)
         sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
@@ -117,7 +117,7 @@ class Desk:
 
     def cancel(self, body: bytes) -> None:
         """Stop a request for samples. Raises Refused, DataError."""
-        request_id = forms.read(body, "named").request_id
+        request_id = forms.read(body, forms.Named).request_id
         request = self.store.known(Request, request_id)
         if (drawing := self._drawing.pop(request_id, None)) is not None:
             drawing.cancel()
@@ -132,7 +132,7 @@ class Desk:
     async def _draw(self, request: Request) -> None:
         sampler = self.store.known(Sampler, request.owner)
         try:
-            form = forms.read(request.body or b"", "asample")
+            form = forms.read(request.body or b"", forms.AskSample)
             sample = sample_of(form, sampler, self.model, request_id=request.request_id)
             answer = encoded(await self._backend.sample(sample), form)
         except DataError as error:

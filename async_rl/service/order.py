@@ -135,7 +135,7 @@ class Order:
         body = request.body or b""
         kind = request.kind
         if kind in SAVES:
-            return self._plan_of_save(request, forms.read(body, "save"))
+            return self._plan_of_save(request, forms.read(body, forms.Save))
         if kind in ("forward", "forward_backward"):
             parsed = await asyncio.to_thread(parse_forward_backward, body)
             forms.refuse(parsed.loss_fn)
@@ -146,11 +146,11 @@ class Order:
         answer = {"model_id": request.owner}
         if kind != "load_weights":
             return Plan(answer=answer)
-        path = forms.read(body, "load_weights").path
+        path = forms.read(body, forms.Load).path
         found = self._store.checkpoint(path, "weights")
         return Plan(directory=found.directory, answer={**answer, "path": path})
 
-    def _plan_of_save(self, request: Request, form: Any) -> Plan:
+    def _plan_of_save(self, request: Request, form: forms.Save) -> Plan:
         if form.age_encryption_recipients:
             forms.refuse("age_encryption_recipients")
         store = self._store

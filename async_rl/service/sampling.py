@@ -44,7 +44,9 @@ class Model:
     most_rank: int
 
 
-def sample_of(form: Any, sampler: Sampler, model: Model, *, request_id: str = "") -> Sample:
+def sample_of(
+    form: forms.AskSample, sampler: Sampler, model: Model, *, request_id: str = ""
+) -> Sample:
     """Return the request for a generator. Raises DataError if no generator can answer it."""
     params = form.sampling_params
     prompt = form.prompt
@@ -96,7 +98,7 @@ def sample_of(form: Any, sampler: Sampler, model: Model, *, request_id: str = ""
     )
 
 
-def _chosen(cells: Any, num_rows: int) -> IntArray | None:
+def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
     """Return the ids to score, int64 [P - 1, C], -1 = none. Raises DataError."""
     if cells is None:
         return None
@@ -114,7 +116,7 @@ def _chosen(cells: Any, num_rows: int) -> IntArray | None:
     return ids
 
 
-def _places(cells: Any) -> Any:
+def _places(cells: forms.Cells) -> Any:
     """Return where the values are in the matrix."""
     crow = cells.sparse_crow_indices
     col = cells.sparse_col_indices
@@ -124,12 +126,12 @@ def _places(cells: Any) -> Any:
     return cells_of(np.array(crow), np.array(col), len(cells.data), tuple(cells.shape), name)
 
 
-def prompt_of(form: Any) -> IntArray:
+def prompt_of(form: forms.AskSample) -> IntArray:
     """Return the tokens of a prompt, int32 [P]."""
     return np.array([token for chunk in form.prompt.chunks for token in chunk.tokens], np.int32)
 
 
-def encoded(sampled: Sampled, form: Any) -> bytes:
+def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
     """Return the answer of the generators in the form of the API, with the version of each token in
     an additional field.
     """
@@ -187,7 +189,7 @@ def sequences(store: Store) -> Callable[[str], Drawn]:
             return {}
         # It is deleted with its session.
         sampler = store.one(Sampler, "sampler_id=?", request.owner)
-        prompt = prompt_of(forms.read(request.body or b"", "asample"))
+        prompt = prompt_of(forms.read(request.body or b"", forms.AskSample))
         drawn = drawn_of(request.answer, request_id, prompt, sampler.run_id if sampler else "")
         return {sequence.sequence_id: sequence for sequence in drawn}
 

@@ -32,7 +32,7 @@ from async_rl.core.frozen import frozen
 from async_rl.learner.loading import load_policy, recompute_activations
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Moments
-from async_rl.service.forms import LoraConfig
+from async_rl.service.forms import Adam, LoraConfig
 from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.lora import (
     adapter_weights,
@@ -193,7 +193,7 @@ class Tenant:
                 parameter.grad = gradient
             raise
 
-    def step(self, adam: Any) -> float:
+    def step(self, adam: Adam) -> float:
         """Step with the accumulated gradients, without any as with zeros, and return their norm."""
         for parameter in self._parameters:
             # Without a gradient AdamW would skip the parameter, but its moments must decay.

@@ -25,7 +25,7 @@ from async_rl.core.types import FloatArray
 from async_rl.protocol.service import Execute, Executed
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
 from async_rl.service.custom import custom_loss
-from async_rl.service.forms import CUSTOM, GRAPH, LoraConfig, read
+from async_rl.service.forms import CUSTOM, GRAPH, CreateModel, Load, LoraConfig, OptimStep, read
 from async_rl.service.losses import Loss, find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.tenants import Numbers, Tenant, load_base, read_state, written
@@ -112,7 +112,7 @@ class TrainingRuns:
             case "create_model":
                 if run is not None:
                     raise DataError(f"{run_id} exists already")
-                lora = read(request.body, "create_model").lora_config or LoraConfig(rank=0)
+                lora = read(request.body, CreateModel).lora_config or LoraConfig(rank=0)
                 self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
             case "restore" | "unload_model":
                 self._forget(run_id)
@@ -133,7 +133,7 @@ class TrainingRuns:
         return b"", 0
 
     def _load(self, run: Tenant | None, request: Execute) -> None:
-        wanted = read(request.body, "load_weights")
+        wanted = read(request.body, Load)
         state = read_state(Path(request.path), self._base_sha256)
         if run is not None and run.has_gradients:
             raise DataError("gradients wait for their optim_step; load before forward_backward")
@@ -175,7 +175,7 @@ class TrainingRuns:
         return forward_backward_output(in_order, metrics), num_tokens
 
     def _step(self, run: Tenant, request: Execute) -> bytes:
-        adam = read(request.body, "optim_step").adam_params
+        adam = read(request.body, OptimStep).adam_params
         norm = run.step(adam)
         scalars = {
             "loss/policy": run.loss / max(run.num_tokens, 1),

@@ -144,7 +144,7 @@ class Played:
             body = forward_backward_output(rows, {"loss:sum": float(seed)})
         if kind == "optim_step":
             try:
-                forms.read(request.body, "optim_step")
+                forms.read(request.body, forms.OptimStep)
             except DataError as error:
                 return _refused(str(error), state)
             state.version += 1

@@ -15,11 +15,33 @@ from typing import Annotated, Any
 import msgspec
 
 from async_rl.core.frozen import frozen
-from async_rl.sessions.bodies import field_of, types_of
 from async_rl.sessions.calls import caller_of
 from async_rl.sessions.endpoint import MODEL
-from async_rl.sessions.errors import Refused
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import read
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_TYPES: Mapping[str, Any] = {
+    "any": Any,
+    "biases": dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]],
+    "bit": Annotated[int, msgspec.Meta(ge=0, le=1)],
+    "blocks": str | list[Json],
+    "bool": bool,
+    "choice": str | Json,
+    # The limit of OpenAI's API.
+    "choices": Annotated[int, msgspec.Meta(ge=1, le=128)],
+    "count": Annotated[int, msgspec.Meta(ge=1)],
+    "ids": Annotated[list[_Id], msgspec.Meta(min_length=1)],
+    "int": int,
+    "least": Annotated[int, msgspec.Meta(ge=0)],
+    "list": list[Any],
+    "messages": Annotated[list[Json], msgspec.Meta(min_length=1)],
+    "number": float,
+    "object": Json,
+    "objects": list[Json],
+    "text": str,
+    "texts": str | list[str],
+}
 
 
 @frozen
@@ -34,6 +56,12 @@ class Parameter:
     why: str
     neutral: Any
 
+    @property
+    def field(self) -> tuple[Any, ...]:
+        """The field of a request."""
+        kind = _TYPES[self.type.rstrip("!")]
+        return (self.name, kind) if self.type.endswith("!") else (self.name, kind | None, None)
+
     def refuses(self, value: Any) -> bool:
         """Return whether a request with this value is refused."""
         if self.rule != "refused" or value is None or value == self.neutral:
@@ -42,8 +70,6 @@ class Parameter:
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-_BIASES = dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]]
-_TYPES = types_of(_FILE["types"], {"biases": _BIASES})
 HOSTED = tuple(_FILE["hosted_tools"])
 """The beginnings of the types of tools that another service runs."""
 TABLE: dict[str, list[Parameter]] = {}
@@ -63,10 +89,7 @@ for _group in _FILE["group"]:
             )
 _REQUESTS: Mapping[str, Any] = {
     api: msgspec.defstruct(
-        api,
-        [field_of(each.name, each.type, _TYPES) for each in table],
-        forbid_unknown_fields=True,
-        kw_only=True,
+        api, [each.field for each in table], forbid_unknown_fields=True, kw_only=True
     )
     for api, table in TABLE.items()
 }
