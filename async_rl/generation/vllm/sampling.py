@@ -95,6 +95,11 @@ async def draw(
     )
 
 
+def _num_drawn(request: Sample) -> int:
+    """Greedy samples of a prompt are equal, and vLLM draws only one."""
+    return 1 if request.temperature < _GREEDY else request.num_samples
+
+
 def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     stops = end_token_ids if request.stop_ids is None else request.stop_ids
     width = request.num_prompt_top
@@ -106,8 +111,7 @@ def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
         extra = {CHOSEN: chosen.tolist(), DRAWN: request.num_drawn}
         width += chosen.shape[1] + request.num_drawn
     return SamplingParams(
-        # Greedy samples of a prompt are equal, and vLLM draws only one.
-        n=1 if request.temperature < _GREEDY else request.num_samples,
+        n=_num_drawn(request),
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_k=request.top_k,
