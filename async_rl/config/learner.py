@@ -55,6 +55,18 @@ reaches the rate of the bus, and small because it takes memory of the GPU.
 """
 
 
+_COPIED_PARAMETERS = 1.25e9
+"""Parameters of a rank that has a node's share of a model: 20 GB with gradients and moments."""
+
+
+def shard_ranks(num_parameters: int, *, ranks: int, node_ranks: int) -> int:
+    """Return among how many of the ranks a model is divided: all, or, if the model is small for a
+    node, those of a node; each node then has a copy, and only gradients pass between nodes.
+    """
+    is_small = num_parameters <= node_ranks * _COPIED_PARAMETERS
+    return node_ranks if is_small and 0 < node_ranks < ranks and not ranks % node_ranks else ranks
+
+
 class LearnerConfig(Section):
     """The learner pool."""
 

@@ -26,7 +26,7 @@ from async_rl.config.base import (
 )
 from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
-from async_rl.config.launchers import Launch
+from async_rl.config.launchers import ClusterLaunch, Launch
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import Agent, RolloutConfig
@@ -218,6 +218,11 @@ class RunConfig(Section):
         on its own devices or its own part of one device.
         """
         return self.placement == COLOCATED
+
+    @property
+    def node_ranks(self) -> int:
+        """The most learner ranks of a node; 0 on one machine, or if they are not known."""
+        return self.launcher.gpus_per_node if isinstance(self.launcher, ClusterLaunch) else 0
 
     @property
     def agent(self) -> Agent:

@@ -54,6 +54,7 @@ def ranks_of(config: RunConfig, *, rank: int, world_size: int, device: torch.dev
         min_shard_params=0 if isinstance(units, list) else units,
         offload=learner.offload,
         is_short_of_memory=learner.gradient_checkpointing,
+        node_ranks=config.node_ranks,
     )
 
 

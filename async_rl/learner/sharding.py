@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from async_rl.algorithms.parts import Across
+from async_rl.config.learner import shard_ranks
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import one_ahead
 from async_rl.learner.attention import WHOLE_ROWS, Context
@@ -96,6 +97,7 @@ class Ranks:
     context: the ranks that compute the same rows as this one; data_group: the ranks that have the
     other sequences of the batch, one of each context. None = no other rank, or all.
     is_short_of_memory: activations are recomputed, so there is none for copies.
+    node_ranks: as in RunConfig.
     """
 
     rank: int
@@ -105,6 +107,7 @@ class Ranks:
     min_shard_params: int
     offload: Literal["none", "optimizer", "parameters"]
     is_short_of_memory: bool = False
+    node_ranks: int = 0
     context: Context = WHOLE_ROWS
     data_group: dist.ProcessGroup | None = None
 
@@ -152,7 +155,7 @@ class Ranks:
         fill: Callable[[nn.Module], None] | None,
         stays_gathered: bool = False,
     ) -> None:
-        """Shard the model over all ranks.
+        """Shard the model over all ranks, or over those of a copy.
 
         blocks: names of the module classes that are units if min_shard_params=0; otherwise units
         are modules of at least that size. The rest of the model is one more unit.
@@ -167,7 +170,7 @@ class Ranks:
         is_gpu = self.device.type != "cpu"
         # FSDP needs a group even for one rank.
         ensure_group_of_one(self.device)
-        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        mesh = self._mesh(sum(p.numel() for p in model.parameters()))
         # Gradients are added in float32: sums over many ranks in bfloat16 lose small terms.
         precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
         offload = OffloadPolicy()
@@ -197,6 +200,13 @@ class Ranks:
         wrap(model, reshard_after_forward=False)
         if stays and isinstance(model, FSDPModule):
             model.set_reshard_after_backward(False)
+
+    def _mesh(self, num_parameters: int) -> DeviceMesh:
+        size = shard_ranks(num_parameters, ranks=self.world_size, node_ranks=self.node_ranks)
+        shape = (self.world_size,) if size == self.world_size else (self.world_size // size, size)
+        return init_device_mesh(
+            self.device.type, shape, mesh_dim_names=("copies", "shards")[-len(shape) :]
+        )
 
     def sum(self, x: Tensor) -> Tensor:
         """Replace x by its sum over all parts of the batch (collective) and return it."""
@@ -241,7 +251,8 @@ class _Gathering:
         # Cast before it is sent: half the bytes in bfloat16. Offloaded shards are in main memory.
         self._whole = local(tensor).to(ranks.device, dtype).contiguous()
         size = num_shards(tensor)
-        if size == 1 or not isinstance(tensor, DTensor):
+        # The ranks of the first copy send.
+        if size == 1 or not isinstance(tensor, DTensor) or ranks.rank >= size:
             return
         _, rows = chunk(self._num_rows, size, 0)
         part = self._whole
@@ -252,7 +263,7 @@ class _Gathering:
             self._whole = part.new_empty(rows * size, *tensor.shape[1:])
             parts = [self._whole[i * rows : (i + 1) * rows] for i in range(size)]
         self._part = part  # in use until the work is done
-        group = tensor.device_mesh.get_group()
+        group = tensor.device_mesh.get_group(-1)
         self._work = dist.gather(part, parts, dst=0, group=group, async_op=True)
 
     def result(self) -> Iterator[Tensor]:
@@ -272,7 +283,7 @@ def chunk(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
 
 def num_shards(x: Tensor) -> int:
     """Return the number of ranks that have different rows of a tensor."""
-    return x.device_mesh.size() if isinstance(x, DTensor) else 1
+    return x.device_mesh.size(-1) if isinstance(x, DTensor) else 1
 
 
 def reshard(model: nn.Module) -> None:

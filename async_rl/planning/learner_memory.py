@@ -6,7 +6,7 @@ storage and compares; the estimate is within 10 percent of that account for GPUs
 the memory outside tensors (CUDA's context, the buffers of NCCL, gaps of the allocator).  Pure.
 """
 
-from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES
+from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES, shard_ranks
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.planning.shape import ModelShape
@@ -89,7 +89,8 @@ def is_sharded(config: RunConfig) -> bool:
 
 def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     """Compute the memory of one rank."""
-    shards = config.learner.ranks
+    ranks = config.learner.ranks
+    shards = shard_ranks(shape.num_parameters, ranks=ranks, node_ranks=config.node_ranks)
     trained = trained_parameters(config, shape) / shards
     weights = FLOAT32_BYTES * trained + _frozen_bytes(config, shape) / shards
     moments = MOMENT_BYTES * trained

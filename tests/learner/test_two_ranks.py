@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from warm_processes import warm_context
 
+from async_rl.config.run import RunConfig
 from async_rl.core.types import Group
 from async_rl.learner import sharding
 from async_rl.learner.checkpoint_index import file_of, read_index
@@ -125,6 +126,8 @@ def train(
         f"learner.ranks={world_size}",
         f"learner.context_ranks={context_ranks}",
     )
+    if layout == BOTH:
+        patch.setattr(RunConfig, "node_ranks", 2)
     trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
     gradients = spy_on_gradients(patch)
     results = []
