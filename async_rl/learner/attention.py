@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -280,15 +279,28 @@ class _ExchangePlan:
     def _to_heads(self, x: Tensor) -> Tensor:
         """Float [own tokens, H, D] -> float [T, H / ranks, D]."""
         parts = x.view(len(x), len(self._sizes), -1, x.shape[2]).transpose(0, 1).flatten(0, 1)
-        return self._exchanged(parts, self._sizes, self._own_sizes)
+        whole: Tensor = _Exchange.apply(parts, self._sizes, self._own_sizes, self._group)  # type: ignore[no-untyped-call]
+        return whole
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """Invert `_to_heads`."""
-        parts = self._exchanged(x, self._own_sizes, self._sizes)
+        parts: Tensor = _Exchange.apply(x, self._own_sizes, self._sizes, self._group)  # type: ignore[no-untyped-call]
         return parts.view(len(self._sizes), -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
 
-    def _exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        """Send consecutive rows to each rank, in `sent` numbers, and receive `received` of each."""
-        rows = all_to_all_single_autograd(x.contiguous(), received, sent, self._group)
-        whole: Tensor = wait_tensor(rows)  # type: ignore[no-untyped-call]
-        return whole
+
+class _Exchange(torch.autograd.Function):
+    """Send consecutive rows to each rank, in `sent` numbers, and receive `received` of each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.way_back = sent, received, group
+        rows = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(rows, x.contiguous(), received, sent, group=group)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # Each rank needs the gradients of the rows that it sent.
+        return _Exchange.apply(grads[0], *ctx.way_back), None, None, None  # type: ignore[no-untyped-call]

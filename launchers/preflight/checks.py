@@ -250,9 +250,11 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
             # A port of null opens nothing; any free one is as good.
             socket.create_server((host, port or 0), family=family).close()
         except OSError as error:
+            # create_server adds the address to the reason.
+            reason = str(error.strerror).partition(" (")[0]
             yield (
-                f"{path}: {host}:{port or 0} cannot be bound ({error.strerror}); choose another"
-                " address of this machine, or port 0 for a free one"
+                f"{path}={port or host}: {host}:{port or 0} cannot be bound ({reason}); choose"
+                " another address of this machine, or port 0 for a free one"
             )
             if not port:
                 return  # the address itself is wrong, whatever the port

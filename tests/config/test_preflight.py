@@ -263,7 +263,7 @@ def test_more_ranks_than_a_filter_of_gloo_holds_are_refused(tmp_path: Path) -> N
 
 def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, "network.host=192.0.2.1")
-    assert line.startswith("network.host: 192.0.2.1:0 cannot be bound (Cannot assign")
+    assert line.startswith("network.host=192.0.2.1: 192.0.2.1:0 cannot be bound (Cannot assign")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
@@ -299,8 +299,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
         assert problems(tmp_path, "monitoring.tensorboard_port=null") == []
         (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
-    assert board.startswith(
-        f"monitoring.tensorboard_port: 127.0.0.1:{port} cannot be bound (Address already in"
-    )
-    assert prometheus.startswith(f"monitoring.prometheus_port: 127.0.0.1:{port} cannot be bound")
+    refused = f"127.0.0.1:{port} cannot be bound (Address already in use);"
+    assert board.startswith(f"monitoring.tensorboard_port={port}: {refused}")
+    assert prometheus.startswith(f"monitoring.prometheus_port={port}: {refused}")
     assert problems(tmp_path, f"monitoring.tensorboard_port={port}") == []

@@ -15,6 +15,7 @@ LONG = "a b c " * 30
 
 def supports(session: Session, policy: object, **call: object) -> list[Support]:
     context = session.record.match_ids(session.record.context(None, [1, 2]).token_ids)
+    call.setdefault("support", session.supported())
     asyncio.run(session.answer(Call(context=context, **call)))  # type: ignore[arg-type]
     return policy.supports  # type: ignore[attr-defined,no-any-return]
 

@@ -58,9 +58,10 @@ def test_every_port_that_is_taken_is_named_when_a_run_is_resumed(
     settings = ("monitoring.prometheus_port", "monitoring.tensorboard_port")
     with taken_ports(2) as ports:
         given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
-        refused = "cannot be used on 127.0.0.1 (Address already in use); choose another port"
+        refused = "cannot be bound (Address already in use); choose another address"
         run = launch("num_steps=20", "checkpoint.mirror=null", *given, resumes=True)
-        ends_with(run, 2, *(f"{one}: {refused}" for one in given))
+        named = zip(given, ports, strict=True)
+        ends_with(run, 2, *(f"{one}: 127.0.0.1:{port} {refused}" for one, port in named))
     assert checkpoints(copied) == before
 
 
