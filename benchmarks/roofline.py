@@ -151,6 +151,7 @@ def scheduled(graph: Any, inputs: Sequence[Any], kernels: list[Kernel], flops: f
     from torch._inductor.virtualized import V
 
     mode = torch._guards.detect_fake_mode(inputs)
+    assert mode is not None
     with V.set_fake_mode(mode):
         post_grad_passes(graph, False)
         lowering = GraphLowering(graph, inputs, shape_env=mode.shape_env)

@@ -194,7 +194,7 @@ async def served(words: Any, seed: int, command: Sequence[str], home: Path) -> S
 
 def tree_of(session: Session) -> Trajectory:
     """Return the sample as the product makes it."""
-    tokens, branches = session.record.row()
+    tokens, branches, _ = session.record.row()
     prompt = only_read(session.record.prompt)
     whole = joined([prompt, tokens])
     return Trajectory(
@@ -317,7 +317,8 @@ def main() -> None:
         return
     for name in [args.only] if args.only else AGENTS:
         made_by = [asyncio.run(played(words, seed, AGENTS[name], args.turns)) for seed in seeds]
-        sessions, calls_s = zip(*made_by, strict=True)
+        sessions = [session for session, _ in made_by]
+        calls_s = [seconds for _, seconds in made_by]
         figure(f"{name}: CPU time of a call", 1000 * sum(calls_s) / len(calls_s), "ms")
         report(name, sessions, **how)
 

@@ -38,7 +38,7 @@ from async_rl.core.types import (
     Trajectory,
     Verdict,
 )
-from async_rl.data.prompt_file import PromptOrder
+from async_rl.data.prompt_file import PromptOrder, RunPrompts
 from async_rl.processes.buffer import OBJECTS_PER_COLLECTION
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch
@@ -51,23 +51,25 @@ ROUNDS = 5
 SENDERS = 64
 TRANSACTION = 32
 OLD_GROUPS = 1_000_000
+# No group of a run repeats a prompt.
+NUM_PROMPTS = 1 << 20
 # Tokens of a sample, groups of a step, and the goals: groups per second, share of plain SQLite.
 SIZES = ((90, 4096, "> 4000", ""), (115, 4096, "", ">= 0.5"), (1000, 2048, "", ">= 0.8"))
 
 
-class _Prompts:
-    num_held_out = 0
-    vocabulary_size = 100_000
-    order = PromptOrder(0, 1, shuffle=False)
+def _prompt(index: int) -> Prompt:
+    return Prompt(
+        prompt_id=f"p{index}",
+        text="text",
+        token_ids=np.zeros(16, np.int32),
+        data_source="bench",
+        problem=CodeProblem(tests=[]),
+    )
 
-    def prompt(self, purpose: Purpose, index: int) -> Prompt:
-        return Prompt(
-            prompt_id=f"p{index}",
-            text="text",
-            token_ids=np.zeros(16, np.int32),
-            data_source="bench",
-            problem=CodeProblem(tests=[]),
-        )
+
+def _prompts() -> RunPrompts:
+    order = PromptOrder(0, NUM_PROMPTS, shuffle=False)
+    return RunPrompts(train=_prompt, order=order, held_out=(), vocabulary_size=100_000)
 
 
 def _config() -> RunConfig:
@@ -125,7 +127,7 @@ class _Step:
         )
         tickets = (await self._service.request_work(request)).tickets  # type: ignore[attr-defined]
         groups = (_group(ticket, num_tokens) for ticket in tickets)
-        return [codec.encode(PutGroup(payload=pack_group(group))) for group in groups]
+        return [codec.encode(PutGroup(payload=memoryview(pack_group(group)))) for group in groups]
 
     async def put(self, requests: list[bytes], rate: float | None = None) -> float:
         """Return the seconds for all requests; rate: of their arrival per second, or at once."""
@@ -154,7 +156,7 @@ class _Step:
         await self._service.commit_step(CommitStep(version=self._version, group_ids=ids))
 
 
-def _plain(path: Path, payloads: list[bytes]) -> float:
+def _plain(path: Path, payloads: list[memoryview]) -> float:
     """Return the seconds that SQLite needs to insert these bytes."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA page_size=16384")
@@ -210,13 +212,13 @@ async def _measure(directory: Path, size: tuple[int, int, str, str], num_old: in
     path = directory / "store.sqlite"
     if num_old:
         async with Store(path, clock=time.time) as store:
-            service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+            service = BufferService(config, _prompts(), store, clock=time.monotonic)
             step = _Step(service, 0)
             await step.put(await step.requests(num_groups, 32))
             await step.train()
         _age(path, num_old)
     async with Store(path, clock=time.time) as store:
-        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        service = BufferService(config, _prompts(), store, clock=time.monotonic)
         version = service.state.replay.learner_version
         for round_ in range(ROUNDS):
             step = _Step(service, version + round_)
@@ -248,15 +250,16 @@ async def _recovery(directory: Path, num_groups: int) -> None:
     config = _config_of(num_groups)
     path = directory / "recovery.sqlite"
     async with Store(path, clock=time.time) as store:
-        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        service = BufferService(config, _prompts(), store, clock=time.monotonic)
         request = RequestWork(
             generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0
         )
         for ticket in (await service.request_work(request)).tickets:  # type: ignore[attr-defined]
-            await service.put_group(PutGroup(payload=pack_group(_group(ticket, 64))))
+            payload = memoryview(pack_group(_group(ticket, 64)))
+            await service.put_group(PutGroup(payload=payload))
     started = time.perf_counter()
     async with Store(path, clock=time.time) as store:
-        BufferService(config, _Prompts(), store, clock=time.monotonic)
+        BufferService(config, _prompts(), store, clock=time.monotonic)
         figure(f"recovery with {num_groups} groups", time.perf_counter() - started, "s", goal="< 2")
 
 
@@ -265,7 +268,7 @@ def _ticket() -> Ticket:
         group_id=0,
         attempt=1,
         purpose=Purpose.TRAIN,
-        prompt=_Prompts().prompt(Purpose.TRAIN, 0),
+        prompt=_prompt(0),
         num_samples=GROUP_SIZE,
         sampling=Sampling(temperature=1.0, max_new_tokens=1),
         admitted_version=0,

@@ -34,7 +34,7 @@ from async_rl.processes.buffer import Tasks
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch
 from benchmarks.control import simulated
-from benchmarks.control.buffer import _config, _group, _Prompts, _ticket
+from benchmarks.control.buffer import _config, _group, _prompts, _ticket
 from benchmarks.figures import figure
 
 GROUPS_PER_S = 150
@@ -65,7 +65,7 @@ async def serve(directory: Path, num_generators: int) -> None:
     """Run the buffer until SIGTERM."""
     async with Store(directory / "store.sqlite", clock=time.time) as store:
         config = config_of(num_generators)
-        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        service = BufferService(config, _prompts(), store, clock=time.monotonic)
         context: Any = SimpleNamespace(activity=Activity(), version=0, config=config)
         showing = Tasks(context, service, store).show_state()
         await simulated.serve_until_terminated(directory, service.handlers(), showing)
@@ -119,9 +119,8 @@ class Load:
                 due_s = max(due_s + period_s, time.monotonic() - period_s)
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 for ticket in tickets:
-                    await buffer.call(
-                        PutGroup(payload=pack_group(self._written(ticket, name))), timeout_s=60
-                    )
+                    payload = memoryview(pack_group(self._written(ticket, name)))
+                    await buffer.call(PutGroup(payload=payload), timeout_s=60)
                     self.num_put += 1
 
     def _written(self, ticket: Ticket, generator: str) -> Group:

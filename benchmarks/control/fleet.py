@@ -38,7 +38,7 @@ from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
-from benchmarks.control.buffer import _config, _group, _Prompts
+from benchmarks.control.buffer import _config, _group, _prompts
 from benchmarks.figures import figure
 
 MEMBERS = (1024, 2048, 4096)
@@ -128,13 +128,13 @@ async def _reissue_cpu_s(directory: Path, num_groups: int) -> float:
     buffer = replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
     async with Store(directory / "store.sqlite", clock=time.time) as store:
         config = replace(config, buffer=buffer)
-        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        service = BufferService(config, _prompts(), store, clock=time.monotonic)
         names = [f"generator-{number}" for number in range(num_groups)]
         tickets = await _ask(service, names)
         ready = tickets[::4]
         for ticket in ready:
             group = msgspec.structs.replace(_group(ticket, 32), generator=names[ticket.group_id])
-            await service.put_group(PutGroup(payload=pack_group(group)))
+            await service.put_group(PutGroup(payload=memoryview(pack_group(group))))
         lost, left = names[1::2], names[2::4]
         started_s = time.thread_time()
         for name in lost:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import re
 import sqlite3
@@ -40,6 +41,11 @@ def supervisor_said(run: LiveRun, sentence: str) -> list[float]:
         for line in lines
         if re.search(f" {sentence}", line)
     ]
+
+
+def has_said(run: LiveRun, sentence: str, times: int) -> bool:
+    """Return whether the supervisor's log has this number of such lines."""
+    return len(supervisor_said(run, sentence)) == times
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -137,16 +143,8 @@ def main() -> None:
             before = 3 if generators == 1 else 1
             scale(run, generators)
             joining, leaving = max(0, generators - before), max(0, before - generators)
-            until(
-                lambda due=seen[0] + joining: (
-                    len(supervisor_said(run, r"generator-\d serves at")) == due
-                )
-            )
-            until(
-                lambda due=seen[1] + leaving: (
-                    len(supervisor_said(run, r"generator-\d has left")) == due
-                )
-            )
+            until(functools.partial(has_said, run, r"generator-\d serves at", seen[0] + joining))
+            until(functools.partial(has_said, run, r"generator-\d has left", seen[1] + leaving))
             run.wait_for(run.step() + MORE_STEPS)
         report(run, first_scale_s)
 

@@ -113,7 +113,7 @@ class Program:
         self._post(session, "end", {})
 
     def _stream(self, chat: openai.OpenAI, model: str, messages: Any) -> str:
-        headers = {}
+        headers: dict[str, str] = {}
         while True:
             try:
                 text = ""

@@ -38,8 +38,8 @@ from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.heads import pack_group
-from async_rl.core.types import CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory
-from async_rl.data.prompt_file import PromptOrder
+from async_rl.core.types import CodeProblem, Group, Prompt, Score, Ticket, Trajectory
+from async_rl.data.prompt_file import PromptOrder, RunPrompts
 from async_rl.monitoring.recorder import Recorder
 from async_rl.observability.catalogue import METRICS
 from async_rl.protocol.buffer import PutGroup, RequestWork
@@ -89,21 +89,20 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     windows: list[Window]
 
 
-class _Prompts:
+def _prompt(index: int) -> Prompt:
+    return Prompt(
+        prompt_id=f"p{index}",
+        text="text",
+        token_ids=np.zeros(PROMPT, np.int32),
+        data_source="bench",
+        problem=CodeProblem(tests=[]),
+    )
+
+
+def _prompts() -> RunPrompts:
     """Ten thousand prompts, again and again."""
-
-    num_held_out = 0
-    vocabulary_size = 50_000
-    order = PromptOrder(0, 1, shuffle=False)
-
-    def prompt(self, purpose: Purpose, index: int) -> Prompt:
-        return Prompt(
-            prompt_id=f"p{index % 10_000}",
-            text="text",
-            token_ids=np.zeros(PROMPT, np.int32),
-            data_source="bench",
-            problem=CodeProblem(tests=[]),
-        )
+    order = PromptOrder(0, 10_000, shuffle=False)
+    return RunPrompts(train=_prompt, order=order, held_out=(), vocabulary_size=50_000)
 
 
 def _config(run_dir: Path) -> RunConfig:
@@ -173,7 +172,7 @@ class _Run:
             )
         )
         for ticket in work.tickets:  # type: ignore[attr-defined]
-            await service.put_group(PutGroup(payload=pack_group(_group(ticket))))
+            await service.put_group(PutGroup(payload=memoryview(pack_group(_group(ticket)))))
         taken = await service.take_batch(
             TakeBatch(life=life, train_version=self.version, wait_s=1.0)
         )
@@ -213,13 +212,8 @@ async def _measure(run_dir: Path, *, version: int, num_steps: int, keep_groups: 
     process = psutil.Process()
     started = time.perf_counter()
     async with Store(path, clock=time.time) as store:
-        prompts = _Prompts()
         service = BufferService(
-            config,
-            prompts,  # type: ignore[arg-type]
-            store,
-            clock=time.monotonic,
-            kept_groups=keep_groups,
+            config, _prompts(), store, clock=time.monotonic, kept_groups=keep_groups
         )
         recorder = Recorder(run_dir, config)
         run = _Run(service, recorder, version)

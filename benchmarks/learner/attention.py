@@ -143,7 +143,8 @@ def peak_mb(form: str, tokens: int) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
     before_mb = status_mb("VmRSS")
     row = FORMS[form](segments, torch.device("cpu"))
-    row.attend(*given, None, None).backward(pull)
+    query, key, value = given
+    row.attend(query, key, value, None, None).backward(pull)
     return status_mb("VmHWM") - before_mb
 
 

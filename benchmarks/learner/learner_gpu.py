@@ -167,7 +167,7 @@ def choose(variant: str) -> None:
     if variant in ("eager", "head"):
         loading.compile_blocks = lambda blocks: None
     if variant in ("eager", "blocks"):
-        models.token_logprobs = _logprobs_by_rows
+        models.token_logprobs = _logprobs_by_rows  # type: ignore[attr-defined]
     if variant == "outside":
         whole = attention.VarlenPlan.attend
         attention.VarlenPlan.attend = torch.compiler.disable(whole)  # type: ignore[method-assign]
@@ -226,7 +226,7 @@ def kernels(trace: profile) -> dict[str, Any]:
     rows = [
         (event.time_range.start, event.name, event.time_range.elapsed_us() / 1e6)
         for event in trace.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == torch._C._autograd.DeviceType.CUDA
     ]
     rows.sort()
     by_kind: Counter[str] = Counter()
@@ -258,20 +258,21 @@ def gradients(path: Path, shape: Shape) -> dict[str, float]:
     taken: list[list[torch.Tensor]] = []
 
     def take(self: ModelOptimizer, loss: float, **_: float) -> Applied:
-        taken.append([full_tensor(p.grad).detach().cpu().double() for p in self._parameters])
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        taken.append([full_tensor(grad).detach().cpu().double() for grad in grads])
         self.discard()
         return Applied(1.0, 1.0)
 
     ModelOptimizer.apply = take  # type: ignore[method-assign]
     rows = [t.token_ids for g in batch(shape) for t in g.trajectories][:8]
     outputs = {}
-    plain = (loading.compile_blocks, models.token_logprobs)
+    plain = (loading.compile_blocks, logprobs.token_logprobs)
     for name, variant, dtype in (
         ("compiled", "compiled", "bfloat16"),
         ("eager", "eager", "bfloat16"),
         ("float32", "eager", "float32"),
     ):
-        loading.compile_blocks, models.token_logprobs = plain
+        loading.compile_blocks, models.token_logprobs = plain  # type: ignore[attr-defined]
         choose(variant)
         trainer = trainer_of(path, shape, dtype=dtype)
         trainer.step(batch(shape), 0)
@@ -352,7 +353,8 @@ def main() -> None:
                 )
                 text = run.stderr
             except subprocess.TimeoutExpired as error:
-                text = f"past its limit of {LIMIT_S:g} s\n{error.stderr}"
+                said = (error.stderr or b"").decode(errors="replace")
+                text = f"past its limit of {LIMIT_S:g} s\n{said}"
             found = json.loads(out.read_text()) if out.exists() else {"failed": text[-3000:]}
             found["warnings"] = [x for x in text.splitlines() if "torch.compile failed" in x]
             found["process_s"] = time.perf_counter() - started_s

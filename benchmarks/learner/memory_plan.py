@@ -145,7 +145,7 @@ def _update(
         # The tracker expects one run of each module; its peak remains.
         tracker.reset_mod_stats()
         output = forward.run_policy(row)
-        output.logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        output.logprobs.sum().backward()
         del output
     trained["policy"][1].apply(0.0)
     if learner.critic is not None:

@@ -118,7 +118,7 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(start)
     known = {p.text: p for p in train_prompts(config, tokenizer)}
 
-    class Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
+    class Saving(TrainerCallback):
         """Saves the model every few steps, and does not count the time of it."""
 
         def __init__(self) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from async_rl.data import corpus, list_functions, tiny_coder
 from async_rl.data.cache import cache_root
-from async_rl.data.embedded import TINY_CODER_WITH_RETRIES
+from async_rl.data.embedded import MAX_LENGTH, TINY_CODER_WITH_RETRIES
 from async_rl.data.list_functions import LIST_FUNCTIONS
 from async_rl.data.tokenizer import END, build_tokenizer
 from benchmarks.figures import figure
@@ -68,7 +68,7 @@ def json_coder() -> Path:
     config = TINY_CODER_WITH_RETRIES
     texts = list(corpus.vocabulary_text())
     texts += [as_json(text) for text in texts if text.startswith("def")]
-    tokenizer = build_tokenizer(texts, tiny_coder.MAX_LENGTH)
+    tokenizer = build_tokenizer(texts, MAX_LENGTH)
     model = tiny_coder.build_model(config, tokenizer)
     specs, _ = list_functions.split(LIST_FUNCTIONS)
     rates = corpus.flaw_rates(config.flaw_probability, config.flaw_spread)

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.study import RESULTS, Recorded, recorded
 
 if TYPE_CHECKING:
-    from async_rl.plugins import RewardSample
+    from async_rl.rewards.verifier.protocol import RewardSample
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "service_arithmetic.jsonl"

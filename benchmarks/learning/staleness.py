@@ -35,8 +35,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from async_rl.composition.compose import compose
+from async_rl.core.types import Group
 from async_rl.data.prepare import prepare_model
 from benchmarks.learning.staleness_cell import Bench, make_trainer, run_cell
 from benchmarks.learning.staleness_results import (
@@ -52,11 +54,21 @@ from benchmarks.learning.staleness_results import (
     TUNING_AGE,
     TUNING_SEED,
     Cell,
-    Row,
     best_factor,
     report,
     result,
 )
+from benchmarks.study import Recorded, Row
+
+
+class _HasRows(Protocol):
+    """A cell of this study or of lora.py."""
+
+    @property
+    def recorded(self) -> Recorded: ...
+
+
+C = TypeVar("C", bound=_HasRows)
 
 _COST_ROUNDS = 15
 _KEPT = (
@@ -114,7 +126,7 @@ def in_this_process(bench: Bench, cell: Cell, num_steps: int, extra: Sequence[st
 def measure_cost(bench: Bench, methods: Sequence[str]) -> dict[str, float]:
     """Return the median CPU seconds of a step of the learner by method, measured in turn."""
     trainers = {}
-    groups = []
+    groups: list[Group] = []
     with tempfile.TemporaryDirectory() as scratch:
         for method in methods:
             cell = Cell(method=method, age=max(AGES), seed=0, factor=best_factor(method))
@@ -145,7 +157,7 @@ def inexact(rows: Sequence[Row], age: int) -> list[int]:
     ]
 
 
-def finish(cells: Iterable[Cell], run: Callable[[Cell], list[Row]], *, limit_s: float) -> None:
+def finish(cells: Iterable[C], run: Callable[[C], list[Row]], *, limit_s: float) -> None:
     """Run the cells that are not recorded, until no time is left to start another."""
     deadline_s = time.monotonic() + limit_s
     for cell in cells:

@@ -153,7 +153,9 @@ class Bench:
         """Groups of unequal rewards. Those of equal ones are replaced by groups of further prompts
         from the same weights, as often as `_MOST_DRAWS` says; then they stay.
         """
-        size, kept, uniform = config.buffer.groups_per_step, [], []
+        size = config.buffer.groups_per_step
+        kept: list[Group] = []
+        uniform: list[Group] = []
         for draw in range(_MOST_DRAWS):
             for group in self._drawn(config, number + draw * config.num_steps, version):
                 (uniform if head_of(group).is_uniform else kept).append(group)

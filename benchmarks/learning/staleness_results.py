@@ -264,10 +264,10 @@ def long_table() -> str:
     """
     heads = " | ".join(f"end, age {age} | deepest falls" for age in AGES)
     lines = [f"| method | {heads} |", f"|---|{'---|' * (2 * len(AGES))}"]
-    found = {}
+    found: dict[tuple[str, str], dict[int, list[list[Row]]]] = {}
     for name, rows in recorded(RESULTS / "staleness_long.jsonl").items():
-        method, age, _, factor = name.rsplit("-", 3)
-        found.setdefault((method, factor), {}).setdefault(int(age[3:]), []).append(rows)
+        method, named_age, _, factor = name.rsplit("-", 3)
+        found.setdefault((method, factor), {}).setdefault(int(named_age[3:]), []).append(rows)
     for (method, factor), by_age in sorted(found.items()):
         cells = []
         for age in AGES:

@@ -19,7 +19,7 @@ from async_rl.core.errors import AsyncRLError, BroadcastBroken
 from async_rl.core.os import die_with_parent
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights import broadcast
+from async_rl.weights import outgoing
 from async_rl.weights.block import SharedTensors, tensor_spec
 from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
 from async_rl.weights.communicator import device_name
@@ -114,7 +114,7 @@ class _Learner:
         self.publisher = SharedTensors(specs, None if device.type == "cpu" else torch.cuda)
         exporter: Any = self.publisher  # it has the content
         # The tensors need several buckets; those of a GPU do so as it is.
-        broadcast.BUCKET_BYTES["gloo"] = 2 << 20
+        outgoing.BUCKET_BYTES["gloo"] = 2 << 20
         given = with_defaults(settings, ["weights.transfer=collective"])
         self.broadcaster = Broadcaster(
             LearnerSide(

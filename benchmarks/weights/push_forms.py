@@ -64,6 +64,8 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
 class Learner:
     """A pusher with the objects that it needs."""
 
+    adapter = None
+
     def __init__(self, directory: Path, model: Path, members: list[Member], keys: Keys) -> None:
         import torch
 
@@ -84,13 +86,18 @@ class Learner:
         self._is_written_s = 0.0
         self.num_bytes = 0
 
+    @property
+    def content(self) -> Any:
+        """The block, which a broadcast sends."""
+        return self.publisher.content
+
     async def publish(self, version: int) -> Any:
         """Write the version, as the learner ranks do."""
         manifest = await asyncio.to_thread(self.publisher.write, version, self._tensors.values())
         self.num_bytes, self._is_written_s = manifest.total_bytes, time.perf_counter()
         return manifest
 
-    async def logprobs(self, rows: Any) -> list[Any]:
+    async def lead(self, operation: object) -> list[object]:
         """Return no log-probs, which disables the probe: the benchmark runs without a trainer."""
         return []
 
@@ -126,12 +133,17 @@ class Learner:
             incarnation_of=lambda member: Incarnation(member, directory, connections),
         )
         pool: Any = self
-        pusher = Pusher(context, pool, Device(), rank_device=self._device)
+        pusher = Pusher(context, pool, Device(), rank_device=self._device, life=1)
         pushing = asyncio.create_task(pusher.run(), name="pusher")
         for number in range(num_pushes + 1):
             self._version += 1
             await pusher.publish(self._version)
-            await pusher.live(self._version)
+            live = asyncio.create_task(pusher.live(self._version), name="live")
+            # No version becomes live after the pusher has failed.
+            await asyncio.wait([live, pushing], return_when=asyncio.FIRST_COMPLETED)
+            if pushing.done():
+                live.cancel()
+                await pushing
             if number:
                 yield time.perf_counter() - self._is_written_s, pusher.metrics()["weights/pause_s"]
         pushing.cancel()
@@ -224,7 +236,8 @@ def main() -> None:
     parser.add_argument("--serve", nargs=2, type=Path, metavar=("MODEL", "KEYS"))
     options = parser.parse_args()
     if options.serve is not None:
-        asyncio.run(generate(*options.serve, options.engine))
+        model, keys = options.serve
+        asyncio.run(generate(model, keys, options.engine))
         return
     with tempfile.TemporaryDirectory() as directory:
         model = random_model(Path(directory) / "model", **SIZES[options.size])

@@ -53,8 +53,18 @@ from benchmarks.learner.learner import make_groups, mixed_lengths
 Numbers = dict[str, Any]
 _HOST = "127.0.0.1"
 _GB = 1e9
-_FAILURES = RuntimeError, ValueError, OSError, ArithmeticError, LookupError, TypeError
-_FAILURES += AttributeError, AssertionError, ImportError, subprocess.SubprocessError
+_FAILURES = (
+    RuntimeError,
+    ValueError,
+    OSError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ImportError,
+    subprocess.SubprocessError,
+)
 
 
 class Bench:
@@ -157,11 +167,11 @@ class Bench:
         sizes = [tensor.nbytes for tensor in tensors]
         numbers: Numbers = {"gb": sum(sizes) / _GB}
         for name, chunk_bytes in (("chunks", DEVICE_CHUNK_BYTES), ("one_buffer", sum(sizes))):
-            pack_s = self.seconds(
-                lambda size=chunk_bytes: list(
-                    packed(tensors, sizes=sizes, device=self.device, chunk_bytes=size)
-                )
-            )
+
+            def pack(chunk_bytes: int = chunk_bytes) -> None:
+                list(packed(tensors, sizes=sizes, device=self.device, chunk_bytes=chunk_bytes))
+
+            pack_s = self.seconds(pack)
             numbers[f"{name}_pack_s"] = pack_s
         if not self.has_gpu:
             return numbers

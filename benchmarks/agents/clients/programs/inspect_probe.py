@@ -12,11 +12,11 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import tool
+from inspect_ai.tool import Tool, tool
 
 
 @tool
-def add():
+def add() -> Tool:
     async def execute(a: int, b: int) -> int:
         """Add two numbers.
 
