@@ -15,8 +15,8 @@ LOCK := requirements/$(if $(GPU),gpu,cpu).lock
 PACKAGES := $(VENV)/.packages-$(shell sha256sum $(LOCK) | cut -c1-16)
 KERNELS := $(VENV)/.kernels-$(shell sha256sum requirements/kernels.lock | cut -c1-16)
 PROJECT := $(VENV)/.project-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
-# mypy and the site's reference know nothing of setuptools' package-dir: give them the tree as it is installed.
-TREE := rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
+# mypy and the site's reference know nothing of setuptools' package-dir: give them the tree as it is installed, and mypy the benchmarks next to it.
+TREE := rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/ && ln -s $(CURDIR)/benchmarks build/tree/
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-input
 
 help: ## this list
@@ -71,7 +71,7 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 
 # The two halves of `check` that take a minute or more, beside each other.
 types:
-	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
+	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl -p benchmarks
 
 rules:
 	@$(BIN)/zensical build --clean --strict
