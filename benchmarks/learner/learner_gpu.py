@@ -226,7 +226,7 @@ def kernels(trace: profile) -> dict[str, Any]:
     rows = [
         (event.time_range.start, event.name, event.time_range.elapsed_us() / 1e6)
         for event in trace.events()
-        if event.device_type == torch._C._autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     ]
     rows.sort()
     by_kind: Counter[str] = Counter()
