@@ -54,14 +54,16 @@ class _FusedLogprobs(torch.autograd.Function):
             # Before the next block, so that two are never in memory.
             del logits
         logprobs, entropies, log_total = _run(_finish, hidden)(*state)
+        # Without this, an entropy that no loss uses would arrive in backward as zeros.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, head, targets, scale, entropies, log_total, kept)
         ctx.largest = largest
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        of_logprobs, of_entropies = grads
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, head, targets, scale, entropies, log_total, kept = ctx.saved_tensors
+        of_logprobs, of_entropies = (torch.zeros_like(entropies) if g is None else g for g in grads)
         grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
         # A frozen head, as next to an adapter, needs none.
         grad_head = torch.empty_like(head) if ctx.needs_input_grad[1] else None

@@ -6,6 +6,7 @@ reference has three uses: in the reward, in the loss, and for metrics.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -44,6 +45,62 @@ def token_logprobs(
     return logprobs_by_rows(hidden, head, targets, temperature, chunk_tokens, edits)
 
 
+def chosen_logprobs(
+    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+) -> Tensor:
+    """Compute the log-probs of K tokens at each row, as `token_logprobs` of one.
+
+    hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R, K]
+    -> float32 [R, K], differentiable once.  Logits exist for chunk_tokens rows at a time, and are
+    computed again in the backward pass.
+    """
+    recomputed = functools.partial(checkpoint, _chunk_chosen, use_reentrant=False)
+    divided = (torch.split(x, chunk_tokens) for x in (hidden, targets))
+    chunks = zip(*divided, strict=True)
+    return torch.cat([recomputed(*chunk, head, temperature) for chunk in chunks])
+
+
+def _chunk_chosen(hidden: Tensor, targets: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """The log-probs of a few rows: float32 [C, K]."""
+    logits = (hidden @ head.t()).float() / temperature
+    return torch.log_softmax(logits, dim=-1).gather(1, targets)
+
+
+class _Chunk:
+    """Two [C, V] matrices that every chunk uses again.
+
+    A new pair for each chunk would fragment the allocator's memory, which costs as much again.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        num_rows: int,
+        temperature: float,
+        edits: Edits | None,
+    ) -> None:
+        shape = (min(num_rows, len(hidden)), len(head))
+        self.logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        self.scratch = torch.empty_like(self.logprobs)
+        self._head = head
+        self._temperature = temperature
+        self._edits = edits
+
+    def fill(self, hidden: Tensor, rows: slice) -> Tensor:
+        """Write the log-probs of these rows into `logprobs` and return the rows written."""
+        hidden = hidden[rows]
+        scratch = self.scratch[: len(hidden)]
+        if hidden.dtype is torch.float32:
+            torch.mm(hidden, self._head.t(), out=scratch)
+        else:
+            scratch.copy_(hidden @ self._head.t())
+        scratch /= self._temperature
+        if self._edits is not None:
+            self._edits.apply(scratch, rows)
+        return torch.log_softmax(scratch, dim=-1, out=self.logprobs[: len(hidden)])
+
+
 class _TokenLogprobs(torch.autograd.Function):
     """With z the scaled logits, p their softmax, y the target and H the entropy:
     d logp_y / dz = 1_y - p  and  dH / dz = -p (log p + H).
@@ -61,98 +118,64 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
-        kept = None
+        chunk = _Chunk(hidden, head, chunk_tokens, temperature, edits)
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            distribution = _log_softmax(hidden[rows], head, temperature, edits, rows)
+            distribution = chunk.fill(hidden, rows)
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
-            entropies[rows] = torch.linalg.vecdot(distribution.exp(), distribution).neg_()
-            # One chunk: its log-probs are in memory anyway, and backward would compute them again.
-            kept = distribution if len(hidden) <= chunk_tokens else None
-            # Before the next chunk, so that two are never in memory.
-            del distribution
+            probs = torch.exp(distribution, out=chunk.scratch[: len(distribution)])
+            entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
+        # One chunk: its log-probs are in memory anyway, and backward would compute them again.
+        kept = chunk.logprobs if len(hidden) <= chunk_tokens else None
+        # Without this, an entropy that no loss uses would arrive in backward as a tensor of zeros
+        # and cost a pass over [C, V].
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, head, targets, entropies, kept)
-        ctx.settings = temperature, chunk_tokens, edits
+        ctx.temperature = temperature
+        ctx.chunk_tokens = chunk_tokens
+        ctx.edits = edits
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        of_logprobs, of_entropies = (grad[:, None] for grad in grads)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropies = grads
         hidden, head, targets, entropies, kept = ctx.saved_tensors
-        temperature, chunk_tokens, edits = ctx.settings
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
         # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
         # A frozen head, as next to an adapter, needs none.
         grad_head = None
         if ctx.needs_input_grad[1]:
             grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
-        for start in range(0, len(hidden), chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            if kept is None:
-                distribution = _log_softmax(hidden[rows], head, temperature, edits, rows)
+        chunk = _Chunk(hidden, head, ctx.chunk_tokens, ctx.temperature, ctx.edits)
+        for start in range(0, len(hidden), ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            distribution = chunk.fill(hidden, rows) if kept is None else kept
+            size = len(distribution)
+            share = grad_logprobs[rows, None]
+            grad_logits = torch.exp(distribution, out=chunk.scratch[:size])
+            if grad_entropies is None:
+                grad_logits.mul_(-share)
             else:
-                distribution = kept.clone()
-            probs = distribution.exp()
-            # In place, as [C, V] is large.
-            pull = distribution.add_(entropies[rows, None]).mul_(of_entropies[rows])
-            grad_logits = probs.mul_(pull.add_(of_logprobs[rows]).neg_())
-            grad_logits.scatter_add_(1, targets[rows, None], of_logprobs[rows])
-            low = grad_logits.div_(temperature).to(hidden.dtype)
+                pull = torch.add(distribution, entropies[rows, None], out=chunk.logprobs[:size])
+                pull.mul_(grad_entropies[rows, None])
+                grad_logits.mul_(pull.add_(share).neg_())
+            grad_logits.scatter_add_(1, targets[rows, None], share)
+            grad_logits /= ctx.temperature
+            low = grad_logits.to(hidden.dtype)
             torch.mm(low, head, out=grad_hidden[rows])
-            if grad_head is not None:
+            if grad_head is None:
+                continue
+            if hidden.dtype is torch.float32:
+                grad_head.addmm_(low.t(), hidden[rows])
+            else:
                 grad_head += low.t() @ hidden[rows]
-            del distribution, probs, pull, grad_logits, low
         whole = None if grad_head is None else grad_head.to(head.dtype)
         return grad_hidden, whole, None, None, None, None
 
 
 logprobs_by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
-
-
-def chosen_logprobs(
-    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
-) -> Tensor:
-    """Compute the log-probs of K tokens at each row, as `token_logprobs` of one.
-
-    hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R, K]
-    -> float32 [R, K], differentiable once.  Logits exist for chunk_tokens rows at a time, and are
-    computed again in the backward pass.
-    """
-
-    def of_chunk(rows: slice, hidden: Tensor, targets: Tensor, head: Tensor) -> Tensor:
-        return _log_softmax(hidden, head, temperature, None, rows).gather(1, targets)
-
-    return _by_chunks(of_chunk, hidden, targets, head, chunk_tokens)
-
-
-def _by_chunks(
-    of_chunk: Callable[[slice, Tensor, Tensor, Tensor], Tensor],
-    hidden: Tensor,
-    other: Tensor,
-    head: Tensor,
-    chunk_tokens: int,
-) -> Tensor:
-    """Compute a tensor of R rows from chunk_tokens rows of hidden and other at a time."""
-    # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
-    # lose the small terms of a long batch.
-    summed = head.float()
-    # Logits are computed again in the backward pass, because all rows together would take [R, V].
-    recomputed = functools.partial(checkpoint, of_chunk, use_reentrant=False)
-    # At least one chunk: a rank without tokens returns an empty tensor.
-    starts = range(0, max(1, len(hidden)), chunk_tokens)
-    chunks = [slice(start, start + chunk_tokens) for start in starts]
-    return torch.cat([recomputed(rows, hidden[rows], other[rows], summed) for rows in chunks])
-
-
-def _log_softmax(
-    hidden: Tensor, head: Tensor, temperature: float, edits: Edits | None, rows: slice
-) -> Tensor:
-    """The log-probs of the vocabulary at a few rows, after the edits: float32 [C, V]."""
-    logits = (hidden @ head.to(hidden.dtype).t()).float().div_(temperature)
-    if edits is not None:
-        edits.apply(logits, rows)
-    return torch.log_softmax(logits, dim=-1)
-
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 _FARTHEST = -3.0
@@ -205,14 +228,37 @@ def full_kl(
     logits after the edits.  Logits exist for chunk_tokens rows at a time.  Shapes that do not match
     raise RuntimeError or ValueError.
     """
+    # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
+    # lose the small terms of a long batch.
+    summed = head.float()
+    # Logits are computed again in the backward pass, because all rows together would take [R, V].
+    recomputed = functools.partial(checkpoint, _chunk_kl, use_reentrant=False)
+    # At least one chunk: a rank without tokens returns an empty tensor.
+    divided = (torch.split(x, chunk_tokens) for x in (hidden, ref_hidden))
+    starts = itertools.count(0, chunk_tokens)
+    parts = zip(*divided, starts, strict=False)
+    return torch.cat([recomputed(*part, summed, ref_head, temperature, edits) for part in parts])
 
-    def of_chunk(rows: slice, hidden: Tensor, ref_hidden: Tensor, head: Tensor) -> Tensor:
-        logprobs = _log_softmax(hidden, head, temperature, edits, rows)
-        difference = logprobs - _log_softmax(ref_hidden, ref_head, temperature, edits, rows)
-        kl: Tensor = torch.linalg.vecdot(logprobs.exp(), difference)
-        return kl
 
-    return _by_chunks(of_chunk, hidden, ref_hidden, head, chunk_tokens)
+def _chunk_kl(
+    hidden: Tensor,
+    ref_hidden: Tensor,
+    start: int,
+    head: Tensor,
+    ref_head: Tensor,
+    temperature: float,
+    edits: Edits | None,
+) -> Tensor:
+    """The KL of a few rows, from `start` on: float32 [C]."""
+    logits = (hidden @ head.to(hidden.dtype).t()).float() / temperature
+    ref_logits = (ref_hidden @ ref_head.t()).float() / temperature
+    if edits is not None:
+        for changed in (logits, ref_logits):
+            edits.apply(changed, slice(start, start + len(changed)))
+    logprobs = torch.log_softmax(logits, dim=-1)
+    difference = logprobs - torch.log_softmax(ref_logits, dim=-1)
+    kl: Tensor = torch.linalg.vecdot(logprobs.exp(), difference)
+    return kl
 
 
 def adapted_kl_coef(

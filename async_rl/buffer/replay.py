@@ -87,6 +87,10 @@ class Replay:
         self.max_staleness = max_staleness_versions
         self._masks_over_age = age_rule == "mask"
         self._exact_until = exact_until
+        # Groups that were put since all ready ones were compared with the bound of this version: a
+        # waiting learner repeats its request after every put, and thousands of groups may be ready.
+        self._compared_version = NO_VERSION
+        self._new: set[int] = set()
         for group in ready:
             self.put(group)
         for group in sorted(leased, key=lambda group: (group.planned, group.group_id)):
@@ -117,6 +121,7 @@ class Replay:
     def put(self, group: StoredGroup) -> None:
         """The group is ready to be taken."""
         self.ready[group.group_id] = group
+        self._new.add(group.group_id)
         if group.planned == NO_VERSION:
             bisect.insort(self._unplanned, group.group_id)
 
@@ -257,10 +262,14 @@ class Replay:
         return _ids(returned)
 
     def _drop_over_age(self, train_version: int) -> tuple[int, ...]:
-        ready = self.ready.values()
-        dropped = _ids(group for group in ready if self._is_over_age(group, train_version))
+        candidates: Iterable[StoredGroup] = self.ready.values()
+        if train_version == self._compared_version:
+            candidates = [self.ready[i] for i in sorted(self._new & self.ready.keys())]
+        dropped = _ids(g for g in candidates if self._is_over_age(g, train_version))
         for group_id in dropped:
             self._unready(group_id)
+        self._compared_version = train_version
+        self._new.clear()
         return dropped
 
     def _is_over_age(self, group: StoredGroup, train_version: int) -> bool:

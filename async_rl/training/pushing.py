@@ -80,6 +80,7 @@ class Pusher:
         self._changed = asyncio.Condition()
         self._push_times: dict[str, float] = {}
         self._timed_version = NO_VERSION
+        self._answers: list[Pushed] = []
 
     async def publish(self, version: int) -> None:
         """Write the weights into the block as soon as no generator reads it, and start the push."""
@@ -162,12 +163,14 @@ class Pusher:
                     for sender in self._senders:
                         await sender.leave(self._membership)
                     self._begin_loads(tasks)
+                    self._write_answers()
                     async with self._changed:
                         self._changed.notify_all()
                     # A change during the calls above has passed and would not wake this loop.
                     if directory.revision == seen:
                         await directory.changed_or(self._wake)
         finally:
+            self._write_answers()
             for sender in self._senders:
                 sender.close()
 
@@ -226,6 +229,12 @@ class Pusher:
             await expel(self._context, cut_off, "it alone gave up a broadcast to it alone")
             self._wake.set()
 
+    def _write_answers(self) -> None:
+        """Record the answers since the last call, those of a large fleet in few writes."""
+        if self._answers:
+            records.append(self._context.run_dir / PUSHES_FILE, self._answers)
+            self._answers.clear()
+
     def _release(self, load: Load) -> None:
         self._membership.release(load.number)
         self._wake.set()
@@ -274,18 +283,19 @@ class Pusher:
             cut_off = self._membership.answer(load.number, life, outcome)
         else:
             cut_off = self._membership.answer(load.number, life, Answer.LOADED)
-        pushed = Pushed(
-            version=load.version,
-            life=self._life,
-            generator=life[0],
-            pid=life[1],
-            at_s=time.time(),
-            push_s=push_s,
-            loaded=None if report is None else report.version,
-            reason=reason,
-            probed=probed,
+        self._answers.append(
+            Pushed(
+                version=load.version,
+                life=self._life,
+                generator=life[0],
+                pid=life[1],
+                at_s=time.time(),
+                push_s=push_s,
+                loaded=None if report is None else report.version,
+                reason=reason,
+                probed=probed,
+            )
         )
-        records.append(self._context.run_dir / PUSHES_FILE, [pushed])
         if probed is not None and probed.problem:
             raise WeightsError(probed.problem)
         if cut_off:

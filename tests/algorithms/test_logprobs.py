@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.algorithms import fused_logprobs
 from async_rl.algorithms.logprobs import token_logprobs
@@ -61,13 +62,13 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     import async_rl.algorithms.logprobs as module
 
     sizes: list[int] = []
-    plain = module._log_softmax
+    plain = module._Chunk.fill
 
-    def spy(hidden: Tensor, *given: Any) -> Tensor:
-        sizes.append(len(hidden))
-        return plain(hidden, *given)
+    def spy(self: module._Chunk, hidden: torch.Tensor, rows: slice) -> torch.Tensor:
+        sizes.append(len(hidden[rows]))
+        return plain(self, hidden, rows)
 
-    monkeypatch.setattr(module, "_log_softmax", spy)
+    monkeypatch.setattr(module._Chunk, "fill", spy)
     hidden = torch.randn(10, 4, requires_grad=True)
     logprobs, _ = token_logprobs(
         hidden,
@@ -145,3 +146,32 @@ def test_the_gradients_of_bfloat16_are_bfloat16() -> None:
     for x in (hidden, head):
         assert x.grad is not None
         assert (x.grad.dtype, x.grad.shape) == (torch.bfloat16, x.shape)
+
+
+class LargeResults(TorchDispatchMode):
+    """Counts the operations whose result has this many numbers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += isinstance(result, Tensor) and result.numel() == self._size
+        return result
+
+
+def test_an_entropy_that_no_loss_uses_costs_no_pass_over_the_vocabulary() -> None:
+    counts = []
+    for uses_entropy in (False, True):
+        hidden = torch.randn(4, 6, requires_grad=True)
+        head = torch.randn(11, 6, requires_grad=True)
+        logprobs, entropies = token_logprobs(
+            hidden, head=head, targets=torch.arange(4), temperature=0.7, chunk_tokens=2
+        )
+        loss = logprobs.sum() + (entropies.sum() if uses_entropy else 0.0)
+        with LargeResults(2 * 11) as large:
+            loss.backward()
+        counts.append(large.count)
+    assert counts[0] < counts[1]

@@ -56,6 +56,25 @@ def test_too_few_ready_groups_are_no_batch_and_the_reason_counts_them() -> None:
     assert buffer.take(0, [], now_s=0.0).waits_for == "1 of 2 groups are ready for step 1"
 
 
+class Watched(StoredGroup):
+    """Counts how often the age of groups is read."""
+
+    num_reads = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Watched.num_reads += name == "oldest_version"
+        return super().__getattribute__(name)
+
+
+def test_a_repeated_request_compares_only_groups_that_have_arrived_since() -> None:
+    buffer = Replay(groups_per_step=200, max_staleness_versions=1, age_rule="drop")
+    Watched.num_reads = 0
+    for group_id in range(100):
+        buffer.put(Watched(group_id=group_id, oldest_version=0, newest_version=0))
+        assert not buffer.take(0, [], now_s=0.0).group_ids
+    assert Watched.num_reads == 100
+
+
 def test_a_batch_out_of_turn_is_refused() -> None:
     with pytest.raises(ProtocolError, match="SyncVersion"):
         replay().take(1, [], now_s=0.0)
