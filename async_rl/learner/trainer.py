@@ -39,8 +39,8 @@ from async_rl.learner.rewards import failed_share
 from async_rl.learner.sharding import reshard
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter, write_peft
-from async_rl.weights.block import TensorSpec, tensor_spec
 from async_rl.weights.lora import merged_weights, whole_adapter
+from async_rl.weights.tensors import TensorSpec, tensor_spec
 
 
 @frozen

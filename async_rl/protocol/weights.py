@@ -41,6 +41,15 @@ class Manifest(Value):
     life: int = 0
 
 
+class Difference(Value):
+    """What changed since version `base`. manifest: of the lists, int16 [2, C] for each tensor of
+    the version, as weights/changes.py makes them.
+    """
+
+    base: int
+    manifest: Manifest
+
+
 class _Source(Value, tag_field="type", tag=True):
     """Base of the sources, which carry their class name on the wire."""
 
@@ -52,13 +61,13 @@ class SharedBlock(_Source):
 class StoredFile(_Source):
     """A safetensors file at an fsspec URL.
 
-    base: null = the file has all tensors; otherwise what changed since that version.
+    difference: null = the file has all tensors; otherwise the lists of what changed.
     scaling: null = it has weights; otherwise an adapter, whose products are multiplied by this.
     checksum: of the bytes of an adapter's file.
     """
 
     url: str
-    base: int | None = None
+    difference: Difference | None = None
     scaling: float | None = None
     checksum: int = 0
 
@@ -72,6 +81,7 @@ class Seat(_Source):
     store: address of the server where the ranks meet; secret: the keys of its clients follow from
     it; host: the address of the member's own machine to bind.
     timeout_s: a rank fails that waits for longer than this for the other ranks, or for a bucket.
+    difference: null = all tensors are sent; otherwise the lists of what changed.
     """
 
     communicator: str
@@ -84,6 +94,7 @@ class Seat(_Source):
     # Tensors are sent in buckets, so a member needs room for a bucket, not for a second model.
     bucket_bytes: int
     timeout_s: float
+    difference: Difference | None = None
 
 
 class Written(Message):

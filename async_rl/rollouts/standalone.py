@@ -35,7 +35,8 @@ from async_rl.protocol.weights import Manifest
 from async_rl.rewards.verifier.serving import open_service, serve
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 from async_rl.wire.addresses import LOOPBACK
 from async_rl.wire.http import listen
 

@@ -22,7 +22,8 @@ from async_rl.protocol.generator import FreeSlot, LoadReport, LoadWeights
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.sleeping import Sleeping
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 
 class Turns:

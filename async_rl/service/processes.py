@@ -19,8 +19,8 @@ from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import Execute, Executed, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.runtime.context import ProcessContext
-from async_rl.weights.block import checksum
 from async_rl.weights.membership import Life, life_of
+from async_rl.weights.tensors import checksum
 
 _LONGEST_S = 3600.0
 """A request takes minutes at most; a process that hangs is ended by the supervisor before this."""

@@ -88,7 +88,9 @@ class Pusher:
         # two versions, and refuse it.
         await self._until_no_load()
         # With the life, a generator refuses a push of an earlier learner that arrives late.
-        self._manifest = replace(await self._pool.publish(version), life=self._life)
+        compares = any(sender.compares for sender in self._senders)
+        manifest = await self._pool.publish(version, compares=compares)
+        self._manifest = replace(manifest, life=self._life)
         # Before any generator has the version, so that every version in use is recorded.
         published = Published(version=version, checksum=self._manifest.checksum, life=self._life)
         records.append(self._context.run_dir / VERSIONS_FILE, [published])

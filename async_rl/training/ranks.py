@@ -44,10 +44,12 @@ from async_rl.training.operations import (
 )
 from async_rl.training.taking import Parts
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensors, summed
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.changes import Changes
 from async_rl.weights.communicator import choose_interface
 from async_rl.weights.ipc import ExportedWeights
 from async_rl.weights.routes import Caller
+from async_rl.weights.tensors import summed
 
 T = TypeVar("T")
 
@@ -243,8 +245,13 @@ class TrainingPool(Rank):
         calls = (other.call(request, timeout_s=timeout_s) for other in self.others)
         await asyncio.gather(self.read(request), *calls)
 
-    async def publish(self, version: int) -> Manifest:
-        """Gather the full weights and write them into the shared block."""
+    @property
+    def changes(self) -> Changes | None:
+        """What changed from the version before the published one, if that was compared."""
+        return self._block.changes
+
+    async def publish(self, version: int, *, compares: bool) -> Manifest:
+        """Gather the full weights and write them into the shared block. compares: as there."""
 
         def gather() -> Manifest:
             self.adapter = self.trainer.adapter()
@@ -252,7 +259,7 @@ class TrainingPool(Rank):
             sums: list[torch.Tensor] = []
             if self.trainer.device.type == "cuda":
                 tensors = summed(tensors, sums)
-            return self._block.write(version, tensors, sums)
+            return self._block.write(version, tensors, sums, compares=compares)
 
         return await self._together(Gather(), gather)
 

@@ -22,117 +22,38 @@ import torch
 
 from async_rl.core.closing import Closing
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
-from async_rl.protocol.weights import Manifest, TensorEntry
-from async_rl.weights.changes import Bytes, Changes, Words
-
-TensorSpec = tuple[str, str, Sequence[int], int]
-"""Hugging Face name, torch dtype name, shape, size in bytes."""
-Tensors = Iterator[tuple[str, torch.Tensor]]
-"""Each tensor of a version with its Hugging Face name."""
+from async_rl.core.types import NO_VERSION
+from async_rl.protocol.weights import Difference, Manifest, TensorEntry
+from async_rl.weights.changes import Changes, Comparison, listed
+from async_rl.weights.tensors import (
+    ALIGN,
+    Bytes,
+    Tensors,
+    TensorSpec,
+    checksum,
+    dtype_of,
+    layout,
+    require_checksum,
+    tensor_bytes,
+    tensor_of,
+    word_sum,
+)
 
 _log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"arlwts01"
 _NAME = "async_rl_weights"
-# A cache line, and a multiple of the 8 bytes that the checksum adds.
-_ALIGN = 64
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
-    """Return the facts that a block needs before its first version. dtype: in the block, None = the
-    dtype of the tensor.
-    """
-    dtype = dtype or tensor.dtype
-    size_bytes = tensor.numel() * dtype.itemsize
-    return name, str(dtype).removeprefix("torch."), tuple(tensor.shape), size_bytes
-
-
-def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor of any dtype: uint8 [size], a view if it is contiguous."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def dtype_of(entry: TensorEntry) -> torch.dtype:
-    """Return the entry's dtype. Raises WeightsError for a dtype that no medium carries."""
-    dtype = _DTYPES.get(entry.dtype)
-    if dtype is None:
-        raise WeightsError(
-            f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
-        )
-    return dtype
-
-
-def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
-    """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError."""
-    dtype = dtype_of(entry)
-    try:
-        return flat.view(dtype).reshape(entry.shape)
-    except RuntimeError as error:
-        raise WeightsError(
-            f"{entry.name} of shape {entry.shape} and {entry.dtype} does not fit {entry.size_bytes}"
-            f" bytes: {error}"
-        ) from error
-
-
-def layout(specs: Iterable[TensorSpec]) -> tuple[list[TensorEntry], int]:
-    """Arrange tensors one after another; returns the entries and the size of the whole block."""
-    offset = _ALIGN
-    entries = []
-    for name, dtype, shape, size_bytes in specs:
-        entry = TensorEntry(
-            name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes
-        )
-        entries.append(entry)
-        offset += -(-size_bytes // _ALIGN) * _ALIGN
-    return entries, offset
-
-
-def checksum(data: Bytes) -> int:
-    """Sum of the 64-bit words modulo 2^64, the last one filled up with zeros.
-
-    As fast as memory, and enough to detect a torn or partial copy.
-    """
-    # torch takes no read-only memory, as that of a file.
-    writeable = data if data.flags.writeable else data.copy()
-    return int(word_sum(torch.from_numpy(writeable))) % 2**64
-
-
-def word_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's part of the checksum of a block, int64 [] on its device: the sum of its
-    64-bit words modulo 2^64, the last one filled up with zeros as in the block.
-    """
-    flat = tensor_bytes(tensor)
-    num_missing = -flat.numel() % 8
-    # Padding copies the whole tensor, also by nothing, as a part of a tensor needs that does not
-    # begin at a word.
-    if num_missing or flat.storage_offset() % 8:
-        flat = torch.nn.functional.pad(flat, (0, num_missing))
-    return flat.view(torch.int64).sum()
-
-
-def summed(tensors: Iterable[torch.Tensor], sums: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors, and add the sum of each to `sums`."""
-    for tensor in tensors:
-        sums.append(word_sum(tensor))
-        yield tensor
-
-
-def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
-    """Raise WeightsError unless the bytes from the source have the manifest's checksum."""
-    if actual != manifest.checksum:
-        raise WeightsError(
-            f"checksum of version {manifest.version} {source} is {actual}, announced"
-            f" {manifest.checksum}"
-        )
 
 
 class SharedTensors(Closing):
     """The writer of one block.
 
     content: uint8 [size of the block], the header included; valid until `close`.
+    changes: from the version before to the present one, if they were compared and are few.
     """
+
+    changes: Changes | None = None
 
     def __init__(self, specs: Iterable[TensorSpec], cuda: Any = None) -> None:
         """Raises WeightsError if there is too little memory.
@@ -168,16 +89,30 @@ class SharedTensors(Closing):
                 )
                 self._cuda = None
         self._writes = 0
+        self._version = NO_VERSION
 
     def write(
-        self, version: int, tensors: Iterable[torch.Tensor], sums: Sequence[torch.Tensor] = ()
+        self,
+        version: int,
+        tensors: Iterable[torch.Tensor],
+        sums: Sequence[torch.Tensor] = (),
+        *,
+        compares: bool = False,
     ) -> Manifest:
         """Copy the tensors, in the order of the specs, and describe the result. Raises WeightsError
         if the size of a tensor is not the announced one.
 
         sums: of the tensors where they come from (`summed`); the checksum then covers the way into
         the block, and training does not wait for it. Without them the block is added up.
+        compares: find out what changes, where the tensors come from, before it is overwritten.
         """
+        # A step changes almost every 32-bit number.
+        compares &= all(dtype_of(entry).itemsize == 2 for entry in self._entries)
+        comparison = None
+        if compares and self._version != NO_VERSION:
+            comparison = Comparison(
+                self._entries, version=version, base=self._version, cuda=self._cuda
+            )
         self._begin(version)
         for entry, data in zip(self._entries, map(tensor_bytes, tensors), strict=True):
             if data.numel() != entry.size_bytes:
@@ -185,37 +120,50 @@ class SharedTensors(Closing):
                     f"{entry.name} has {data.numel()} bytes, {entry.size_bytes} were announced"
                 )
             target = self.content[entry.offset : entry.offset + entry.size_bytes]
+            if comparison is not None:
+                comparison.add(target, data)
             target.copy_(data, non_blocking=self._cuda is not None)
         if self._cuda is not None:
             self._cuda.synchronize()
+        self.changes = None if comparison is None else comparison.result()
         # Not before the loop, which computes them.
         return self._complete(version, int(torch.stack(list(sums)).sum()) if sums else None)
 
-    def change(self, version: int, base: int, changes: Changes) -> Manifest:
-        """Turn version `base` into `version`. Raises BaseMissing unless the block has `base`."""
-        _, present, counter = _HEADER.unpack_from(self._map)
-        if present != base or counter == 0 or counter % 2:
+    def change(
+        self, version: int, difference: Difference, lists: Iterable[torch.Tensor]
+    ) -> Manifest:
+        """Turn another version into this one. lists: of the difference, as bytes.
+
+        Raises BaseMissing unless the block has the version that changes.
+        """
+        if self._version != difference.base:
             raise BaseMissing(
-                f"changes from version {base} to {version} do not fit a block with version"
-                f" {present}, write {counter}"
+                f"changes from version {difference.base} to {version} do not fit a block with"
+                f" version {self._version}"
             )
         self._begin(version)
-        changes.apply(self.content[_ALIGN:].numpy().view(np.uint16))
+        entries = zip(self._entries, difference.manifest.tensors, lists, strict=True)
+        for entry, of_list, data in entries:
+            words = self.content[entry.offset : entry.offset + entry.size_bytes].view(torch.int16)
+            positions, values = listed(tensor_of(of_list, data), len(words))
+            words[positions] = values
         return self._complete(version)
 
     def _begin(self, version: int) -> None:
+        self._version = NO_VERSION
         self._writes += 1
         # An odd counter until the version is complete: a reader then refuses the block.
         self._put_header(version, 2 * self._writes - 1)
 
     def _complete(self, version: int, total: int | None = None) -> Manifest:
         self._put_header(version, 2 * self._writes)
+        self._version = version
         return Manifest(
             version=version,
             path=f"/proc/{os.getpid()}/fd/{self._fd}",
             tensors=self._entries,
             total_bytes=self._total_bytes,
-            checksum=(int(word_sum(self.content[_ALIGN:])) if total is None else total) % 2**64,
+            checksum=(int(word_sum(self.content[ALIGN:])) if total is None else total) % 2**64,
         )
 
     def _put_header(self, version: int, counter: int) -> None:
@@ -262,7 +210,7 @@ class SharedTensorsReader(Closing):
 
     def verify(self) -> None:
         """Raise WeightsError unless the bytes are those that the manifest announces."""
-        require_checksum(self._manifest, checksum(self.block[_ALIGN:]), "in its block")
+        require_checksum(self._manifest, checksum(self.block[ALIGN:]), "in its block")
 
     def verify_unchanged(self) -> None:
         """Raise WeightsError if the writer has started another version: tensors may be torn."""
@@ -275,11 +223,6 @@ class SharedTensorsReader(Closing):
         """Yield each entry with its bytes, a view of the block that is valid until `close`."""
         for entry in self._manifest.tensors:
             yield entry, self.block[entry.offset : entry.offset + entry.size_bytes]
-
-    @property
-    def words(self) -> Words:
-        """The tensors and their padding, without the header."""
-        return self.block[_ALIGN:].view(np.uint16)
 
     def close(self) -> None:
         """Unmap the block. While views of it exist, they keep it mapped."""

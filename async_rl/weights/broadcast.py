@@ -15,14 +15,16 @@ Invariants
 - A learner that lets the members wait for longer is late, not they. It measures its own work, and
   in its next load they wait for twice as long as that took.
 - A rank receives or copies the next piece while the engine takes, or NCCL sends, the previous one.
+- Over NCCL a communicator that is kept carries the changed words only. An engine that cannot change
+  words in place takes part, gives up and gets all tensors; no changes are sent from then on.
 """
 
 import asyncio
-import threading
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import msgspec
@@ -33,52 +35,26 @@ from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.core.sequences import one_ahead
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.block import SharedTensorsReader, Tensors, require_checksum, word_sum
+from async_rl.weights.block import SharedTensorsReader
+from async_rl.weights.changes import Changes
 from async_rl.weights.communicator import (
     Communicator,
     begin,
     device_name,
-    join,
 )
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.outgoing import BUCKET_BYTES, Bucket, Outgoing, buckets
+from async_rl.weights.outgoing import BUCKET_BYTES, Outgoing, buckets
+from async_rl.weights.receiving import Seated
 from async_rl.weights.rendezvous import Rendezvous
 
+_log = logging.getLogger(__name__)
 _CPU = "cpu"
 # Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
 """Share of timeouts.push_s after which a rank stops waiting for a piece."""
 _SLOWER = 4
 """A piece may take this many times as long as the slowest piece of the last load."""
-
-
-class _Seated:
-    """One rank's communicator, kept from one version to the next."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._name = ""
-        self._communicator: Communicator | None = None
-
-    def joined(self, seat: Seat, rank: int) -> Communicator:
-        # Another name: other members, or a broken load. The old connections are of no use then.
-        if self._communicator is None or self._name != seat.communicator:
-            self.leave()
-            self._communicator = join(seat, rank, self._device)
-            self._name = seat.communicator
-        return self._communicator
-
-    def cancel(self) -> None:
-        """Let a broadcast over NCCL fail now, from any thread."""
-        communicator = self._communicator
-        if communicator is not None:
-            communicator.cancel()
-
-    def leave(self) -> None:
-        if self._communicator is not None:
-            self._communicator.close()
-            self._communicator = None
 
 
 class Broadcaster(Sender):
@@ -93,7 +69,7 @@ class Broadcaster(Sender):
         assert isinstance(self._transfer, AutoTransfer | CollectiveTransfer)
         self._device_name = device_name(learner.device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._member = _Seated(learner.device)
+        self._member = Seated(learner.device)
         self._outgoing: Outgoing | None = None
         # Opened by the first load: most runs never broadcast, and need no port.
         self._rendezvous: Rendezvous | None = None
@@ -104,6 +80,16 @@ class Broadcaster(Sender):
         self._late_s = self._piece_s = 0.0
         self._name = ""
         self._seats: dict[Life, Seat] = {}
+        # Of the newest load; None if it carries all tensors.
+        self._changes: Changes | None = None
+        self._uses_nccl = False
+        self._takes_changes = True
+
+    @property
+    def compares(self) -> bool:
+        """Once NCCL is in use, as long as all engines take changes."""
+        # Elsewhere engines have packed weights, which words cannot be written into.
+        return self._uses_nccl and self._takes_changes
 
     def reaches(self, member: Member) -> bool:
         """With transfer=auto only generators on other GPUs than the learner; else all."""
@@ -115,6 +101,12 @@ class Broadcaster(Sender):
     def join(self, load: Load, members: Iterable[Member]) -> None:
         """Assign ranks to the members, one member after another."""
         before = self._newest
+        if self._changes and before and before.gave_up and not before.has_lost:
+            _log.warning(
+                "an engine of %s cannot change single words; from now on pushes have all weights",
+                ", ".join(name for name, _ in sorted(before.gave_up)),
+            )
+            self._takes_changes = False
         self._newest = load
         self._begun_s = self._clock()
         if self._rendezvous is None:
@@ -126,11 +118,17 @@ class Broadcaster(Sender):
         # A member that gave up has left its communicator, so the other members would wait in it
         # for ever.
         if before is None or not before.is_whole or before.members != load.members:
+            before = None
             self._name = f"{self._learner.life}.{load.number}"
             self._rendezvous.open(self._name)
         # NCCL requires a different GPU for each rank.
         is_apart = _CPU not in devices and len(set(devices)) == len(devices)
         backend: Literal["gloo", "nccl"] = "nccl" if is_apart else "gloo"
+        self._uses_nccl = is_apart
+        self._changes = self._learner.exporter.changes if is_apart else None
+        # Compared with the version that each of these members has.
+        if self._changes and (before is None or before.version != self._changes.difference.base):
+            self._changes = None
         patience_s = max(
             _PATIENCE * self._learner.push_s, 2 * self._late_s, _SLOWER * self._piece_s
         )
@@ -147,6 +145,7 @@ class Broadcaster(Sender):
                 first_rank=first_rank,
                 bucket_bytes=BUCKET_BYTES[backend],
                 timeout_s=patience_s,
+                difference=self._changes.difference if self._changes else None,
             )
             first_rank += len(member.devices)
 
@@ -164,21 +163,21 @@ class Broadcaster(Sender):
         load = self._newest
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, self._send, manifest, seat)
+            await loop.run_in_executor(self._thread, self._send, manifest, seat, self._changes)
         except BroadcastBroken:
             # The survivors may have started their next load already, which must keep its seats.
             if self._newest is load:
                 self._newest = None
             raise
 
-    def _send(self, manifest: Manifest, seat: Seat) -> None:
+    def _send(self, manifest: Manifest, seat: Seat, changes: Changes | None) -> None:
         self._late_s = self._clock() - self._begun_s
         self._piece_s = 0.0
         try:
             communicator = self._member.joined(
                 msgspec.structs.replace(seat, host=self._learner.host), 0
             )
-            self._send_pieces(communicator, manifest, seat)
+            self._send_pieces(communicator, manifest, seat, changes)
         except BroadcastBroken as error:
             if self._outgoing is not None and self._outgoing.is_copying:
                 self._late_s = max(self._late_s, seat.timeout_s)
@@ -192,7 +191,13 @@ class Broadcaster(Sender):
                 ) from error
             raise
 
-    def _send_pieces(self, communicator: Communicator, manifest: Manifest, seat: Seat) -> None:
+    def _send_pieces(
+        self,
+        communicator: Communicator,
+        manifest: Manifest,
+        seat: Seat,
+        changes: Changes | None,
+    ) -> None:
         ready_s = self._clock()
 
         def begun(
@@ -213,6 +218,9 @@ class Broadcaster(Sender):
             if communicator.device.type != _CPU:
                 # The same bytes, in page-locked memory.
                 block = self._learner.exporter.content
+            if changes is not None:
+                manifest = changes.difference.manifest
+                block = changes.content
             for begun_s, finish in one_ahead(begun(block, stage)):
                 finish()
                 self._piece_s = max(self._piece_s, self._clock() - begun_s)
@@ -251,72 +259,3 @@ class Broadcaster(Sender):
         self._member.leave()
         if self._rendezvous is not None:
             self._rendezvous.close()
-
-
-class BroadcastReceiver:
-    """One receiving rank. rank: among the ranks of its generator; device: of the engine's model."""
-
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self._rank = rank
-        self._member = _Seated(device)
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
-        self._one_at_a_time = threading.Lock()
-
-    @contextmanager
-    def receive(self, manifest: Manifest, seat: Seat) -> Iterator[Tensors]:
-        """Yield copies of the tensors as they arrive.
-
-        Unless all are received, the rank leaves the communicator, so that the other ranks notice.
-        """
-        # A load that was given up may still receive in its thread, into the same buffers.
-        with self._one_at_a_time:
-            checksums: list[torch.Tensor] = []
-            is_whole = False
-            try:
-                yield self._received(manifest, seat, checksums)
-                is_whole = len(checksums) == len(buckets(manifest, seat.bucket_bytes))
-                total = sum(int(part) for part in checksums) % 2**64
-                require_checksum(manifest, total, "as received")
-            finally:
-                if not is_whole:
-                    self._member.leave()
-
-    def _received(self, manifest: Manifest, seat: Seat, checksums: list[torch.Tensor]) -> Tensors:
-        communicator = self._member.joined(seat, seat.first_rank + self._rank)
-
-        def begun() -> Iterator[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]]:
-            for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
-                flat = self._buffer(number % 2, bucket, seat.bucket_bytes, communicator.device)
-                pieces = torch.split(flat, seat.bucket_bytes)
-                yield (
-                    bucket,
-                    flat,
-                    [begin(communicator, piece, timeout_s=seat.timeout_s) for piece in pieces],
-                )
-
-        for bucket, flat, finishes in one_ahead(begun()):
-            for finish in finishes:
-                finish()
-            # On its device: to read it here would wait for the engine's copies.
-            checksums.append(word_sum(flat))
-            is_reused = bucket.size_bytes <= seat.bucket_bytes
-            for name, tensor in bucket.tensors(flat):
-                # An engine may keep a tensor until its layer is complete.
-                yield name, tensor.clone() if is_reused else tensor
-
-    def _buffer(
-        self, number: int, bucket: Bucket, kept_bytes: int, device: torch.device
-    ) -> torch.Tensor:
-        """uint8 [size_bytes] on the device, reused by the next call with this number. A larger one
-        than kept_bytes, for a single tensor, is not kept.
-        """
-        buffer = self._buffers[number]
-        if buffer.numel() < bucket.size_bytes or buffer.device != device:
-            buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=device)
-            if bucket.size_bytes <= kept_bytes:
-                self._buffers[number] = buffer
-        return buffer[: bucket.size_bytes]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._member.leave()

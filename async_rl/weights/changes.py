@@ -1,90 +1,115 @@
-"""The differences between two versions of a block, word by word, lossless.
+"""The differences between two versions of a tensor, word by word, lossless.
 
 An optimizer step at the learning rates of reinforcement learning is smaller than half the distance
 between two neighbouring bfloat16 numbers for most weights, so most weights stay as they are.
-Format: `values` has the new 16-bit words in the order of the block; `gaps` has, for each of them,
-the number of unchanged words before it. One word in 65,536 is written whether it changed or not, so
-that each gap fits 16 bits.
+Format: int16 [2, C]. The first row has, for each changed 16-bit word, the number of unchanged words
+before it, the second row has the new words. One word in 32,768 is listed whether it changed or not,
+so that each gap fits.
 """
 
-from typing import Self
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+import torch
+from torch import Tensor
 
 from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
+from async_rl.protocol.weights import Difference, Manifest, TensorEntry
+from async_rl.weights.tensors import ALIGN, layout, tensor_bytes, tensor_spec, word_sum
 
-Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint16]
-
-_STRIDE = 1 << 16
+_STRIDE = 1 << 15
 PIECE = 1 << 24
-"""Words compared at a time: positions take 8 bytes per word, which would be four models at once."""
+"""Words compared at a time: positions take 8 bytes per word."""
 _MOST = 0.375
 """Changes are sent up to this share of changed words: with 4 bytes each, 0.75 of all bytes."""
 
 
 @frozen
 class Changes:
-    """gaps, values: uint16 [C]."""
+    """What changed in a block. content: uint8 [size], the lists, as `difference` describes them."""
 
-    gaps: Words
-    values: Words
+    difference: Difference
+    content: Tensor
 
-    @classmethod
-    def between(cls, old: Words, new: Words) -> Self | None:
-        """Return what to change in `old` to get `new`, None if that is most of it."""
-        gaps = []
-        values = []
-        # The first value is counted from the position before the block.
-        last = -1
-        num_changed = 0
-        for begin in range(0, new.size, PIECE):
-            piece = slice(begin, begin + PIECE)
-            differs = old[piece] != new[piece]
-            differs[::_STRIDE] = True
-            positions = np.flatnonzero(differs) + begin
-            num_changed += positions.size
-            if num_changed > _MOST * new.size:
-                return None
-            gaps.append((np.diff(positions, prepend=last) - 1).astype(np.uint16))
-            values.append(new[positions])
-            last = int(positions[-1])
-        return cls(gaps=np.concatenate(gaps), values=np.concatenate(values))
 
-    def apply(self, block: Words) -> None:
-        """Change the block in place. Raises WeightsError if it is too small for the changes."""
-        last = -1
-        for begin in range(0, self.gaps.size, PIECE):
-            piece = slice(begin, begin + PIECE)
-            positions = last + np.cumsum(self.gaps[piece].astype(np.int64) + 1)
-            last = int(positions[-1])
-            if last >= block.size:
-                raise WeightsError(
-                    f"the changes reach word {last} of a block of {block.size} words"
-                )
-            block[positions] = self.values[piece]
+class Comparison:
+    """Collects what changes in a block. entries: its tensors; base: the version before.
 
-    def to_bytes(self) -> bytes:
-        """Return a safetensors file with the changes."""
-        content: bytes = save({"gaps": self.gaps, "values": self.values})
-        return content
+    cuda: torch.cuda, where new tensors are on a GPU.
+    """
 
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """Read such a file. Raises WeightsError if it is damaged."""
-        try:
-            found = load(content)
-            gaps = found["gaps"]
-            values = found["values"]
-        except (SafetensorError, KeyError) as error:
-            raise WeightsError(f"these are not changes of weights: {error!r}") from error
-        if gaps.dtype != np.uint16 or values.dtype != np.uint16:
-            raise WeightsError(f"changes have dtypes {gaps.dtype} and {values.dtype}")
-        # A torn file would otherwise put values at wrong positions without an error.
-        if gaps.shape != values.shape:
-            raise WeightsError(f"{values.size} changed words do not fit {gaps.size} positions")
-        return cls(gaps=gaps, values=values)
+    def __init__(
+        self, entries: Sequence[TensorEntry], *, version: int, base: int, cuda: Any = None
+    ) -> None:
+        self._entries = entries
+        self._version = version
+        self._base = base
+        self._lists: list[Tensor] = []
+        self._cuda = cuda
+        self._stream = cuda and cuda.Stream()
+        self._most_words = _MOST * sum(entry.size_bytes for entry in entries) / 2
+
+    def add(self, old: Tensor, new: Tensor) -> None:
+        """Compare the next tensor of the block, uint8 [size_bytes]."""
+        if self._most_words >= 0:
+            if self._cuda is None:
+                old = old.to(new.device)
+            else:
+                # While the tensor before this one is copied to the block: the bus has two ways.
+                with self._cuda.stream(self._stream):
+                    old = old.to(new.device, non_blocking=True)
+                present = self._cuda.current_stream()
+                present.wait_stream(self._stream)
+                old.record_stream(present)
+            # To main memory: next to what is trained, a device may have no room for all lists.
+            self._lists.append(compared(old.view(torch.int16), new.view(torch.int16)).cpu())
+            self._most_words -= self._lists[-1].shape[1]
+
+    def result(self) -> Changes | None:
+        """Return the changes of all tensors; None if too much changed."""
+        if self._most_words < 0:
+            return None
+        pairs = zip(self._entries, self._lists, strict=True)
+        entries, total_bytes = layout(tensor_spec(entry.name, words) for entry, words in pairs)
+        content = torch.zeros(total_bytes, dtype=torch.uint8)
+        for entry, words in zip(entries, self._lists, strict=True):
+            content[entry.offset : entry.offset + entry.size_bytes] = tensor_bytes(words)
+        manifest = Manifest(
+            version=self._version,
+            path="",
+            tensors=entries,
+            total_bytes=total_bytes,
+            checksum=int(word_sum(content[ALIGN:])) % 2**64,
+        )
+        difference = Difference(base=self._base, manifest=manifest)
+        return Changes(difference=difference, content=content)
+
+
+def compared(old: Tensor, new: Tensor) -> Tensor:
+    """int16 [W], int16 [W] on one device -> the changes, int16 [2, C], there."""
+    parts = []
+    for begin in range(0, new.numel(), PIECE):
+        words = new[begin : begin + PIECE]
+        differs = old[begin : begin + PIECE] != words
+        differs[::_STRIDE] = True
+        # So that the first gap of the next piece starts at that piece.
+        differs[-1] = True
+        positions = differs.nonzero().squeeze(1)
+        gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
+        parts.append(torch.stack([gaps.to(torch.int16), words[positions]]))
+    return torch.cat(parts, 1)
+
+
+def listed(changes: Tensor, num_words: int) -> tuple[Tensor, Tensor]:
+    """int16 [2, C] -> positions int64 [C], in order, and new words int16 [C], of a tensor.
+
+    Raises WeightsError if they do not fit its number of words.
+    """
+    gaps, words = changes
+    positions = (gaps.long() + 1).cumsum(0) - 1
+    if bool((gaps < 0).any()) or int(positions[-1]) >= num_words:
+        raise WeightsError(
+            f"the changes reach word {int(positions[-1])} of a tensor of {num_words} words"
+        )
+    return positions, words

@@ -24,20 +24,14 @@ from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import (
-    SharedTensors,
-    SharedTensorsReader,
-    TensorSpec,
-    checksum,
-    dtype_of,
-    require_checksum,
-)
-from async_rl.weights.changes import Changes, Words
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.changes import Changes
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.tensors import TensorSpec, checksum, require_checksum
 
 _SUFFIX = ".safetensors"
-CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint8": "U8"}
+CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int16": "I16", "uint8": "U8"}
 """The names that safetensors has for torch's dtypes."""
 # The format aligns the data to 8 bytes, and readers map it into memory.
 _ALIGN = 8
@@ -63,8 +57,11 @@ class FileSender(Sender):
         self._work: dict[str, asyncio.Task[Any]] = {}
         # By member: the version of the file that was offered to it last.
         self._newest_of: dict[Life, int] = {}
-        self._compared_words: Words | None = None
-        self._compared_version = NO_VERSION
+
+    @property
+    def compares(self) -> bool:
+        """From the second file on; an adapter is sent whole."""
+        return self._has_written and not self._learner.is_applied
 
     async def source(self, manifest: Manifest, load: Load, life: Life) -> StoredFile:
         """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
@@ -76,12 +73,11 @@ class FileSender(Sender):
         adapter = self._learner.exporter.adapter
         if self._learner.is_applied and adapter is not None:
             return await self._once("write adapter", self._write_adapter, manifest, adapter)
-        # Before the first file: when it is complete, the learner may write another version.
-        changes = await self._once("compare weights", self._compare, manifest)
+        changes = self._learner.exporter.changes
         # A second request for this version comes from a member that could not use the changes.
-        if changes is None or previous != changes[0]:
+        if changes is None or previous != changes.difference.base:
             return await self._once("write weights", self.write, manifest)
-        return await self._once("write changes", self._write_changes, manifest, *changes)
+        return await self._once("write changes", self._write_changes, manifest, changes)
 
     async def _once(self, name: str, work: Callable[..., T], *arguments: object) -> T:
         """Do the work of the present version in a thread, once for all members."""
@@ -94,24 +90,6 @@ class FileSender(Sender):
     async def leave(self, membership: Membership) -> None:
         """Note the versions that members still load: their files must stay."""
         self._loading = membership.loading
-
-    def _compare(self, manifest: Manifest) -> tuple[int, Changes] | None:
-        """Return the previous version and the changes since then; remember the present version."""
-        if any(dtype_of(entry).itemsize != 2 for entry in manifest.tensors):
-            # A step changes almost every 32-bit number.
-            return None
-        changes = None
-        base = self._compared_version
-        with SharedTensorsReader(manifest) as reader:
-            words = reader.words
-            if self._compared_words is None:
-                self._compared_words = words.copy()
-            else:
-                changes = Changes.between(self._compared_words, words)
-                np.copyto(self._compared_words, words)
-            self._compared_version = manifest.version
-            reader.verify_unchanged()
-        return None if changes is None else (base, changes)
 
     def write(self, manifest: Manifest) -> StoredFile:
         """Copy the block into a file; delete files of versions that no member loads.
@@ -129,8 +107,14 @@ class FileSender(Sender):
 
         return StoredFile(url=self._store(manifest, "version", content()))
 
-    def _write_changes(self, manifest: Manifest, base: int, changes: Changes) -> StoredFile:
-        return StoredFile(url=self._store(manifest, "changes", [changes.to_bytes()]), base=base)
+    def _write_changes(self, manifest: Manifest, changes: Changes) -> StoredFile:
+        lists = changes.difference.manifest
+        content: list[Buffer] = [_header(lists)]
+        for entry in lists.tensors:
+            data = changes.content[entry.offset : entry.offset + entry.size_bytes]
+            content.append(data.numpy().data)
+        url = self._store(manifest, "changes", content)
+        return StoredFile(url=url, difference=changes.difference)
 
     def _write_adapter(self, manifest: Manifest, adapter: Adapter) -> StoredFile:
         content = adapter.to_bytes()
@@ -233,26 +217,28 @@ class FileReader:
             except WeightsError as error:
                 # The block is neither version now; all tensors will replace it.
                 self.close()
-                if source.base is None:
+                if source.difference is None:
                     raise
                 raise BaseMissing(str(error)) from error
         return local
 
     def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
         block = self._block_for(manifest)
-        if source.base is not None:
-            changes = Changes.from_bytes(file.read())
-            return block.change(manifest.version, source.base, changes)
-        expected = _header(manifest)
+        difference = source.difference
+        content = manifest if difference is None else difference.manifest
+        expected = _header(content)
         if file.read(len(expected)) != expected:
             raise WeightsError(
                 f"{source.url} does not have the version {manifest.version} that the learner"
                 " announced"
             )
-        sizes = (entry.size_bytes for entry in manifest.tensors)
+        sizes = (entry.size_bytes for entry in content.tensors)
         # torch takes no read-only memory.
-        tensors = (np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes)
-        return block.write(manifest.version, map(torch.from_numpy, tensors))
+        data = (np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes)
+        tensors = map(torch.from_numpy, data)
+        if difference is None:
+            return block.write(manifest.version, tensors)
+        return block.change(manifest.version, difference, tensors)
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
         announced = self._announced

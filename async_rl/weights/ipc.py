@@ -17,9 +17,9 @@ from async_rl.config.run import DEVICE_CHUNK_BYTES
 from async_rl.core.sequences import divided
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest
-from async_rl.weights.block import Tensors
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.tensors import Tensors
 
 
 class DeviceSender(Sender):

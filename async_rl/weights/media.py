@@ -19,8 +19,10 @@ from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, Source
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensorsReader, Tensors, tensor_views
+from async_rl.weights.block import SharedTensorsReader, tensor_views
+from async_rl.weights.changes import Changes
 from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.tensors import Tensors
 
 
 class Exporter(Protocol):
@@ -35,6 +37,10 @@ class Exporter(Protocol):
     @property
     def content(self) -> torch.Tensor:
         """The block, page-locked if the weights are on a GPU: uint8 [its size]."""
+
+    @property
+    def changes(self) -> Changes | None:
+        """What changed since the version before the published one, if that was compared."""
 
     @property
     def adapter(self) -> Adapter | None:
@@ -78,6 +84,11 @@ class Sender:
         self._learner = learner
         self.took: tuple[int, float] = NO_VERSION, 0.0
         """The newest version, and the seconds for which members waited for its source."""
+
+    @property
+    def compares(self) -> bool:
+        """The next version should be compared with the present one: members may need changes."""
+        return False
 
     def reaches(self, member: Member) -> bool:
         """Return whether this medium may carry the current version to this generator."""

@@ -18,7 +18,7 @@ from async_rl.config.run import PIECE_BYTES
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import divided
 from async_rl.protocol.weights import Manifest, TensorEntry
-from async_rl.weights.block import Tensors, tensor_of
+from async_rl.weights.tensors import Tensors, tensor_of
 
 
 @frozen

@@ -20,13 +20,14 @@ from async_rl.protocol.weights import (
     Source,
     StoredFile,
 )
-from async_rl.weights.block import Tensors
-from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
+from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import device_name
 from async_rl.weights.files import FileSender
 from async_rl.weights.ipc import DeviceSender, receive_from_device
 from async_rl.weights.media import LearnerSide, Sender, receive_block
 from async_rl.weights.membership import Load, life_of
+from async_rl.weights.receiving import BroadcastReceiver
+from async_rl.weights.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 _LONGEST_S = 86_400.0
@@ -62,10 +63,14 @@ class Receivers:
         self._device = device
         self._broadcast = BroadcastReceiver(rank, device)
 
-    def receive(self, manifest: Manifest, source: Source) -> AbstractContextManager[Tensors]:
+    def receive(
+        self, manifest: Manifest, source: Source, *, takes_changes: bool = False
+    ) -> AbstractContextManager[Tensors]:
         """Yield all tensors, to be read to the end; leaving the block verifies them.
 
-        Raises WeightsError if they differ from the manifest, BroadcastBroken if a broadcast failed.
+        takes_changes: lists of changed words may come instead, if the source is a seat with a
+        difference. Raises WeightsError if the bytes differ from the manifest, BroadcastBroken if a
+        broadcast failed.
         """
         match source:
             case SharedBlock():
@@ -73,7 +78,7 @@ class Receivers:
             case DeviceBlock():
                 return receive_from_device(manifest, source, self._device)
             case Seat():
-                return self._broadcast.receive(manifest, source)
+                return self._broadcast.receive(manifest, source, takes_changes=takes_changes)
             case StoredFile():
                 raise WeightsError("FileReader.localize turns a file into a block before")
 

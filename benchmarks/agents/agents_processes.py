@@ -86,7 +86,8 @@ async def engine(folder: Path, kind: str) -> None:
     generate, delays = None, Delays()
     if kind != "simulated":
         from async_rl.generation.opener import engine_opener
-        from async_rl.weights.block import SharedTensors, tensor_spec
+        from async_rl.weights.block import SharedTensors
+        from async_rl.weights.tensors import tensor_spec
 
         model = folder / "model"
         # A grammar of the configuration opens the engine with its tokenizer; requests name theirs.

@@ -52,7 +52,8 @@ async def be(model: Path, overrides: list[str]) -> None:
     """Run one engine; each line on stdin names a round: the number of its temperature, plus the
     number of temperatures if earlier responses give drafts.
     """
-    from async_rl.weights.block import SharedTensors, tensor_spec
+    from async_rl.weights.block import SharedTensors
+    from async_rl.weights.tensors import tensor_spec
 
     engine = await engine_opener(settings(model, *overrides), model)()
     tensors = parameters(model)

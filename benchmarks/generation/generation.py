@@ -100,7 +100,8 @@ async def ours(
     """Run the engine of the project; each line on stdin names a round. supports: of the rounds, in
     turn; overrides: settings of the engine.
     """
-    from async_rl.weights.block import SharedTensors, tensor_spec
+    from async_rl.weights.block import SharedTensors
+    from async_rl.weights.tensors import tensor_spec
 
     config = settings(model, *overrides)
     started_s = time.perf_counter()

@@ -140,7 +140,8 @@ class Bench:
 
 async def play(folders: list[Path], most: int, path: Path) -> None:
     """Try the schemas of each folder and print the counts."""
-    from async_rl.weights.block import SharedTensors, tensor_spec
+    from async_rl.weights.block import SharedTensors
+    from async_rl.weights.tensors import tensor_spec
 
     # An agent's requests have grammars that no setting names.
     config = settings(path, "rollout.fn=external", "generation.vllm.enforce_eager=true")

@@ -20,11 +20,13 @@ from async_rl.core.os import die_with_parent
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import outgoing
-from async_rl.weights.block import SharedTensors, tensor_spec
-from async_rl.weights.broadcast import Broadcaster, BroadcastReceiver
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import device_name
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
+from async_rl.weights.receiving import BroadcastReceiver
+from async_rl.weights.tensors import tensor_spec
 
 Numbers = dict[str, float]
 _HOST = "127.0.0.1"

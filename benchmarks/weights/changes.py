@@ -3,8 +3,8 @@
 Run: `python -m benchmarks.weights.changes [MODEL] [--steps N] [--rates 1e-6 5e-6 2e-5]`. MODEL is a
 Hugging Face directory, by default the model of `make real`; without it nothing is measured. Each
 step is a policy gradient with advantages of both signs on answers to the task of `conf=real`,
-clipped to norm 1, on float32 weights. After each step the weights are published in bfloat16 and
-go through files in both forms into the blocks of two generators, which are compared.
+clipped to norm 1, on float32 weights. After each step the weights are published in bfloat16, with
+and without a comparison, and go through files in both forms into the blocks of two generators.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from async_rl.protocol.weights import Manifest
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
+from async_rl.weights.tensors import tensor_spec
 from benchmarks.figures import figure
 
 MODEL = Path(__file__).parents[2] / "build" / "real" / "SmolLM2-135M-Instruct"
@@ -71,10 +71,9 @@ def steps(model: Path, rate: float, num_steps: int) -> Iterator[dict[str, torch.
         optimizer.zero_grad()
 
 
-def sender_through(folder: Path) -> FileSender:
+def sender_through(folder: Path, exporter: Any) -> FileSender:
     """Return a sender through files of a folder, without a learner next to it."""
     nothing: Any = None
-    exporter: Any = SimpleNamespace(adapter=None)
     return FileSender(
         LearnerSide(
             config=nothing,
@@ -94,11 +93,20 @@ class Form:
     def __init__(self, folder: Path, *, sends_changes: bool) -> None:
         self._sends_changes = sends_changes
         self._reader = FileReader()
-        self._sender = sender_through(folder)
+        self._exporter = SimpleNamespace(adapter=None, changes=None)
+        self._sender = sender_through(folder, self._exporter)
+        self._publisher: SharedTensors | None = None
 
-    def push(self, manifest: Manifest) -> tuple[float, int]:
-        """Return the seconds from the block to the generator's block, and the file's bytes."""
+    def push(self, version: int, tensors: dict[str, torch.Tensor]) -> tuple[float, int]:
+        """Return the seconds from the learner to the generator's block, and the file's bytes."""
+        if self._publisher is None:
+            specs = [tensor_spec(name, tensor) for name, tensor in tensors.items()]
+            self._publisher = SharedTensors(specs)
         started_s = time.perf_counter()
+        manifest = self._publisher.write(
+            version, tensors.values(), compares=self._sends_changes and version > 0
+        )
+        self._exporter.changes = self._publisher.changes
         if self._sends_changes:
             stored = asyncio.run(self._sender.source(manifest, LOAD, LIFE))
         else:
@@ -112,6 +120,8 @@ class Form:
         """Free the block and delete the files."""
         self._reader.close()
         self._sender.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
 
 def measure(model: Path, rate: float, num_steps: int) -> None:
@@ -119,16 +129,11 @@ def measure(model: Path, rate: float, num_steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = Form(Path(folder) / "whole", sends_changes=False)
         changes = Form(Path(folder) / "changes", sends_changes=True)
-        publisher: SharedTensors | None = None
         before: dict[str, torch.Tensor] = {}
         shares, bytes_ratios, time_ratios = [], [], []
         for version, tensors in enumerate(steps(model, rate, num_steps)):
-            if publisher is None:
-                specs = [tensor_spec(name, tensor) for name, tensor in tensors.items()]
-                publisher = SharedTensors(specs)
-            manifest = publisher.write(version, tensors.values())
-            all_s, all_bytes = whole.push(manifest)
-            changed_s, changed_bytes = changes.push(manifest)
+            all_s, all_bytes = whole.push(version, tensors)
+            changed_s, changed_bytes = changes.push(version, tensors)
             if version:
                 changed = sum(int((before[name] != tensors[name]).sum()) for name in tensors)
                 shares.append(changed / sum(tensor.numel() for tensor in tensors.values()))
@@ -137,8 +142,6 @@ def measure(model: Path, rate: float, num_steps: int) -> None:
             before = tensors
         for form in (whole, changes):
             form.close()
-        if publisher is not None:
-            publisher.close()
     name = f"rate {rate:g}, {num_steps} steps"
     figure(f"{name}: weights changed, median", 100 * statistics.median(shares), "%")
     figure(f"{name}: bytes of the file, of all", 100 * statistics.median(bytes_ratios), "%")

@@ -51,7 +51,8 @@ async def writes(engine: Engine, name: str) -> None:
 async def measure(size: str, model: Path, num_pushes: int) -> None:
     """Push with no samples in flight, then with 64 samples in flight."""
     from async_rl.generation.vllm.core import ThreadedCore
-    from async_rl.weights.block import SharedTensors, tensor_spec
+    from async_rl.weights.block import SharedTensors
+    from async_rl.weights.tensors import tensor_spec
 
     engine = await engine_opener(settings(model), model)()
     core = engine._vllm.core  # type: ignore[attr-defined]  # the floor is measured inside

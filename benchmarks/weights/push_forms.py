@@ -69,7 +69,8 @@ class Learner:
     def __init__(self, directory: Path, model: Path, members: list[Member], keys: Keys) -> None:
         import torch
 
-        from async_rl.weights.block import SharedTensors, tensor_spec
+        from async_rl.weights.block import SharedTensors
+        from async_rl.weights.tensors import tensor_spec
 
         self._tensors = parameters(model)
         self.publisher = SharedTensors(

@@ -41,13 +41,14 @@ from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Group
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import DeviceBlock, Manifest, Seat
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, TensorSpec, summed
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
 from async_rl.weights.ipc import ExportedWeights, mapping_arguments, packed
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.outgoing import BUCKET_BYTES, buckets
 from async_rl.weights.rendezvous import Rendezvous
+from async_rl.weights.tensors import TensorSpec, summed
 from benchmarks.learner.learner import make_groups, mixed_lengths
 
 Numbers = dict[str, Any]
@@ -198,6 +199,36 @@ class Bench:
         numbers["is_equal"] = float(numbers["second_sum"] == expected)
         return numbers
 
+    # ---- changed words ----
+
+    def changed_words(self) -> Numbers:
+        """Publish 3.4 GB of which one word in a hundred changed, with and without comparison."""
+        numel, count = (1000, 3) if self.is_tiny else (1 << 26, 25)
+        tensors = [
+            torch.ones(numel, dtype=torch.bfloat16, device=self.device) for _ in range(count)
+        ]
+        specs: list[TensorSpec] = [(str(i), "bfloat16", [numel], 2 * numel) for i in range(count)]
+        numbers: Numbers = {}
+        with SharedTensors(specs, torch.cuda if self.has_gpu else None) as block:
+            for version, name in enumerate(
+                ("first_s", "whole_s", "compared_s", "compared_again_s")
+            ):
+                # Tensors of float32 would take another way.
+                torch._foreach_add_([tensor[::100] for tensor in tensors], 1.0)
+
+                def publish(version: int = version) -> None:
+                    sums: list[torch.Tensor] = []
+                    passed = summed(tensors, sums)
+                    block.write(version, passed, sums, compares=version >= 2)
+
+                numbers[name] = self.seconds(publish)
+            assert block.changes is not None
+            content = block.changes.content
+            numbers["gb"] = 2 * numel * count / _GB
+            numbers["changes_gb"] = len(content) / _GB
+            numbers["changes_to_gpu_s"] = self.seconds(lambda: content.to(self.device))
+        return numbers
+
     # ---- a push beside work on the default stream ----
 
     def push_beside_products(self) -> Numbers:
@@ -242,7 +273,7 @@ class Bench:
         numbers: Numbers = {"gb": manifest.total_bytes / _GB}
         with sender(self.device, block) as (communicator, seat, broadcaster):
             ways: dict[str, Callable[[], None]] = {
-                "own_stream": lambda: broadcaster._send_pieces(communicator, manifest, seat),
+                "own_stream": lambda: broadcaster._send_pieces(communicator, manifest, seat, None),
                 "default_stream": lambda: send_on_default(communicator, manifest),
             }
             numbers[f"{name}_alone_s"] = self.seconds(work)
@@ -499,6 +530,7 @@ def main() -> None:
         parts = [
             bench.copies,
             bench.ipc,
+            bench.changed_words,
             bench.push_beside_products,
             bench.open_trainer,
             bench.push_beside_step,

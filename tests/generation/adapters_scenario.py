@@ -22,7 +22,7 @@ from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import checksum, layout, tensor_spec
+from async_rl.weights.tensors import checksum, layout, tensor_spec
 
 LAST = 4
 

@@ -17,7 +17,7 @@ from async_rl.composition.compose import compose
 from async_rl.core.codec import encode
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.vllm.opening import engine_args
-from async_rl.generation.vllm.worker import SharedWeightsExtension
+from async_rl.generation.vllm.worker import SharedWeightsExtension, _decoded
 from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest, TensorEntry
 from async_rl.weights.ipc import mapping_arguments, packed
 from async_rl.weights.routes import Receivers
@@ -78,7 +78,8 @@ def main(model_path: Path) -> dict[str, Any]:
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid="GPU-1")  # type: ignore[assignment,misc,return-value]
     worker: Any = SharedWeightsExtension()
     worker._receivers = Receivers(0, torch.device("cuda", 5))
-    with worker._weights(encode(manifest), encode(block)) as tensors_found:
+    given = _decoded(encode(manifest), encode(block))
+    with worker._receivers.receive(*given) as tensors_found:
         loaded = list(tensors_found)
     expected = [list(mapping_arguments(chunk)) for chunk in described]
     for arguments in expected:

@@ -97,7 +97,8 @@ class Standstill:
 
 class Scenario:
     def __init__(self, engine: Engine, model: Any) -> None:
-        from async_rl.weights.block import SharedTensors, tensor_spec
+        from async_rl.weights.block import SharedTensors
+        from async_rl.weights.tensors import tensor_spec
 
         self.engine = engine
         self.model = model

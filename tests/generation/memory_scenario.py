@@ -47,7 +47,8 @@ def model_of_100_mb(path: Path) -> Qwen3ForCausalLM:
 
 
 async def main(path: Path) -> dict[str, object]:
-    from async_rl.weights.block import SharedTensors, tensor_spec
+    from async_rl.weights.block import SharedTensors
+    from async_rl.weights.tensors import tensor_spec
 
     model = model_of_100_mb(path)
     tensors = {name: p.detach() for name, p in model.named_parameters()}

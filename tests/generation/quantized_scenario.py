@@ -16,7 +16,8 @@ from generation_support import QUANTIZED_ROWS, make_model, weights_of
 from async_rl.composition.compose import compose_unchecked
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 
 async def run(entry: str, path: Path) -> list[Any]:

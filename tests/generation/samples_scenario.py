@@ -23,7 +23,7 @@ from async_rl.generation.opener import engine_opener
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.adapters import Adapter, write_peft
-from async_rl.weights.block import checksum
+from async_rl.weights.tensors import checksum
 
 PROMPT = np.arange(20, 32, dtype=np.int32)
 SLOTS = 4

@@ -28,7 +28,8 @@ from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import Completion
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 TEMPERATURE = 0.7
 DRAFTS = (

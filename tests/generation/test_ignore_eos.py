@@ -15,7 +15,8 @@ from generation_support import END_TOKENS, make_model, weights_of, worst_differe
 from async_rl.core.types import Sampling
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import Completion
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 PROMPT = list(range(10, 40))
 

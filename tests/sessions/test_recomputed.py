@@ -59,7 +59,8 @@ from async_rl.sessions.calls import Call
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.tools import ToolForm
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 VOCABULARY = 48
 NUM_VERSIONS = 4

@@ -20,6 +20,7 @@ from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
+from async_rl.weights.changes import Changes
 
 
 class Learner:
@@ -40,6 +41,7 @@ class Learner:
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()
         self.cut_off: list[Expel] = []
+        self.compared: list[bool] = []
         self.adapter = None
         self.end_process: Callable[[str], None] = str
         config = compose(
@@ -78,10 +80,16 @@ class Learner:
         """This generator is no longer in the directory."""
         self.serve(*(m.name for m in self._directory.members if m.name != name))
 
-    async def publish(self, version: int) -> Manifest:
+    async def publish(self, version: int, *, compares: bool) -> Manifest:
         """The ranks."""
+        self.compared.append(compares)
         rows = [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
-        return self._block.write(version, map(torch.from_numpy, rows))
+        return self._block.write(version, map(torch.from_numpy, rows), compares=compares)
+
+    @property
+    def changes(self) -> Changes | None:
+        """What changed in the block."""
+        return self._block.changes
 
     async def lead(self, operation: object) -> list[Any]:
         """The ranks' answer to a probe that no generator here can answer."""

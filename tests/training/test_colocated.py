@@ -97,7 +97,7 @@ class World:
         del self.generators[request.name]
         self.serve()
 
-    async def publish(self, version: int) -> Manifest:
+    async def publish(self, version: int, *, compares: bool) -> Manifest:
         return self._publisher.write(version, [torch.zeros(5)])
 
     async def share_on_device(self) -> DeviceBlock:

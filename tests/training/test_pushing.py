@@ -233,16 +233,19 @@ def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
 
     async def story() -> None:
         learner.serve("a")
-        await learner.pusher.publish(0)
-        await learner.pusher.live(0)
+        for version in range(2):
+            await learner.pusher.publish(version)
+            await learner.pusher.live(version)
 
     learner.run(story)
+    # A generator that has a file needs only what changes.
+    assert learner.compared == [False, True]
     folder = (
         "memory:///elsewhere/my_run"
         if "memory" in override
         else f"file://{tmp_path}/my_run/weights"
     )
-    assert generators["a"].urls == [f"{folder}/life_1/version_0.safetensors"]
+    assert generators["a"].urls == [f"{folder}/life_1/version_{v}.safetensors" for v in range(2)]
 
 
 def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(

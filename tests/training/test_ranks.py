@@ -93,7 +93,12 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
     block = SimpleNamespace(
-        close=list, write=lambda version, tensors, sums: ([t.tolist() for t in tensors], len(sums))
+        close=list,
+        write=lambda version, tensors, sums, *, compares: (
+            [t.tolist() for t in tensors],
+            len(sums),
+            compares,
+        ),
     )
     opened: list[Any] = []
     monkeypatch.setattr(ranks, "SharedTensors", lambda *given: opened.append(given) or block)
@@ -104,11 +109,11 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
     blocks = [await pool.share_on_device(), await pool.share_on_device()]
     await pool.unshare_on_device()
     await pool.unshare_on_device()
-    written = [await pool.publish(1)]
+    written = [await pool.publish(1, compares=True)]
     trainer.device = torch.device("cpu")
-    written.append(await pool.publish(2))
+    written.append(await pool.publish(2, compares=False))
     pool.close()
-    assert [*blocks, *written] == [1, 3, (on_cpu, 2), (on_cpu, 0)]
+    assert [*blocks, *written] == [1, 3, (on_cpu, 2, True), (on_cpu, 0, False)]
     assert opened == [(trainer.tensor_specs(), torch.cuda)], "page-locked"
     export = ("export", on_cpu, [4, 8], "cuda")
     assert did == [export, "close 1", export, "close 3"]

@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BroadcastBroken, SenderLate, WeightsError
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Seat
-from async_rl.weights import broadcast
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, layout, tensor_of, word_sum
+from async_rl.protocol.weights import SHARED_BLOCK, Difference, Manifest, Seat
+from async_rl.weights import broadcast, receiving
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.broadcast import Broadcaster, buckets
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
 from async_rl.weights.routes import Receivers, Route, open_senders
+from async_rl.weights.tensors import layout, tensor_of, word_sum
 
 
 @given(
@@ -74,7 +75,7 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
 
 
 def learner_side(config: RunConfig) -> LearnerSide:
-    exporter: Any = None
+    exporter: Any = SimpleNamespace(changes=None)
     return LearnerSide(
         config=config.weights,
         folder="memory://weights",
@@ -84,6 +85,9 @@ def learner_side(config: RunConfig) -> LearnerSide:
         exporter=exporter,
         push_s=config.timeouts.push_s,
     )
+
+
+MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
 
 
 def member(*devices: str) -> Member:
@@ -199,6 +203,58 @@ async def test_each_rank_follows_the_previous_and_only_whole_loads_of_the_same_l
     assert await names(load(7, *members)) == {"L.7"}
 
 
+CHANGES: Any = SimpleNamespace(difference=Difference(base=1, manifest=MANIFEST))
+GPUS = {("g", 1): member("GPU-2"), ("h", 2): member("GPU-3")}
+
+
+async def differences(one: Broadcaster, new: Load) -> set[int | None]:
+    given = await seats(one, new, {life: GPUS[life] for life in new.members})
+    return {seat.difference and seat.difference.base for seat in given.values()}
+
+
+async def test_members_that_all_have_the_version_that_changed_get_the_changes(
+    make: Callable[..., Broadcaster],
+) -> None:
+    one = make("weights.transfer=collective", device="GPU-1")
+    assert not one.compares, "nothing was sent over NCCL"
+    one._learner.exporter.changes = CHANGES
+    assert await differences(one, load(1, *GPUS)) == {None}
+    assert one.compares
+    assert await differences(one, load(2, *GPUS)) == {1}
+    # One member left, then both load again.
+    assert await differences(one, load(3, ("g", 1))) == {None}
+    assert await differences(one, load(4, *GPUS)) == {None}
+    # What both have is not the version that was compared.
+    skipped = load(5, *GPUS)
+    skipped.version = 2
+    assert await differences(one, skipped) == {1}
+    assert await differences(one, load(6, *GPUS)) == {None}
+
+
+@pytest.mark.parametrize("has_lost", [False, True])
+async def test_an_engine_that_cannot_change_words_ends_the_changes_and_a_lost_member_does_not(
+    has_lost: bool, make: Callable[..., Broadcaster]
+) -> None:
+    one = make("weights.transfer=collective", device="GPU-1")
+    one._learner.exporter.changes = CHANGES
+    await differences(one, load(1, *GPUS))
+    broken = load(2, *GPUS)
+    assert await differences(one, broken) == {1}
+    broken.gave_up.add(("h", 2))
+    broken.has_lost = has_lost
+    assert await differences(one, load(3, ("h", 2))) == {None}
+    assert one.compares is has_lost
+
+
+async def test_over_gloo_all_tensors_are_sent(make: Callable[..., Broadcaster]) -> None:
+    one = make("weights.transfer=collective")
+    one._learner.exporter.changes = CHANGES
+    for number in (1, 2):
+        given = await seats(one, load(number, ("g", 1)), {("g", 1): member("cpu")})
+        assert given["g", 1].difference is None
+    assert not one.compares
+
+
 async def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
     make: Callable[..., Broadcaster],
 ) -> None:
@@ -213,7 +269,7 @@ async def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
 async def test_a_sender_that_is_late_is_named_and_the_next_load_waits_for_twice_as_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(broadcast, "join", lose)
+    monkeypatch.setattr(receiving, "join", lose)
     config = compose("grpo_code", ["weights.transfer=collective", "timeouts.start_s=60"])
     now_s = 1000.0
     one = Broadcaster(learner_side(config), lambda: now_s)
@@ -241,7 +297,7 @@ async def test_a_sender_is_closed_while_a_load_hangs(monkeypatch: pytest.MonkeyP
         assert may_end.wait(30), "the sender was not closed before"
         lose()
 
-    monkeypatch.setattr(broadcast, "join", hang)
+    monkeypatch.setattr(receiving, "join", hang)
     one = Broadcaster(learner_side(compose("grpo_code", ["weights.transfer=collective"])))
     await seats(one, load(1), {("g", 1): member("cpu")})
     sending = asyncio.create_task(one.send(MANIFEST))
@@ -262,9 +318,9 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         leave = functools.partial(did.append, f"leave {seat.communicator}")
         return SimpleNamespace(device=device, close=leave)
 
-    monkeypatch.setattr(broadcast, "join", join)
+    monkeypatch.setattr(receiving, "join", join)
     monkeypatch.setattr(
-        broadcast, "begin", lambda _, flat, *, timeout_s: functools.partial(flat.fill_, 255)
+        receiving, "begin", lambda _, flat, *, timeout_s: functools.partial(flat.fill_, 255)
     )
     receivers = Receivers(1, torch.device("cpu"))
     entries, total_bytes = layout([("w", "float32", [2], 8)])
@@ -291,7 +347,6 @@ def lose(*_: object) -> None:
     raise BroadcastBroken("a rank is lost")
 
 
-MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
 SEAT = Seat(
     communicator="one",
     backend="gloo",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,11 +18,12 @@ from test_push import MEMBER
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec, tensor_views
-from async_rl.weights.changes import Changes
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_views
+from async_rl.weights.changes import Changes, Comparison, compared, listed
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import Load, life_of
 from async_rl.weights.routes import Route
+from async_rl.weights.tensors import layout, tensor_spec
 
 NUM_WORDS = 200_000
 
@@ -39,7 +39,8 @@ class Generator:
 
     async def call(self, request: LoadWeights, *, timeout_s: float) -> LoadReport:
         assert isinstance(request.source, StoredFile)
-        self.bases.append(request.source.base)
+        difference = request.source.difference
+        self.bases.append(None if difference is None else difference.base)
         self.manifest = self.files.fetch(request.source, request.manifest)
         return LoadReport(version=request.manifest.version, pause_s=0.0)
 
@@ -83,42 +84,104 @@ def publisher(tensors: Sequence[torch.Tensor]) -> SharedTensors:
 @settings(deadline=None)
 @given(
     st.sets(st.integers(0, NUM_WORDS - 1), max_size=200),
-    st.sampled_from([[], [0], [254], [255], [256], [509, 510, 765], list(range(50_000, 90_000))]),
+    st.sampled_from([[], [0], [254], [32_767], [32_768, 65_536], list(range(50_000, 90_000))]),
     st.integers(1, 5),
 )
-def test_changes_lead_from_one_block_to_the_other(
+def test_changes_lead_from_one_tensor_to_the_other(
     some: set[int], others: list[int], pieces: int
 ) -> None:
-    old = np.arange(NUM_WORDS, dtype=np.uint16)
-    new = old.copy()
-    new[[*some, *others]] ^= 0x8001
+    old = torch.arange(NUM_WORDS).to(torch.int16)
+    new = old.clone()
+    new[[*some, *others]] ^= 0x4001
     with pytest.MonkeyPatch.context() as patch:
         # Positions cross the borders between pieces.
-        patch.setattr("async_rl.weights.changes.PIECE", NUM_WORDS // pieces // 7)
-        changes = Changes.between(old, new)
-        assert changes is not None
-        assert changes.values.size <= len({*some, *others}) + 7 * pieces + 1
-        again = Changes.from_bytes(changes.to_bytes())
-        again.apply(old)
-    assert np.array_equal(old, new)
+        patch.setattr("async_rl.weights.changes.PIECE", NUM_WORDS // pieces)
+        changes = compared(old, new)
+    assert changes.shape[1] <= len({*some, *others}) + 7 + 2 * (pieces + 1)
+    positions, words = listed(changes, NUM_WORDS)
+    old[positions] = words
+    assert torch.equal(old, new)
 
 
-def test_where_most_words_changed_all_are_sent() -> None:
-    old = np.zeros(1_000, np.uint16)
-    new = old.copy()
-    new[:375] = 1
-    assert Changes.between(old, new) is not None
-    new[375] = 1
-    assert Changes.between(old, new) is None
+@pytest.mark.parametrize(("num_changed", "is_few"), [(373, True), (374, False)])
+def test_where_most_words_changed_all_are_sent(num_changed: int, is_few: bool) -> None:
+    # The first and the last word of a tensor are listed in any case.
+    tensors = [torch.zeros(1_000, dtype=torch.bfloat16)]
+    with publisher(tensors) as weights:
+        weights.write(0, tensors)
+        tensors[0][1 : 1 + num_changed] = 1
+        weights.write(1, tensors, compares=True)
+        assert (weights.changes is not None) is is_few
+
+
+def test_only_what_is_asked_for_is_compared_and_never_the_first_version() -> None:
+    tensors = some_weights(0)
+    with publisher(tensors) as weights:
+        for version, compares in enumerate((True, False, True)):
+            weights.write(version, tensors, compares=compares)
+            assert (weights.changes is not None) is (version == 2)
+        assert weights.changes is not None
+        assert weights.changes.difference.base == 1
+
+
+def test_on_a_gpu_the_old_words_come_on_a_stream_of_their_own_and_the_copy_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[str] = []
+
+    class Cuda:
+        """A torch.cuda whose streams tell what they were asked."""
+
+        def __init__(self, name: str = "") -> None:
+            self.name = name
+
+        def Stream(self) -> Cuda:
+            return Cuda("side")
+
+        def current_stream(self) -> Cuda:
+            return Cuda("present")
+
+        @contextmanager
+        def stream(self, stream: Cuda) -> Iterator[None]:
+            did.append(f"read on {stream.name}")
+            yield
+
+        def wait_stream(self, other: Cuda) -> None:
+            did.append(f"{self.name} waits for {other.name}")
+
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda _, s: did.append(f"kept for {s.name}"), raising=False
+    )
+    entries, _ = layout([("w", "bfloat16", [4], 8)])
+    comparison = Comparison(entries, version=2, base=1, cuda=Cuda())
+    old, new = torch.zeros(8, dtype=torch.uint8), torch.ones(8, dtype=torch.uint8)
+    new[2:6] = 0
+    comparison.add(old, new)
+    assert did == ["read on side", "present waits for side", "kept for present"]
+    assert comparison.result() is None, "the first and the last of four words are too many"
+
+
+class Learner:
+    """What a sender sees of the learner that publishes these weights."""
+
+    adapter = None
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.block = publisher(tensors)
+
+    @property
+    def changes(self) -> Changes | None:
+        return self.block.changes
 
 
 async def test_after_a_thousand_changes_every_tensor_is_bit_equal(tmp_path: Path) -> None:
     tensors = some_weights(0)
-    files, early = sender(str(tmp_path)), Generator("early")
+    learner, early = Learner(tensors), Generator("early")
+    files = sender(str(tmp_path), exporter=learner)
 
-    with publisher(tensors) as weights, closing(early.files):
+    with learner.block as weights, closing(early.files):
         for version in range(1_000):
-            manifest = weights.write(version, tensors)
+            manifest = weights.write(version, tensors, compares=files.compares)
             await push(manifest, files, early)
             assert early.has(tensors)
             step(tensors)
@@ -131,16 +194,17 @@ async def test_who_joins_late_or_missed_a_version_gets_all_and_then_changes(
     tmp_path: Path,
 ) -> None:
     tensors = some_weights(1)
-    files = sender(str(tmp_path))
+    learner = Learner(tensors)
+    files = sender(str(tmp_path), exporter=learner)
     always, late, absent = Generator("always"), Generator("late"), Generator("absent")
     with (
-        publisher(tensors) as weights,
+        learner.block as weights,
         closing(always.files),
         closing(late.files),
         closing(absent.files),
     ):
         for present in ([absent], [], [absent, late], [absent, late]):
-            manifest = weights.write(len(always.bases), tensors)
+            manifest = weights.write(len(always.bases), tensors, compares=files.compares)
             await push(manifest, files, always, *present)
             step(tensors)
     assert always.bases == [None, 0, 1, 2]
@@ -153,55 +217,71 @@ async def test_a_broken_chain_heals_without_the_others(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = some_weights(3)
-    files, whole, broken = sender(str(tmp_path)), Generator("whole"), Generator("broken")
+    learner, whole, broken = Learner(tensors), Generator("whole"), Generator("broken")
+    files = sender(str(tmp_path), exporter=learner)
 
-    with publisher(tensors) as weights, closing(whole.files), closing(broken.files):
+    with learner.block as weights, closing(whole.files), closing(broken.files):
         await push(weights.write(0, tensors), files, whole, broken)
         step(tensors)
-        manifest = weights.write(1, tensors)
+        manifest = weights.write(1, tensors, compares=True)
         await push(manifest, files, whole)
         if fault == "lost":
             broken.files.close()
             await push(manifest, files, broken)
         else:
             with monkeypatch.context() as patch:
-                read = Changes.from_bytes.__func__
-                patch.setattr(Changes, "from_bytes", classmethod(lambda c, b: bent(read(c, b))))
+                patch.setattr("async_rl.weights.block.listed", bent)
                 await push(manifest, files, broken)
         assert broken.has(tensors)
         step(tensors)
-        await push(weights.write(2, tensors), files, whole, broken)
+        await push(weights.write(2, tensors, compares=True), files, whole, broken)
         assert whole.has(tensors)
         assert broken.has(tensors)
     assert whole.bases == [None, 0, 1]
     assert broken.bases == [None, 0, None, 1]
 
 
-def bent(changes: Changes) -> Changes:
+def bent(changes: torch.Tensor, num_words: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with one wrong bit."""
-    values = changes.values.copy()
-    values[0] ^= 1
-    return Changes(gaps=changes.gaps, values=values)
+    positions, words = listed(changes, num_words)
+    words[0] ^= 1
+    return positions, words
 
 
 async def test_32_bit_weights_are_sent_whole(tmp_path: Path) -> None:
     tensors: list[Any] = [torch.randn(30)]
-    files, generator = sender(str(tmp_path)), Generator("a")
+    learner, generator = Learner(tensors), Generator("a")
+    files = sender(str(tmp_path), exporter=learner)
 
-    with publisher(tensors) as weights, closing(generator.files):
+    with learner.block as weights, closing(generator.files):
         for version in range(2):
-            await push(weights.write(version, tensors), files, generator)
+            manifest = weights.write(version, tensors, compares=True)
+            await push(manifest, files, generator)
     assert generator.bases == [None, None]
 
 
-@pytest.mark.parametrize("content", [b"", b"no such format", b"\0" * 100])
-def test_bytes_that_are_no_changes_are_refused(content: bytes) -> None:
-    with pytest.raises(WeightsError, match="not changes of weights"):
-        Changes.from_bytes(content)
+@pytest.mark.parametrize("content", [b"", b"no such format", b"\0" * 4_000])
+async def test_a_file_without_the_announced_changes_is_refused(
+    content: bytes, tmp_path: Path
+) -> None:
+    tensors = some_weights(4)
+    learner = Learner(tensors)
+    files = sender(str(tmp_path), exporter=learner)
+    life = ("a", 1)
+    load = Load(number=1, version=0, members=frozenset([life]), missing={life})
+    with learner.block as weights, closing(FileReader()) as reader:
+        manifest = weights.write(0, tensors)
+        reader.fetch(await files.source(manifest, load, life), manifest)
+        manifest = weights.write(1, tensors, compares=True)
+        source = await files.source(manifest, load, life)
+        assert source.difference is not None
+        Path(source.url.removeprefix("file://")).write_bytes(content)
+        with pytest.raises(WeightsError, match="does not have the version 1"):
+            reader.fetch(source, manifest)
 
 
-def test_changes_that_reach_beyond_the_block_are_refused() -> None:
-    changes = Changes.between(np.zeros(300, np.uint16), np.eye(1, 300, 299, np.uint16)[0])
-    assert changes is not None
-    with pytest.raises(WeightsError, match="word 299 of a block of 10"):
-        changes.apply(np.zeros(10, np.uint16))
+@pytest.mark.parametrize("gaps", [[299], [0, -1]])
+def test_changes_that_reach_beyond_a_tensor_are_refused(gaps: list[int]) -> None:
+    changes = torch.tensor([gaps, [1] * len(gaps)], dtype=torch.int16)
+    with pytest.raises(WeightsError, match="of a tensor of 10 words"):
+        listed(changes, 10)

@@ -19,16 +19,11 @@ from safetensors.torch import load_file
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import (
-    SharedTensors,
-    SharedTensorsReader,
-    checksum,
-    tensor_spec,
-    tensor_views,
-)
+from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_views
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Membership
+from async_rl.weights.tensors import checksum, tensor_spec
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -37,9 +32,15 @@ TENSORS = {
 }
 
 
-def sender(folder: str, adapter: Adapter | None = None, *, is_applied: bool = False) -> FileSender:
+def sender(
+    folder: str,
+    adapter: Adapter | None = None,
+    *,
+    is_applied: bool = False,
+    exporter: Any = None,
+) -> FileSender:
     nothing: Any = None
-    exporter: Any = SimpleNamespace(adapter=adapter)
+    exporter = exporter or SimpleNamespace(adapter=adapter, changes=None)
     return FileSender(
         LearnerSide(
             config=nothing,

@@ -24,11 +24,13 @@ from msgspec.structs import replace
 
 from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_spec
-from async_rl.weights.broadcast import BroadcastReceiver, _Seated
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.changes import Changes, listed
 from async_rl.weights.communicator import NcclCommunicator, begin
 from async_rl.weights.outgoing import buckets
+from async_rl.weights.receiving import BroadcastReceiver, Seated
 from async_rl.weights.rendezvous import Rendezvous
+from async_rl.weights.tensors import tensor_spec
 
 CPU = torch.device("cpu")
 INTERFACE = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
@@ -234,12 +236,14 @@ def seat_at(address: str, secret: str, *, num_ranks: int) -> Seat:
     )
 
 
-def send(manifest: Manifest, seat: Seat) -> _Seated:
+def send(manifest: Manifest, seat: Seat, changes: Changes | None = None) -> Seated:
     """Rank 0, piece by piece as the learner sends."""
-    member = _Seated(CPU)
+    member = Seated(CPU)
     group = member.joined(seat, 0)
     with SharedTensorsReader(manifest) as reader:
         block = torch.from_numpy(reader.block)
+        if changes is not None:
+            manifest, block = changes.difference.manifest, changes.content
         for bucket in buckets(manifest, seat.bucket_bytes):
             for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
                 begin(group, piece, timeout_s=5)()
@@ -278,6 +282,45 @@ def test_a_whole_version_arrives_over_nccl_and_its_communicator_is_kept(
     rendezvous.close()
 
 
+def test_an_engine_that_has_the_version_before_gets_the_changes_and_any_other_gives_up() -> None:
+    old = [torch.randn(5_000).bfloat16(), torch.randn(300).bfloat16()]
+    new = [tensor.clone() for tensor in old]
+    for tensor in new:
+        tensor[7:30] = 1
+    with SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(old)]) as block:
+        before = block.write(1, old)
+        rendezvous, seat = seats(2)
+        receiver = BroadcastReceiver(0, CPU)
+        with ThreadPoolExecutor(1) as pool:
+
+            def received(manifest: Manifest, seat: Seat, **sent: Any) -> dict[str, torch.Tensor]:
+                PlayedNccl.boards.clear()
+                PlayedNccl.made.clear()
+                sending = pool.submit(send, manifest, seat, **sent)
+                with receiver.receive(manifest, seat, takes_changes=True) as tensors:
+                    found = dict(tensors)
+                sending.result(10)
+                return found
+
+            received(before, seat)
+            after = block.write(2, new, compares=True)
+            assert block.changes is not None
+            changed = replace(seat, difference=block.changes.difference, communicator="two")
+            rendezvous.open("two")
+            lists = received(after, changed, changes=block.changes)
+            for number, tensor in enumerate(old):
+                positions, words = listed(lists[str(number)], len(tensor))
+                tensor.view(torch.int16)[positions] = words
+                assert torch.equal(tensor, new[number])
+            # It has version 2 now, which is not the one that changed.
+            rendezvous.open("three")
+            with pytest.raises(BroadcastBroken, match="takes no changes from version 1"):
+                received(after, replace(changed, communicator="three"), changes=block.changes)
+        assert [len(group.works) for group in PlayedNccl.made] == [1, 1], "it took part"
+    receiver.close()
+    rendezvous.close()
+
+
 def test_a_receiver_whose_learner_hangs_aborts_and_leaves_the_communicator(
     version: Manifest,
 ) -> None:
@@ -285,7 +328,7 @@ def test_a_receiver_whose_learner_hangs_aborts_and_leaves_the_communicator(
     PlayedNccl.hang = True
     receiver = BroadcastReceiver(0, CPU)
     short = msgspec.structs.replace(seat, timeout_s=0.3)
-    joins = threading.Thread(target=lambda: _Seated(CPU).joined(short, 0), daemon=True)
+    joins = threading.Thread(target=lambda: Seated(CPU).joined(short, 0), daemon=True)
     joins.start()
     with (
         pytest.raises(BroadcastBroken, match="a broadcast of weights failed"),

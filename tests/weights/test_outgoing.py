@@ -18,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest
-from async_rl.weights import broadcast
-from async_rl.weights.block import SharedTensors, tensor_spec
+from async_rl.weights import broadcast, receiving
+from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load, Membership, life_of
 from async_rl.weights.outgoing import Outgoing
+from async_rl.weights.tensors import tensor_spec
 
 GPU = torch.device("meta")
 
@@ -117,7 +118,7 @@ class Learner:
     def __init__(self) -> None:
         self.recorder = Recorder()
         config = compose("grpo_code", ["weights.transfer=collective", "generators.gpus_each=1"])
-        self.exporter: Any = SimpleNamespace()
+        self.exporter: Any = SimpleNamespace(changes=None)
         self._side = LearnerSide(
             config=config.weights,
             folder="",
@@ -158,7 +159,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Learner]:
     monkeypatch.setattr(broadcast, "device_name", lambda _: "GPU-1")
     monkeypatch.setitem(broadcast.BUCKET_BYTES, "nccl", 400)
     learner = Learner()
-    monkeypatch.setattr(broadcast, "join", lambda *_: learner.recorder)
+    monkeypatch.setattr(receiving, "join", lambda *_: learner.recorder)
     monkeypatch.setattr(broadcast, "Outgoing", partial(Outgoing, cuda=learner.recorder))
     yield learner
     learner.sender.close()

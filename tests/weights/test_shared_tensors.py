@@ -10,16 +10,8 @@ import pytest
 import torch
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.block import (
-    Bytes,
-    SharedTensors,
-    SharedTensorsReader,
-    checksum,
-    layout,
-    summed,
-    tensor_bytes,
-    tensor_spec,
-)
+from async_rl.weights.block import Bytes, SharedTensors, SharedTensorsReader
+from async_rl.weights.tensors import checksum, layout, summed, tensor_bytes, tensor_spec
 
 
 def arrays(seed: int) -> list[Bytes]:

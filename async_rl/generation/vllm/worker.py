@@ -15,7 +15,6 @@ import ctypes
 import importlib
 import multiprocessing
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,22 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.core.codec import decode
-from async_rl.core.errors import BroadcastBroken, WeightsError
+from async_rl.core.errors import BroadcastBroken
 from async_rl.core.os import die_with_parent
 from async_rl.generation.environment import EXTERNAL_LIB
+from async_rl.generation.vllm.changed_words import (
+    change_words,
+    has_plain_weights,
+    layer_method,
+    parameter_names,
+    require_loaded,
+)
 from async_rl.generation.vllm.cpu_adapters import use_grouped_adapters
 from async_rl.generation.vllm.cpu_drafts import use_exact_temperatures
 from async_rl.generation.vllm.prompt_scores import use_prompt_scores
-from async_rl.protocol.weights import Manifest, Source
-from async_rl.weights.block import Tensors
+from async_rl.protocol.weights import Manifest, Seat, Source
 from async_rl.weights.routes import Receivers
+from async_rl.weights.tensors import Tensors
 
 # The module is imported before the model is loaded.
 use_grouped_adapters()
@@ -108,7 +114,7 @@ class SharedWeightsExtension:
         assert self._spare is not None, "the engine knows which workers have one"
         _return_freed_memory()
         try:
-            with self._weights(manifest, source) as tensors:
+            with self._receivers.receive(*_decoded(manifest, source)) as tensors:
                 self._spare.load(tensors)
         except BroadcastBroken as error:
             return str(error)
@@ -127,19 +133,24 @@ class SharedWeightsExtension:
         """
         config = self.vllm_config
         model: torch.nn.Module = self.model_runner.get_model()
+        takes_changes = self.device.type != "cpu" and has_plain_weights(model)
+        decoded, sent = _decoded(manifest, source)
         try:
             with (
-                self._weights(manifest, source) as tensors,
+                self._receivers.receive(decoded, sent, takes_changes=takes_changes) as tensors,
                 set_current_vllm_config(config),
                 torch.no_grad(),
             ):
+                if isinstance(sent, Seat) and sent.difference:
+                    change_words(model, decoded, tensors)
+                    return ""
                 if self.device.type == "cpu":
                     _forget_packed_experts(model)
                 # The reload makes a separate parameter for a tied head, which no push names.
-                tied = _names(model, tied=True) - _names(model)
+                tied = parameter_names(model, tied=True) - parameter_names(model)
                 initialize_layerwise_reload(model)
                 try:
-                    _load_all(model, tensors, expected=_names(model) - tied)
+                    _load_all(model, tensors, expected=parameter_names(model) - tied)
                 finally:
                     # A retry needs whole layers, whatever their content.
                     finalize_layerwise_reload(model, config.model_config)
@@ -173,12 +184,6 @@ class SharedWeightsExtension:
         manager.pin_adapter(self._staged.id)
         return ""
 
-    def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
-        """As Receivers.receive."""
-        kind: Any = Source  # a union, which mypy does not accept as a type
-        decoded: Source = decode(source, kind)
-        return self._receivers.receive(decode(manifest, Manifest), decoded)
-
 
 class SpareModel:
     """A second copy of the model, which exchanges its tensors with the one in use.
@@ -203,7 +208,7 @@ class SpareModel:
         for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
             theirs._parameters.update(unpacked)
         with torch.no_grad(), set_current_vllm_config(self._config):
-            _load_all(self._model, tensors, expected=_names(self._model))
+            _load_all(self._model, tensors, expected=parameter_names(self._model))
 
     def pack(self) -> None:
         """Prepare the loaded tensors for the kernels."""
@@ -217,7 +222,7 @@ class SpareModel:
         ):
             ours._parameters, theirs._parameters = theirs._parameters, ours._parameters
             ours.__dict__.update(packed)
-            if isinstance(_method(ours), FusedMoEMethodBase):
+            if isinstance(layer_method(ours), FusedMoEMethodBase):
                 # It owns the kernel of the experts, which refers to their biases.
                 ours.quant_method, theirs.quant_method = theirs.quant_method, ours.quant_method
             for name, parameter in unpacked.items():
@@ -225,6 +230,11 @@ class SpareModel:
                     unpacked[name] = theirs._parameters[name]
         # Released now: a second set of packed weights would take as much memory as the model.
         self._packed = []
+
+
+def _decoded(manifest: bytes, source: bytes) -> tuple[Manifest, Source]:
+    kind: Any = Source  # a union, which mypy does not accept as a type
+    return decode(manifest, Manifest), decode(source, kind)
 
 
 def _return_freed_memory() -> None:
@@ -252,25 +262,16 @@ def _second_model(config: VllmConfig) -> torch.nn.Module:
     return model
 
 
-def _names(model: torch.nn.Module, *, tied: bool = False) -> set[str]:
-    """Return the names of the model's parameters; with `tied` also the names of shared ones."""
-    return {name for name, _ in model.named_parameters(remove_duplicate=not tied)}
-
-
 def _load_all(model: torch.nn.Module, tensors: Tensors, *, expected: set[str]) -> None:
     # A tensor that no push names would keep its random values without an error.
     loadable: Any = model
     loaded: set[str] = loadable.load_weights(tensors)
-    if missing := expected - loaded:
-        raise WeightsError(
-            f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors"
-            " of the model"
-        )
+    require_loaded(expected - loaded)
 
 
 def _pack(layer: torch.nn.Module) -> dict[str, object]:
     """Prepare a loaded layer for its kernel; return the attributes that this added."""
-    method = _method(layer)
+    method = layer_method(layer)
     if not isinstance(method, QuantizeMethodBase):
         return {}
     _forget_packed_experts(layer)
@@ -283,18 +284,11 @@ def _pack(layer: torch.nn.Module) -> dict[str, object]:
     }
 
 
-def _method(layer: torch.nn.Module) -> object:
-    """Return the object that prepares and runs the layer's weights: an attribute, or a submodule
-    (experts).
-    """
-    return layer._modules.get("quant_method", layer.__dict__.get("quant_method"))
-
-
 def _forget_packed_experts(model: torch.nn.Module) -> None:
     """Let vLLM pack the experts' next weights. vLLM 0.32 packs them only when it makes their
     kernel, so on a CPU later weights would be read unpacked, with log-probs that are 5 nats off.
     """
     for layer in model.modules():
-        method = _method(layer)
+        method = layer_method(layer)
         if isinstance(method, FusedMoEMethodBase):
             method.moe_kernel = None

@@ -1,0 +1,130 @@
+"""The receiving ranks of a broadcast, as weights/broadcast.py describes it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from async_rl.core.errors import BroadcastBroken
+from async_rl.core.sequences import one_ahead
+from async_rl.core.types import NO_VERSION
+from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights.communicator import Communicator, begin, join
+from async_rl.weights.outgoing import Bucket, buckets
+from async_rl.weights.tensors import Tensors, require_checksum, word_sum
+
+
+class Seated:
+    """One rank's communicator, kept from one version to the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._name = ""
+        self._communicator: Communicator | None = None
+
+    def joined(self, seat: Seat, rank: int) -> Communicator:
+        """Return the communicator of the seat; connects it first if it is a new one."""
+        # Another name: other members, or a broken load. The old connections are of no use then.
+        if self._communicator is None or self._name != seat.communicator:
+            self.leave()
+            self._communicator = join(seat, rank, self._device)
+            self._name = seat.communicator
+        return self._communicator
+
+    def cancel(self) -> None:
+        """Let a broadcast over NCCL fail now, from any thread."""
+        communicator = self._communicator
+        if communicator is not None:
+            communicator.cancel()
+
+    def leave(self) -> None:
+        """Close the connections."""
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
+
+
+class BroadcastReceiver:
+    """One receiving rank. rank: among the ranks of its generator; device: of the engine's model."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
+        self._member = Seated(device)
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._one_at_a_time = threading.Lock()
+        self._version = NO_VERSION
+
+    @contextmanager
+    def receive(
+        self, manifest: Manifest, seat: Seat, *, takes_changes: bool = False
+    ) -> Iterator[Tensors]:
+        """Yield copies of the tensors as they arrive, or of the lists of the seat's difference.
+
+        Unless all are received, the rank leaves the communicator, so that the other ranks notice.
+        takes_changes: false = a difference is received, and BroadcastBroken raised.
+        """
+        sent = manifest if seat.difference is None else seat.difference.manifest
+        # A load that was given up may still receive in its thread, into the same buffers.
+        with self._one_at_a_time:
+            before = self._version
+            self._version = NO_VERSION
+            checksums: list[torch.Tensor] = []
+            is_whole = False
+            try:
+                tensors = self._received(sent, seat, checksums)
+                if seat.difference and not (takes_changes and before == seat.difference.base):
+                    # All ranks have to take part.
+                    for _ in tensors:
+                        pass
+                    raise BroadcastBroken(
+                        f"this engine takes no changes from version {seat.difference.base}"
+                    )
+                yield tensors
+                is_whole = len(checksums) == len(buckets(sent, seat.bucket_bytes))
+                total = sum(int(part) for part in checksums) % 2**64
+                require_checksum(sent, total, "as received")
+                self._version = manifest.version
+            finally:
+                if not is_whole:
+                    self._member.leave()
+
+    def _received(self, manifest: Manifest, seat: Seat, checksums: list[torch.Tensor]) -> Tensors:
+        communicator = self._member.joined(seat, seat.first_rank + self._rank)
+
+        def begun() -> Iterator[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]]:
+            for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
+                flat = self._buffer(number % 2, bucket, seat.bucket_bytes, communicator.device)
+                pieces = torch.split(flat, seat.bucket_bytes)
+                yield (
+                    bucket,
+                    flat,
+                    [begin(communicator, piece, timeout_s=seat.timeout_s) for piece in pieces],
+                )
+
+        for bucket, flat, finishes in one_ahead(begun()):
+            for finish in finishes:
+                finish()
+            # On its device: to read it here would wait for the engine's copies.
+            checksums.append(word_sum(flat))
+            is_reused = bucket.size_bytes <= seat.bucket_bytes
+            for name, tensor in bucket.tensors(flat):
+                # An engine may keep a tensor until its layer is complete.
+                yield name, tensor.clone() if is_reused else tensor
+
+    def _buffer(
+        self, number: int, bucket: Bucket, kept_bytes: int, device: torch.device
+    ) -> torch.Tensor:
+        """uint8 [size_bytes] on the device, reused by the next call with this number. A larger one
+        than kept_bytes, for a single tensor, is not kept.
+        """
+        buffer = self._buffers[number]
+        if buffer.numel() < bucket.size_bytes or buffer.device != device:
+            buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=device)
+            if bucket.size_bytes <= kept_bytes:
+                self._buffers[number] = buffer
+        return buffer[: bucket.size_bytes]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._member.leave()

@@ -1,0 +1,113 @@
+"""Tensors as bytes: their place in a block, their types, and sums of their words."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from async_rl.core.errors import WeightsError
+from async_rl.protocol.weights import Manifest, TensorEntry
+
+Bytes = npt.NDArray[np.uint8]
+TensorSpec = tuple[str, str, Sequence[int], int]
+"""Hugging Face name, torch dtype name, shape, size in bytes."""
+Tensors = Iterator[tuple[str, torch.Tensor]]
+"""Each tensor of a version with its Hugging Face name."""
+
+# A cache line, and a multiple of the 8 bytes that the checksum adds.
+ALIGN = 64
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int16": torch.int16,
+}
+
+
+def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
+    """Return the facts that a block needs before its first version. dtype: in the block, None = the
+    dtype of the tensor.
+    """
+    dtype = dtype or tensor.dtype
+    size_bytes = tensor.numel() * dtype.itemsize
+    return name, str(dtype).removeprefix("torch."), tuple(tensor.shape), size_bytes
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor of any dtype: uint8 [size], a view if it is contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def dtype_of(entry: TensorEntry) -> torch.dtype:
+    """Return the entry's dtype. Raises WeightsError for a dtype that no medium carries."""
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise WeightsError(
+            f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
+        )
+    return dtype
+
+
+def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
+    """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError."""
+    dtype = dtype_of(entry)
+    try:
+        return flat.view(dtype).reshape(entry.shape)
+    except RuntimeError as error:
+        raise WeightsError(
+            f"{entry.name} of shape {entry.shape} and {entry.dtype} does not fit {entry.size_bytes}"
+            f" bytes: {error}"
+        ) from error
+
+
+def layout(specs: Iterable[TensorSpec]) -> tuple[list[TensorEntry], int]:
+    """Arrange tensors one after another; returns the entries and the size of the whole block."""
+    offset = ALIGN
+    entries = []
+    for name, dtype, shape, size_bytes in specs:
+        entry = TensorEntry(
+            name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes
+        )
+        entries.append(entry)
+        offset += -(-size_bytes // ALIGN) * ALIGN
+    return entries, offset
+
+
+def checksum(data: Bytes) -> int:
+    """Sum of the 64-bit words modulo 2^64, the last one filled up with zeros.
+
+    As fast as memory, and enough to detect a torn or partial copy.
+    """
+    # torch takes no read-only memory, as that of a file.
+    writeable = data if data.flags.writeable else data.copy()
+    return int(word_sum(torch.from_numpy(writeable))) % 2**64
+
+
+def word_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's part of the checksum of a block, int64 [] on its device: the sum of its
+    64-bit words modulo 2^64, the last one filled up with zeros as in the block.
+    """
+    flat = tensor_bytes(tensor)
+    num_missing = -flat.numel() % 8
+    # Padding copies the whole tensor, also by nothing, as a part of a tensor needs that does not
+    # begin at a word.
+    if num_missing or flat.storage_offset() % 8:
+        flat = torch.nn.functional.pad(flat, (0, num_missing))
+    return flat.view(torch.int64).sum()
+
+
+def summed(tensors: Iterable[torch.Tensor], sums: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors, and add the sum of each to `sums`."""
+    for tensor in tensors:
+        sums.append(word_sum(tensor))
+        yield tensor
+
+
+def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
+    """Raise WeightsError unless the bytes from the source have the manifest's checksum."""
+    if actual != manifest.checksum:
+        raise WeightsError(
+            f"checksum of version {manifest.version} {source} is {actual}, announced"
+            f" {manifest.checksum}"
+        )
