@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib
 import itertools
@@ -54,9 +55,14 @@ TESTS = (
     "api",
     "config/test_preflight.py",
     "generation/test_device_block.py",
+    "learner/test_compiling.py",
+    "learner/test_families.py",
     "learner/test_lora.py",
     "learner/test_process_group.py",
     "learner/test_replaying.py",
+    "learner/test_segments.py",
+    "rollouts/test_common_prompt.py",
+    "service/test_training.py",
     "view/test_pages.py",
 )
 """Below tests/: those that reach the packages in their own process."""
@@ -99,10 +105,13 @@ _LOGS = re.compile(r"\b_?log\.(debug|info|warning|error)\(")
 
 @dataclass(frozen=True)
 class Fault:
-    """lines: of the statement; text: the line of the changed node; old, new: its text."""
+    """lines: of the statement; name: that it defines in its module, or that its class has; text:
+    the line of the changed node; old, new: its text.
+    """
 
     file: str
     lines: range
+    name: str
     text: str
     old: str
     new: str
@@ -132,7 +141,10 @@ def faults_of(file: str, changed: set[int] | None) -> Iterator[Fault]:
     """Yield the faults of a file. changed: line numbers; None for all."""
     source = (PRODUCT / file).read_text()
     tree = ast.parse(source)
-    for statement in ast.walk(tree):
+    # The last lines of a script run in a process of their own.
+    tops = [top for top in tree.body if not ast.unparse(top).startswith("if __name__ ==")]
+    pairs = [(top, node) for top in tops for node in ast.walk(top)]
+    for top, statement in pairs:
         if not isinstance(statement, ast.stmt) or _is_skipped(statement, source):
             continue
         for node, new in _changes(statement):
@@ -149,7 +161,7 @@ def faults_of(file: str, changed: set[int] | None) -> Iterator[Fault]:
             text = source.split("\n")[node.lineno - 1].strip()
             is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
             old = f"({node.value!r})" if is_text else source[begin:end]
-            yield Fault(file, whole, text, old, new, mutated)
+            yield Fault(file, whole, _name_of(top), text, old, new, mutated)
 
 
 def _is_skipped(statement: ast.stmt, source: str) -> bool:
@@ -199,6 +211,9 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.stmt | ast.JoinedStr | ast.ExceptHandler):
                     continue
+                match child:
+                    case ast.keyword(arg="strict", value=ast.Constant(value=True)):
+                        continue  # of zip: an assertion
                 if isinstance(child, ast.expr):
                     yield child
                 if isinstance(child, ast.AST):
@@ -207,6 +222,11 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 def _changed(node: ast.expr) -> Iterator[tuple[ast.expr, str]]:
     match node:
+        # No two readings of a clock are equal.
+        case ast.Compare(ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]) if (
+            "monotonic()" in ast.unparse(node)
+        ):
+            pass
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OTHER_COMPARISON:
             other = ast.Compare(left, [_OTHER_COMPARISON[type(op)]()], [right])
             yield node, f"({ast.unparse(other)})"
@@ -379,7 +399,14 @@ def tests_of(fault: Fault, tests: Recorded, most_s: float) -> list[str]:
         for name, (seconds, lines) in tests.items()
         if any(line in fault.lines for line in lines.get(fault.file, ()))
     ]
-    # A statement of the module runs at its import.
+    # A statement of the module runs at its import, and acts where its name is used.
+    if not reaching:
+        used = _lines_with(fault.name)
+        reaching = [
+            (seconds, name)
+            for name, (seconds, lines) in tests.items()
+            if any(not used[file].isdisjoint(lines[file]) for file in used.keys() & lines.keys())
+        ]
     if not reaching:
         reaching = [
             (seconds, name) for name, (seconds, lines) in tests.items() if fault.file in lines
@@ -392,6 +419,32 @@ def tests_of(fault: Fault, tests: Recorded, most_s: float) -> list[str]:
             break
         chosen.append(name)
     return chosen
+
+
+def _name_of(top: ast.stmt) -> str:
+    match top:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name
+    return ""
+
+
+@functools.cache
+def _lines_with(name: str) -> dict[str, set[int]]:
+    """The lines of functions, by file, that use a name of a module or one that is made of it."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for path in (path for package in PACKAGES for path in (PRODUCT / package).rglob("*.py")):
+        for top in ast.parse(path.read_text()).body:
+            nodes = [node for node in ast.walk(top) if isinstance(node, ast.Name | ast.Attribute)]
+            names = [node.id if isinstance(node, ast.Name) else node.attr for node in nodes]
+            own = _name_of(top)
+            lines = {node.lineno for node, it in zip(nodes, names, strict=True) if it == name}
+            found[str(path.relative_to(PRODUCT))] |= lines
+            if lines and own != name and isinstance(top, ast.Assign | ast.AnnAssign):
+                for file, more in _lines_with(own).items():
+                    found[file] |= more
+    return found
 
 
 class Hunter:

@@ -74,11 +74,12 @@ class Broadcaster(Sender):
         # Opened by the first load: most runs never broadcast, and need no port.
         self._rendezvous: Rendezvous | None = None
         self._newest: Load | None = None
-        self._begun_s = 0.0
+        # When it began, and the name of its communicator.
+        self._begun_s: float
+        self._name: str
         # Of the last load: the longest time for which members waited for this rank, and the time of
         # its slowest piece.
         self._late_s = self._piece_s = 0.0
-        self._name = ""
         self._seats: dict[Life, Seat] = {}
         # Of the newest load; None if it carries all tensors.
         self._changes: Changes | None = None

@@ -143,14 +143,14 @@ class GlooCommunicator:
         """A member that leaves closes its connections, which ends a broadcast of gloo."""
 
     def _send(self, ranks: Any, flat: torch.Tensor, timeout: timedelta) -> None:
-        options = _from_rank_0()
+        options = dist.BroadcastOptions()  # from rank 0
         options.timeout = timeout
         work = ranks.broadcast([flat], options)
         try:
             work.wait()
         finally:
             # A stored exception refers to this frame, and would keep the connections open.
-            del work
+            del work, ranks
 
     def close(self) -> None:
         """Drop the last reference, which closes the connections, during a broadcast too."""
@@ -191,7 +191,7 @@ class NcclCommunicator:
         Raises RuntimeError if it cannot.
         """
         self._check()
-        work = self._group.broadcast([flat], _from_rank_0())
+        work = self._group.broadcast([flat], dist.BroadcastOptions())  # from rank 0
         return functools.partial(self._finish, work, timeout_s)
 
     def _finish(self, work: Any, timeout_s: float) -> None:
@@ -248,13 +248,6 @@ def choose_interface(host: str) -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
             return
     raise RuntimeError(f"no network interface of this machine has the address {host}")
-
-
-def _from_rank_0() -> dist.BroadcastOptions:
-    options = dist.BroadcastOptions()
-    options.rootRank = 0
-    options.rootTensor = 0
-    return options
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ class Seated:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._name = ""
+        self._name: str  # of the communicator
         self._communicator: Communicator | None = None
 
     def joined(self, seat: Seat, rank: int) -> Communicator:

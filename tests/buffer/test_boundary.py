@@ -147,6 +147,31 @@ async def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_t
     assert "group 0 of generator-0 is refused: " in caplog.text
 
 
+async def test_values_at_their_bounds_are_accepted(service: BufferService, tmp_path: Path) -> None:
+    (ticket,) = await tickets(service, 0, credit=1)
+    score = Score(
+        reward=1e30,
+        parts={"style": -1e30},
+        verdicts=(),
+        latency_s=0.0,
+        steps=(StepScore(end_tokens=0, reward=1e30), StepScore(end_tokens=3, reward=0.0)),
+    )
+    sample = msgspec.structs.replace(
+        VALID,
+        token_ids=np.array([1, 2, 0, 5, 999], np.int32),
+        behavior_logprobs=np.array([0.0, 0.0, 1e-3, -1e9, 0.0], np.float32),
+        versions=np.array([-1, -1, 0, -1, 0], np.int32),
+        loss_mask=np.array([False, False, True, False, True]),
+        score=score,
+        calls=(AgentCall(end_tokens=1, num_tokens=1), AgentCall(end_tokens=3, num_tokens=2)),
+        branches=((3, -1), (4, 0)),
+    )
+    group = make_group(ticket)
+    group = msgspec.structs.replace(group, trajectories=[sample, VALID], generation_s=0.0)
+    await deliver(service, PutGroup(payload=pack_group(group)))
+    assert states(tmp_path) == {0: "ready"}
+
+
 async def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,7 @@ from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
 from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose
+from async_rl.protocol.learner import DropBatch, SetAside
 
 CONFIG = make_config()
 STEPS = 9
@@ -102,6 +103,25 @@ async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -
     with reading(tmp_path / "store.sqlite") as connection:
         assert connection.execute("SELECT count(*) FROM groups").fetchone() == (0,)
         assert connection.execute("SELECT max(last_position) FROM compacted").fetchone() == (9,)
+    assert problems(tmp_path, CONFIG) == []
+
+
+async def test_dropped_batches_of_the_present_version_stay_counted(tmp_path: Path) -> None:
+    """Its groups may be older than trained ones, which overtook them."""
+    for number in (1, 2):
+        async with opened(tmp_path, kept_groups=0) as service:
+            if number == 1:
+                slow, *others = await tickets(service, 0)
+                for ticket in others:
+                    await put(service, ticket)
+                assert [g.group_id for g in (await take(service, 0)).groups] == [1, 2]
+                await commit(service, 1, [1, 2])
+                await put(service, slow)
+            await put_all(service, 1)
+            bad = [g.group_id for g in (await take(service, 1)).groups]
+            drop = DropBatch(train_version=1, group_ids=bad, message="bad")
+            assert await service.drop_batch(drop) == SetAside(num_batches=number)
+            await forget(service, 1)
     assert problems(tmp_path, CONFIG) == []
 
 

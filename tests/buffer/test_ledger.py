@@ -157,6 +157,9 @@ def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: P
         assert [g.group_id for g in histories(connection, OF_STEP, 1)] == [0, 1]
         assert histories(connection, OF_STEP, 3) == []
         leased = histories(connection, OF_STATE, GroupState.LEASED)
+        dropped = histories(connection, OF_STATE, GroupState.DROPPED)
+        assert [g.age for g in histories(connection, OF_STEP, 2)] == [1, 1]
+        assert (leased[0].age, leased[-1].age, dropped[0].age) == (1, 0, None)
         assert [change.state for change in leased[0].history][-3:] == ["trained", "ready", "leased"]
         assert summary(connection).learner_version == 2
 
@@ -221,6 +224,17 @@ def test_the_audit_sees_what_is_wrong(store: Path, change: str) -> None:
     with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
         assert connection.execute(change).rowcount > 0
     assert WRONG[change] in problems(store.parent, CONFIG)
+
+
+def test_the_audit_names_the_first_twenty_groups_and_counts_the_rest(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        connection.execute(
+            "INSERT INTO transitions (group_id, attempt, state, at_s, generator, reason)"
+            " SELECT value, 1, 'generating', 0, '', '' FROM json_each(?)",
+            [json.dumps([*range(100, 125)])],
+        )
+    *named, rest = problems(store.parent, CONFIG)
+    assert (len(named), rest) == (20, "and 5 more")
 
 
 def test_the_audit_sees_an_admission_beyond_the_bound(store: Path) -> None:

@@ -103,6 +103,8 @@ def test_a_learner_that_waits_too_long_for_a_slow_group_gets_another_one() -> No
     pace.commit(9, START_S + 9, has_next=False)
     # 0.5 % of 32 steps.
     assert opens(pace) == pytest.approx([9.16, 9.16])
+    pace.lease(9, batch(START_S + 8.75, START_S + 9.125), START_S + 9.125)
+    assert opens(pace) == [9.125 + 0.75, math.inf], "it has begun its step"
 
 
 def test_batches_after_an_evaluated_version_have_their_own_leads() -> None:

@@ -13,6 +13,7 @@ import pytest
 from buffer_support import (
     FakePrompts,
     commit,
+    evaluate,
     forget,
     opened,
     put,
@@ -141,6 +142,24 @@ async def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path
         assert num_trained(tmp_path) == 6
 
 
+async def test_what_the_version_has_to_which_the_learner_goes_back_stays(tmp_path: Path) -> None:
+    async with opened(tmp_path, prompts=FakePrompts(num_held_out=1)) as service:
+        for version in range(3):
+            await evaluate(service, version)
+            await step(service, version)
+        await evaluate(service, 3)
+        await sync(service, 1)
+        await service.store.flush()
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as store:
+        for found in (
+            "steps WHERE undone_s IS NULL AND 0 < version",
+            "evaluations WHERE 0 < version",
+            "groups WHERE evaluation > 0",
+        ):
+            column = "evaluation" if "groups" in found else "version"
+            assert store.execute(f"SELECT {column} FROM {found}").fetchall() == [(1,)], found
+
+
 async def test_open_groups_may_be_as_old_as_the_version_that_the_learner_went_back_to(
     tmp_path: Path,
 ) -> None:
@@ -194,15 +213,23 @@ async def test_a_learner_that_is_one_commit_ahead_has_trained_its_batch(
 
 async def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> None:
     async with opened(tmp_path) as service:
-        await step(service, 0)
-        await forget(service, 2)
+        for version in range(2):
+            await step(service, version)
+        await take(service, 2)
+        await forget(service, 3)
         assert len(await service.store.reader.groups([0, 1])) == 2
         await forget(service, 1)
-        with pytest.raises(InfrastructureError, match="no longer contains the trajectories of"):
-            await service.store.reader.groups([0])
+        # Those of the later step, of the leased batch, and the ready ones.
+        ready = list(service.state.replay.ready)
+        assert len(await service.store.reader.groups([2, 3, 4, 5, *ready])) == 4 + len(ready)
+        for group_id in (0, 1):
+            with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
+                await service.store.reader.groups([group_id])
     async with opened(tmp_path) as service:
         with pytest.raises(ProtocolError, match=r"of steps up to 1 are deleted.*restore that"):
             await sync(service, 0)
+        assert await taken_ids(service, 2) == [4, 5]
+        await sync(service, 1)
         assert await taken_ids(service, 1) == [2, 3]
 
 
@@ -232,6 +259,9 @@ async def test_dropped_batches_of_a_version_count_across_a_restart_of_the_buffer
             bad = await taken_ids(service, 0)
             drop = DropBatch(train_version=0, group_ids=bad, message="bad")
             assert await service.drop_batch(drop) == SetAside(num_batches=number)
+            # A leased batch is none of them.
+            await put_all(service)
+            assert len(await taken_ids(service, 0)) == 2
 
 
 async def test_a_start_that_is_reported_twice_undoes_steps_once(tmp_path: Path) -> None:

@@ -227,8 +227,12 @@ async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: 
 
 
 async def test_sqlite_syncs_the_log_before_it_moves_it_into_the_file(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     async with open_store(tmp_path) as store:
         assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)
+        # A process whose event loop has failed exits although its disk hangs.
+        added = set(threading.enumerate()) - before
+        assert [t.daemon for t in added if t.name.startswith("store ")] == [True, True]
 
 
 async def test_the_log_stays_short_although_the_writer_never_rests(
@@ -275,11 +279,16 @@ async def test_a_part_of_the_log_is_moved_into_the_file_once(
 ) -> None:
     due: list[int] = []
     commits: list[int] = []
+    waits: list[float | None] = []
 
     class Event(threading.Event):
         def set(self) -> None:
             due.append(commits[-1])
             super().set()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(timeout)
 
     threads = SimpleNamespace(Thread=threading.Thread, Event=Event)
     monkeypatch.setattr(writer, "threading", threads)
@@ -289,6 +298,7 @@ async def test_a_part_of_the_log_is_moved_into_the_file_once(
             commits.append(number)
             await store.flush()
     assert due == [3, 6, 7], "the last notice is the end"
+    assert len(waits) <= 3, "one move for each notice"
 
 
 async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(

@@ -38,13 +38,13 @@ class Generator:
         self.activity = Activity()
         self.sleeping = Sleeping(open_engine, self.activity)
         self.heard: list[str] = []
-        self.hangs = False
+        self.fails_with: Exception | None = None
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         is_load = isinstance(request, LoadWeights)
         self.heard.append(type(request.source if is_load else request).__name__)
-        if self.hangs:
-            raise DeadlineExceeded("it hangs")
+        if self.fails_with is not None:
+            raise self.fails_with
         if isinstance(request, Sleep):
             return await self.sleeping.sleep(request)
         assert isinstance(request, LoadWeights)
@@ -266,19 +266,21 @@ def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: 
     world, engine = World(tmp_path, "timeouts.start_s=42"), Still()
 
     async def story() -> None:
-        generator, hanging = Generator(engine.open), Generator(engine.open)
-        hanging.hangs = True
+        generators = {name: Generator(engine.open) for name in ("good", "hangs", "breaks")}
+        generators["hangs"].fails_with = DeadlineExceeded("it hangs")
+        generators["breaks"].fails_with = WeightsError("no")
         async with pushing(world):
-            world.join("good", generator)
-            world.join("hangs", hanging)
+            for name, generator in generators.items():
+                world.join(name, generator)
             await world.pusher.take_device()
             assert world.device.is_learners
 
     run(story())
     # Not heard of before, so it may have been starting: 42 s more (timeouts.start_s).
-    assert [(e.name, e.reason) for e in world.cut_off] == [
-        ("hangs", "it did not sleep within 49 s (timeouts.start_s / 6)")
-    ]
+    assert {e.name: e.reason for e in world.cut_off} == {
+        "hangs": "it did not sleep within 49 s (timeouts.start_s / 6)",
+        "breaks": "it could not go to sleep: WeightsError: no",
+    }
 
 
 def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) -> None:

@@ -124,6 +124,49 @@ def test_a_checkpoint_that_is_saved_again_replaces_its_copy_and_meanwhile_has_no
     assert steps(tmp_path / "back" / "run") == [5]
 
 
+def test_a_copy_is_on_the_disk_before_its_mark_and_loses_its_mark_before_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss every copy with a mark is whole."""
+    run_dir = tmp_path / "run"
+    there = tmp_path / "elsewhere" / "run"
+    there.mkdir(parents=True, mode=0o755)
+    at_each_sync: list[str] = []
+    synced: list[Path] = []
+
+    def note(root: Path) -> None:
+        names = sorted(path.name for path in root.glob("step_*"))
+        at_each_sync.append(" ".join(names).replace("step_00000", ""))
+
+    monkeypatch.setattr("async_rl.training.mirror.sync_tree", note)
+    monkeypatch.setattr("async_rl.training.mirror.sync", synced.append)
+    mirror = Mirror(str(tmp_path / "elsewhere"), run_dir)
+    # The last one is another checkpoint of the same version.
+    for version, content in ((5, "a"), (6, "b"), (6, "c")):
+        shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
+        make(run_dir, version)
+        directory = directory_of(run_dir, version)
+        (directory / "index.json").write_text(content)
+        write_sums(directory, sums_of(directory))
+        record(run_dir, version)
+        mirror.update()
+    assert at_each_sync == [
+        *("5", "5 5.complete", "5 5.complete"),
+        *("5 5.complete 6", "5 5.complete 6 6.complete", "5 6 6.complete"),
+        *("6", "6", "6 6.complete", "6 6.complete"),
+    ]
+    assert set(synced) == {there.parent, tmp_path}
+    assert there.stat().st_mode & 0o777 == 0o700
+    assert not (run_dir / "ledger.partial").exists()
+    synced.clear()
+    at_each_sync.clear()
+    back = tmp_path / "back" / "run"
+    (back.parent / "run.partial" / "left").mkdir(parents=True)
+    Mirror(str(tmp_path / "elsewhere"), back).fetch()
+    assert (len(at_each_sync), synced) == (1, [back.parent])
+    assert not (back / "left").exists()
+
+
 def test_a_copy_with_a_name_that_leads_elsewhere_is_not_brought_back(tmp_path: Path) -> None:
     """Object stores have names, not directories: two dots are a name like any other."""
     run_dir = tmp_path / "run"

@@ -21,6 +21,7 @@ from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
 from async_rl.runtime.directory import Directory
+from async_rl.training import pushing
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Published, Pushed
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import Membership
@@ -47,12 +48,12 @@ class Generator:
         if isinstance(request, Probe):
             return Logprobs(version=-1, rows=[])
         assert isinstance(request, LoadWeights)
+        self.is_asked.set()
         if self._hangs:
             await asyncio.get_running_loop().create_future()
         url = ""
         if isinstance(request.source, StoredFile):
             url = request.source.url
-            self.is_asked.set()
             await self.may_read.wait()
             self._files.fetch(request.source, request.manifest)
         elif not self._shares_memory:
@@ -65,26 +66,32 @@ class Generator:
 
 
 def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
-    generators = {"a": Generator(pause_s=0.3), "b": Generator()}
+    generators = {"a": Generator(), "b": Generator(pause_s=0.3), "c": Generator()}
     learner = Learner(tmp_path, generators)
-
-    def pause_s() -> float:
-        return learner.pusher.metrics()["weights/pause_s"]
+    pauses_s: list[float] = []
 
     async def story() -> None:
         learner.serve("a")
         await learner.pusher.publish(0)
-        await learner.pusher.live(0)
-        learner.serve("a", "b")
-        await generators["b"].has_loaded.wait()
-        await learner.pusher.live(0)
-        assert pause_s() == pytest.approx(0.3), "of the slowest, whoever answers last"
+        for number, joiner in enumerate(generators.values(), 1):
+            learner.serve(*list(generators)[:number])
+            await joiner.has_loaded.wait()
+            await learner.pusher.live(0)
+            pauses_s.append(learner.pusher.metrics()["weights/pause_s"])
+            for _ in range(20):  # until the pusher's loop has written the answer
+                await asyncio.sleep(0)
+            answers = records.read(tmp_path / PUSHES_FILE, Pushed)
+            assert [(p.generator, p.pid) for p in answers] == [(n, 1) for n in "abc"[:number]]
         await learner.pusher.publish(1)
         await learner.pusher.live(1)
 
     learner.run(story)
-    assert generators["a"].versions == generators["b"].versions == [0, 1]
-    assert pause_s() == pytest.approx(0.6)
+    assert [each.versions for each in generators.values()] == [[0, 1]] * 3
+    assert pauses_s == [0.1, 0.3, 0.3], "of the slowest, whoever answers last"
+    assert learner.pusher.metrics()["weights/pause_s"] == 0.6
+    assert 0 < learner.pusher.metrics()["weights/push_s"] < 60
+    published = list(records.read(tmp_path / VERSIONS_FILE, Published))
+    assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
 
 
 def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
@@ -112,8 +119,27 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
         (1, "b", 1, 0, None, learner.cut_off[0].reason),
         (1, "a", 1, 1, 1, ""),
     ]
-    published = list(records.read(tmp_path / VERSIONS_FILE, Published))
-    assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
+
+
+def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pushing, "_SETTLE_S", 0.05)
+    generators = {"a": Generator(hangs=True), "late": Generator()}
+    learner = Learner(tmp_path, generators)
+
+    async def story() -> None:
+        learner.serve("a")
+        await learner.pusher.publish(0)
+        await generators["a"].is_asked.wait()
+        await learner.pusher.settle()
+        learner.serve("a", "late")
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    learner.run(story)
+    assert "version 0 is still being loaded after 0.05 s" in caplog.text
+    assert not generators["late"].is_asked.is_set()
 
 
 def test_a_generator_with_other_weights_is_on_record_before_the_run_ends(tmp_path: Path) -> None:

@@ -20,7 +20,18 @@ from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
 from async_rl.training.device import learner_device
-from async_rl.training.operations import Fetch, Perform, Score, Step, Stop
+from async_rl.training.operations import (
+    EnterDevice,
+    Fetch,
+    Gather,
+    LeaveDevice,
+    Perform,
+    Restore,
+    Save,
+    Score,
+    Step,
+    Stop,
+)
 from async_rl.training.ranks import Rank, TrainingPool
 
 
@@ -88,7 +99,7 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
     trainer: Any = SimpleNamespace(
         device=torch.device("cuda"),
         tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
-        adapter=lambda: None,
+        adapter=lambda: "adapter",
         full_tensors=lambda: iter(on_gpu),
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
@@ -113,7 +124,8 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
     trainer.device = torch.device("cpu")
     written.append(await pool.publish(2, compares=False))
     pool.close()
-    assert [*blocks, *written] == [1, 3, (on_cpu, 2, True), (on_cpu, 0, False)]
+    on_block = [(on_cpu, 2, True), (on_cpu, 0, False)]
+    assert [*blocks, *written, pool.adapter] == [1, 3, *on_block, "adapter"]
     assert opened == [(trainer.tensor_specs(), torch.cuda)], "page-locked"
     export = ("export", on_cpu, [4, 8], "cuda")
     assert did == [export, "close 1", export, "close 3"]
@@ -170,6 +182,72 @@ async def test_operations_are_numbered_and_use_one_thread() -> None:
     pool.close()
     assert [name for name in names if name.startswith("trainer_")] == ["trainer_0"]
     assert numbers == [1, 2]
+
+
+async def test_a_rank_takes_part_in_every_operation_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[Any] = []
+
+    def noted(name: str) -> Any:
+        return lambda *given: did.append((name, *given))
+
+    async def fetch(request: Fetch, owners: list[int]) -> None:
+        did.append(("fetch", request.train_version, owners))
+
+    names = ("adapter", "logprobs", "save", "load", "enter_device", "leave_device")
+    trainer: Any = SimpleNamespace(
+        full_tensors=lambda: map(noted("tensor"), "ab"),
+        owners=lambda heads, version: [version],
+        device=torch.device("cpu"),
+        tensor_specs=list,
+        **{name: noted(name) for name in names},
+    )
+    parts: Any = SimpleNamespace(fetch=fetch)
+
+    def broadcast(name: torch.Tensor, src: int) -> None:
+        did.append(("broadcast", src))
+        name.copy_(torch.tensor(list(b"zero"), dtype=torch.uint8))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks.dist, "is_initialized", lambda: True)
+        patch.setattr(ranks.dist, "broadcast", broadcast)
+        follower = await Rank.open(lambda: trainer, "one_", parts)
+    assert follower.pool == "zero", "all ranks have the name of rank 0"
+    operations = [
+        Gather(),
+        Score(rows=[]),
+        Save(version=1, directory="s"),
+        Restore(directory="r"),
+        EnterDevice(),
+        LeaveDevice(),
+        Stop(),
+    ]
+    for number, operation in enumerate(operations, 1):
+        await follower.accept(Perform(pool="zero", number=number, operation=operation))
+    await follower.follow()
+    follower.close()
+    assert did == [
+        ("broadcast", 0),
+        ("adapter",),
+        ("tensor", "a"),
+        ("tensor", "b"),
+        ("logprobs", []),
+        ("save", Path("s"), 1),
+        ("load", Path("r")),
+        ("enter_device",),
+        ("leave_device",),
+    ]
+    did.clear()
+
+    class Other:
+        async def call(self, request: Fetch, *, timeout_s: float) -> None:
+            did.append(("of another rank", request.train_version, timeout_s))
+
+    pool = await TrainingPool.open(lambda: trainer, "life", parts, [Other()])
+    await pool.fetch([], 5, life=1, timeout_s=7.0)
+    pool.close()
+    assert did == [("fetch", 5, [5]), ("of another rank", 5, 7.0)]
 
 
 async def test_an_operation_that_is_sent_again_is_performed_once() -> None:

@@ -269,17 +269,26 @@ async def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
 async def test_a_sender_that_is_late_is_named_and_the_next_load_waits_for_twice_as_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(receiving, "join", lose)
+    names = []
+
+    def lose_noted(seat: Seat, *_: object) -> None:
+        names.append(seat.communicator)
+        lose()
+
+    monkeypatch.setattr(receiving, "join", lose_noted)
     config = compose("grpo_code", ["weights.transfer=collective", "timeouts.start_s=60"])
     now_s = 1000.0
     one = Broadcaster(learner_side(config), lambda: now_s)
     found = []
-    for number, late_s in enumerate((4.0, 40.0, 0.0, 0.0), 1):
-        waits_s = (await seats(one, load(number), {("g", 1): member("cpu")}))["g", 1].timeout_s
+    for number, late_s in enumerate((5.0, 40.0, 0.0, 0.0), 1):
+        life, new = ("g", number), load(number)
+        waits_s = (await seats(one, new, {life: member("cpu")}))[life].timeout_s
         now_s += late_s
         with pytest.raises(BroadcastBroken) as raised:
             await one.send(MANIFEST)
         found.append((waits_s, raised.type))
+        with pytest.raises(BroadcastBroken, match=f"load {number} has ended"):
+            await one.source(MANIFEST, new, life)
     one.close()
     assert found == [
         (10.0, BroadcastBroken),
@@ -287,25 +296,37 @@ async def test_a_sender_that_is_late_is_named_and_the_next_load_waits_for_twice_
         (80.0, BroadcastBroken),
         (10.0, BroadcastBroken),
     ]
+    assert names == ["L.1", "L.2", "L.3", "L.4"]
 
 
-async def test_a_sender_is_closed_while_a_load_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_a_sender_is_closed_while_a_load_hangs_and_a_broadcast_ends_with_it(
+    is_connected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
-    def hang(*_: object) -> None:
+    def hang(*_: object, **__: object) -> None:
         has_begun.set()
         assert may_end.wait(30), "the sender was not closed before"
         lose()
 
-    monkeypatch.setattr(receiving, "join", hang)
+    group = SimpleNamespace(device=torch.device("cpu"), cancel=may_end.set, close=list)
+    monkeypatch.setattr(receiving, "join", (lambda *_: group) if is_connected else hang)
+    monkeypatch.setattr(broadcast, "begin", hang)
     one = Broadcaster(learner_side(compose("grpo_code", ["weights.transfer=collective"])))
     await seats(one, load(1), {("g", 1): member("cpu")})
-    sending = asyncio.create_task(one.send(MANIFEST))
-    await asyncio.to_thread(has_begun.wait)
-    one.close()
-    may_end.set()
-    with pytest.raises(BroadcastBroken):
-        await sending
+    with SharedTensors([("w", "float32", [2], 8)]) as block:
+        manifest = block.write(1, [torch.zeros(2)])
+        sending = asyncio.create_task(one.send(manifest))
+        await asyncio.to_thread(has_begun.wait)
+        second = load(2, ("h", 1))
+        await seats(one, second, {("h", 1): member("cpu")})
+        one.close()
+        if not is_connected:
+            may_end.set()
+        with pytest.raises(BroadcastBroken):
+            await sending
+        assert (await one.source(manifest, second, ("h", 1))).communicator == "L.2"
 
 
 def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the_end(
@@ -319,9 +340,14 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         return SimpleNamespace(device=device, close=leave)
 
     monkeypatch.setattr(receiving, "join", join)
-    monkeypatch.setattr(
-        receiving, "begin", lambda _, flat, *, timeout_s: functools.partial(flat.fill_, 255)
-    )
+    # Kept, so that no other buffer has the address of one.
+    pieces: list[torch.Tensor] = []
+
+    def begin(_: object, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], Any]:
+        pieces.append(flat)
+        return functools.partial(flat.fill_, 255)
+
+    monkeypatch.setattr(receiving, "begin", begin)
     receivers = Receivers(1, torch.device("cpu"))
     entries, total_bytes = layout([("w", "float32", [2], 8)])
     manifest = msgspec.structs.replace(
@@ -334,6 +360,7 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         seat = msgspec.structs.replace(SEAT, communicator=name)
         with receivers.receive(manifest, seat) as tensors:
             assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
+    assert len({piece.data_ptr() for piece in pieces}) == 1, "the buffer stays"
     block = SharedTensors([("w", "float32", [2], 8)])
     manifest = block.write(1, map(torch.from_numpy, [np.full(8, 255, np.uint8)]))
     with receivers.receive(manifest, SHARED_BLOCK) as tensors:
@@ -355,7 +382,7 @@ SEAT = Seat(
     host="",
     world_size=5,
     first_rank=3,
-    bucket_bytes=8,
+    bucket_bytes=64,
     timeout_s=1.0,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -65,21 +66,37 @@ def read(manifest: Manifest) -> dict[str, torch.Tensor]:
         return {name: view.clone() for name, view in tensor_views(reader)}
 
 
+def num_open() -> int:
+    """Descriptors of blocks in this process: two each."""
+    fds = [os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if os.path.exists(fd.path)]
+    return sum("async_rl_weights" in fd for fd in fds)
+
+
 @pytest.mark.parametrize("place", ["folder", "memory"])
 def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) -> None:
     files = sender(
         f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights")
     )
     with publisher() as weights, closing(FileReader()) as reader:
+        blocks = set()
         for version in (1, 2):
             announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])
             found, source = reader.localize(announced, files.write(announced))
             assert source == SHARED_BLOCK
             assert found.path != announced.path
             assert found.version == version
+            blocks.add(os.stat(found.path).st_ino)
             assert reader.localize(announced, SHARED_BLOCK) == (announced, SHARED_BLOCK)
             tensors = read(found)
             assert all(torch.equal(tensors[name], TENSORS[name] + version) for name in TENSORS)
+        assert len(blocks) == 1, "its memory is used again"
+        before = num_open()
+        with SharedTensors([tensor_spec("other", torch.ones(9))]) as others:
+            announced = others.write(3, [torch.ones(9)])
+            found, _ = reader.localize(announced, files.write(announced))
+            assert os.stat(found.path).st_ino not in blocks
+            assert read(found)["other"].tolist() == [1.0] * 9
+            assert num_open() == before + 2, "that of `others`: the earlier one is free"
     assert not Path(found.path).exists(), "its memory is free"
     files.close()
 
@@ -196,6 +213,22 @@ def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to(
     (tmp_path / "link").symlink_to("/dev/zero")
     with pytest.raises(BlockUnreachable):
         SharedTensorsReader(replace(manifest, path=str(tmp_path / name)))
+
+
+def test_a_version_that_is_overwritten_while_it_is_written_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push that has missed its deadline leaves a thread that still reads the block."""
+    with publisher() as weights:
+        manifest = weights.write(1, TENSORS.values())
+
+        def late(_: SharedTensorsReader) -> Any:
+            weights.write(1, TENSORS.values())
+            return iter(())
+
+        monkeypatch.setattr(SharedTensorsReader, "tensors", late)
+        with pytest.raises(WeightsError, match="version 1 was overwritten"):
+            sender(str(tmp_path)).write(manifest)
 
 
 def test_a_replaced_learner_deletes_no_file_of_its_successor(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +71,33 @@ def test_ranks_that_announce_their_attempts_are_connected() -> None:
         return gate.connect_privately(store, 2, listen=listen, connect=meet)
 
     with ThreadPoolExecutor(2) as ranks, contextlib.ExitStack() as opened:
-        for end in itertools.chain(*ranks.map(connect, (0, 1))):
+        (first, *_), (second, *others) = ranks.map(connect, (0, 1))
+        for end in (*_, first, second, *others):
             opened.enter_context(end)
+        # The address of a rank that has left admits nobody else.
+        source = first.getsockname()
+        for end in (first, others[0]):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
+        assert not connects(listeners[1], source)
+
+
+def test_a_stranger_that_was_faster_than_the_filter_is_named_and_nobody_connects_after_it() -> None:
+    strangers: list[socket.socket] = []
+
+    def listen() -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", 0))
+        strangers.append(socket.create_connection(listener.getsockname()))
+        return listener
+
+    def connect(listener: socket.socket) -> None:
+        strangers.extend((listener.accept()[0], listener))
+        assert not connects(listener, ("127.0.0.1", 0))
+
+    with pytest.raises(InfrastructureError, match=r"a stranger at .*find and end that process"):
+        gate.connect_privately(None, 1, listen=listen, connect=connect)
+    for end in strangers:
+        end.close()
 
 
 def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_several(

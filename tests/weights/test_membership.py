@@ -18,6 +18,7 @@ A, B, C = ("a", 1), ("b", 2), ("c", 3)
 def fleet_of(*lives: Life, version: int = 1) -> Membership:
     fleet = Membership()
     fleet.follow(lives)
+    assert fleet.behind() == set(), "there is no version yet"
     fleet.publish(version)
     return fleet
 
@@ -86,6 +87,24 @@ def test_who_failed_by_itself_is_cut_off_and_those_who_gave_up_with_it_try_again
         assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
     assert not load.is_whole
     assert fleet.next_together([A, B, C]) == {A, B}
+
+
+def test_a_life_that_has_the_number_of_an_earlier_process_starts_anew() -> None:
+    """Linux uses the numbers of processes again."""
+    fleet = fleet_of(A, B)
+    load = fleet.begin([A, B])
+    assert fleet.answer(load.number, A, Answer.FAILED) == {A}
+    for present in ([B], [A, B]):
+        fleet.follow(present)
+    fleet.expire(load.number)
+    assert fleet.behind() == {A}
+    fleet = fleet_of(A, B)
+    load = fleet.begin([A, B])
+    fleet.answer(load.number, B, Answer.LOADED)
+    fleet.answer(load.number, A, Answer.GAVE_UP)
+    for present in ([B], [A, B, C]):
+        fleet.follow(present)
+    assert fleet.next_together([A, B, C]) == {A, C}, "it does not retry alone"
 
 
 def test_a_joiner_loads_alone() -> None:

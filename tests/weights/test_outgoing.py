@@ -5,6 +5,7 @@ which stream. A recorder stands for torch.cuda, and the GPU's memory has no cont
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -158,11 +159,24 @@ class Learner:
 def learner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Learner]:
     monkeypatch.setattr(broadcast, "device_name", lambda _: "GPU-1")
     monkeypatch.setitem(broadcast.BUCKET_BYTES, "nccl", 400)
+    before = set(threading.enumerate())
     learner = Learner()
     monkeypatch.setattr(receiving, "join", lambda *_: learner.recorder)
-    monkeypatch.setattr(broadcast, "Outgoing", partial(Outgoing, cuda=learner.recorder))
+
+    def outgoing(device: torch.device, *, piece_bytes: int) -> Outgoing:
+        assert piece_bytes == 400, "no more of the GPU than a piece takes"
+        return Outgoing(device, piece_bytes=piece_bytes, cuda=learner.recorder)
+
+    monkeypatch.setattr(broadcast, "Outgoing", outgoing)
     yield learner
+    did = learner.recorder.did
+    is_connected = ("close",) not in did
     learner.sender.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
+    assert did[-1] == ("close",)
+    assert ("cancel",) in did or not is_connected
 
 
 async def test_the_next_piece_is_copied_while_nccl_sends_one_and_gets_buffers_that_are_free(
@@ -215,14 +229,17 @@ async def test_members_wait_in_proportion_to_the_slowest_piece_of_the_last_load(
     assert await learner.join() == 30.0, "the slow load is forgotten"
 
 
-@pytest.mark.parametrize("is_sending", [True, False])
+@pytest.mark.parametrize(("has_lost", "is_sending"), [(True, True), (True, False), (False, True)])
 async def test_a_lost_member_ends_a_broadcast_that_waits_for_it_and_no_sent_one(
-    is_sending: bool, learner: Learner
+    has_lost: bool, is_sending: bool, learner: Learner
 ) -> None:
+    await learner.sender.leave(Membership())
     await learner.join()
     await learner.send()
-    learner.load.has_lost = True
+    learner.load.has_lost = has_lost
     learner.load.awaits_sender = is_sending
     learner.recorder.did.clear()
     await learner.sender.leave(Membership())
-    assert learner.recorder.did == [("cancel",)] * is_sending
+    assert learner.recorder.did == [("cancel",)] * (has_lost and is_sending)
+    assert learner.sender._rendezvous is not None
+    assert ("verdict" in learner.sender._rendezvous.values["L.1"]) is has_lost

@@ -118,6 +118,22 @@ def test_a_rank_notices_the_end_of_the_learner_long_before_its_deadline(
     store.close()
 
 
+def test_learners_of_one_machine_serve_ranks_side_by_side_and_leave_no_thread() -> None:
+    before = set(threading.enumerate())
+    both = [Rendezvous("127.0.0.1") for _ in range(2)]
+    for rendezvous in both:
+        rendezvous.open("one")
+        store = SeatStore(seat(rendezvous, "one", world_size=1))
+        store.meet()
+        store.wait(["present"], timedelta(seconds=0.9))
+        store.close()
+        rendezvous.open("two")
+        with pytest.raises(BroadcastBroken):
+            join(seat(rendezvous, "three"), 1, CPU)
+        rendezvous.close()
+    assert set(threading.enumerate()) == before
+
+
 def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
     """A rank that connected to all would wait a second for each, and fill the filter of gloo."""
     num_ranks = 9
@@ -226,16 +242,21 @@ def test_the_error_of_a_broadcast_keeps_no_connection_open(
         wait = staticmethod(lose)
 
     works = []
+    closed: list[str] = []
 
-    def broadcast(*_: object) -> Work:
-        work = Work()
-        works.append(weakref.ref(work))
-        return work
+    class Group:
+        def broadcast(self, _: object, options: Any) -> Work:
+            assert options.timeout == timedelta(seconds=1)
+            work = Work()
+            works.append(weakref.ref(work))
+            return work
 
-    group = SimpleNamespace(broadcast=broadcast)
-    monkeypatch.setattr(communicator, "private_gloo", lambda *_, **__: group)
-    store: Any = SimpleNamespace(close=list)
+    monkeypatch.setattr(communicator, "private_gloo", lambda *_, **__: Group())
+    store: Any = SimpleNamespace(close=lambda: closed.append("store"))
     gloo = GlooCommunicator(store, seat(rendezvous, "one"), 0)
+    works.append(weakref.ref(gloo._ranks))
     with pytest.raises(RuntimeError) as kept:
         gloo.begin(torch.zeros(1), timeout_s=1.0)
-    assert (str(kept.value), works[0]()) == ("a peer is lost", None)
+    gloo.close()
+    assert (str(kept.value), closed) == ("a peer is lost", ["store"])
+    assert [work() for work in works] == [None, None]

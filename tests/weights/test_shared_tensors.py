@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.block import Bytes, SharedTensors, SharedTensorsReader
+from async_rl.weights.block import Bytes, SharedTensors, SharedTensorsReader, verify_block
 from async_rl.weights.tensors import checksum, layout, summed, tensor_bytes, tensor_spec
 
 
@@ -66,18 +67,43 @@ def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
         with open(manifest.path, "r+b") as file:
             file.seek(manifest.tensors[1].offset)
             file.write(b"\0\1\2\3")
-        with SharedTensorsReader(manifest) as reader, pytest.raises(WeightsError, match="checksum"):
-            reader.verify()
+        with pytest.raises(WeightsError, match="checksum"):
+            verify_block(manifest)
+
+
+def test_a_version_that_is_overwritten_during_its_check_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with block() as writer:
+        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
+        verify_block(manifest)
+        verify = SharedTensorsReader.verify
+
+        def late(reader: SharedTensorsReader) -> None:
+            verify(reader)
+            writer.write(1, map(torch.from_numpy, arrays(2)))
+
+        monkeypatch.setattr(SharedTensorsReader, "verify", late)
+        with pytest.raises(WeightsError, match="was overwritten while it was read"):
+            verify_block(manifest)
+
+
+def test_a_block_that_memory_cannot_hold_is_refused_and_leaves_nothing_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(WeightsError, match="cannot share 115292150460684"):
+        SharedTensors([("a", "float32", [1 << 58], 1 << 60)])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_tensor_of_the_wrong_size_is_refused_and_leaves_the_block_incomplete() -> None:
     first, second, third = arrays(0)
     with block() as writer:
         manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
-        with pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
-            writer.write(1, map(torch.from_numpy, [first, second[:999], third]))
-        with pytest.raises(WeightsError, match="not a complete version 1"):
-            SharedTensorsReader(manifest)
+        for _ in range(2):
+            with pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
+                writer.write(1, map(torch.from_numpy, [first, second[:999], third]))
+            with pytest.raises(WeightsError, match="not a complete version 1"):
+                SharedTensorsReader(manifest)
 
 
 def test_bytes_of_a_contiguous_tensor_are_a_view_of_it_and_others_a_copy_in_its_order() -> None:
@@ -177,8 +203,11 @@ def test_nothing_is_left_in_shared_memory_or_open_after_close() -> None:
     gc.collect()
     shm, fds = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     writer = block()
-    reader = SharedTensorsReader(writer.write(1, map(torch.from_numpy, arrays(1))))
+    manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
+    assert Path(manifest.path).stat().st_mode & 0o777 == 0o600, "/proc shows it to other users"
+    reader = SharedTensorsReader(manifest)
     reader.close()
     writer.close()
+    assert "async_rl_weights" not in Path("/proc/self/maps").read_text()
     assert set(os.listdir("/dev/shm")) == shm
     assert len(os.listdir("/proc/self/fd")) == fds
