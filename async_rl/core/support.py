@@ -10,6 +10,8 @@ from async_rl.core.frozen import Value
 
 MOST_KEPT = 1024
 """The largest top_k of training samples."""
+MOST_TOP = 20
+"""The most alternatives of a token, as in the API of OpenAI."""
 
 
 class Support(Value, frozen=True):
@@ -52,6 +54,21 @@ class Support(Value, frozen=True):
 
 
 EVERYTHING = Support()
+
+
+class Alternatives(Value, frozen=True):
+    """The log-probs that a caller reads next to those of the drawn tokens.
+
+    num_top: the likeliest tokens at each position of the answer, from the distribution that was
+    drawn from. num_prompt_top: the same for the tokens before the answer, at temperature 1, next to
+    each of these tokens; None = they have no log-probs.
+    """
+
+    num_top: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
+    num_prompt_top: Annotated[int, Meta(ge=0, le=MOST_TOP)] | None = None
+
+
+NO_ALTERNATIVES = Alternatives()
 
 
 class Span(Value, frozen=True):

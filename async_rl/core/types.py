@@ -20,7 +20,7 @@ from msgspec import Meta
 from async_rl.core.calls import AgentCall
 from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON, Checker, Language, OutputRules
-from async_rl.core.support import EVERYTHING, Span, Support
+from async_rl.core.support import EVERYTHING, NO_ALTERNATIVES, Alternatives, Span, Support
 
 # int32 holds any token id and any version, in half the bytes of int64 on the wire.
 IntArray = npt.NDArray[np.int32]
@@ -218,14 +218,14 @@ class Prompt(Value):
 class Sampling(Value):
     """The settings of sampling. temperature 0 is greedy.
 
-    drafts: earlier responses to the prompt, int32 as little-endian bytes, in which an engine may
-    look for tokens to propose to itself (generation/vllm/cpu_drafts.py).
+    drafts: earlier responses to the prompt, little-endian int32 (generation/vllm/cpu_drafts.py).
     """
 
     temperature: float
     max_new_tokens: int
     support: Support = EVERYTHING
     drafts: bytes = b""
+    alternatives: Alternatives = NO_ALTERNATIVES
 
 
 class Ticket(Value):

@@ -61,6 +61,13 @@ class Probe(Request):
     rows: list[IntArray]
 
 
+class Scores(Value):
+    """Tokens at N positions: ids int32, logprobs float32 [N, K]."""
+
+    ids: IntArray
+    logprobs: FloatArray
+
+
 class Completion(Value):
     """Tokens after a row of tokens, which the policy wrote or, in a sample of several turns, read.
 
@@ -70,7 +77,9 @@ class Completion(Value):
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     spans: of tokens that were not drawn from the whole vocabulary.
     index: among the samples of one request. first_s: monotonic seconds of the engine's machine when
-    the first token existed; NaN: unknown.
+    the first token existed; NaN: unknown. likeliest, prompt: as `Sampling.alternatives` requests
+    them; of the row before, `prompt` has each token, then the likeliest ones, and ids 0 and
+    log-probs NaN for the first.
     """
 
     token_ids: IntArray
@@ -80,6 +89,8 @@ class Completion(Value):
     index: int = 0
     first_s: float = math.nan
     spans: tuple[Span, ...] = ()
+    likeliest: Scores | None = None
+    prompt: Scores | None = None
 
     @property
     def is_written(self) -> BoolArray:
@@ -101,6 +112,7 @@ def only_read(token_ids: IntArray) -> Completion:
 def joined(parts: Sequence[Completion]) -> Completion:
     """Return consecutive parts as one."""
     starts = np.cumsum([0, *(len(part.token_ids) for part in parts)]).tolist()
+    likeliest = [part.likeliest for part in parts if part.likeliest is not None]
     return Completion(
         token_ids=np.concatenate([part.token_ids for part in parts]),
         logprobs=np.concatenate([part.logprobs for part in parts]),
@@ -112,6 +124,16 @@ def joined(parts: Sequence[Completion]) -> Completion:
             for start, part in zip(starts, parts, strict=False)
             for span in part.spans
         ),
+        likeliest=_rows(likeliest) if len(likeliest) == len(parts) else None,
+        prompt=parts[0].prompt,
+    )
+
+
+def _rows(scores: Sequence[Scores], kept: slice = slice(None)) -> Scores:
+    """Return the positions of all scores, as far as they are kept."""
+    return Scores(
+        ids=np.concatenate([each.ids for each in scores])[kept],
+        logprobs=np.concatenate([each.logprobs for each in scores])[kept],
     )
 
 
@@ -133,6 +155,8 @@ def cut(whole: Completion, kept: slice) -> Completion:
         versions=whole.versions[kept],
         is_truncated=whole.is_truncated or len(token_ids) < len(whole.token_ids),
         spans=tuple(span for span in later if span.start < span.end),
+        likeliest=None if whole.likeliest is None else _rows([whole.likeliest], kept),
+        prompt=whole.prompt,
     )
 
 

@@ -23,7 +23,7 @@ from async_rl.config.generation import PARSERS
 from async_rl.config.run import RunConfig
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AgentError, DataError, EngineDead
-from async_rl.core.support import Support
+from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import (
     CodeTest,
     IntArray,
@@ -94,14 +94,16 @@ class Agents:
         session_name = self._journal.name_of(ticket, index)
 
         async def answer(
-            call: str, token_ids: IntArray, limit: int, support: Support
+            call: str, token_ids: IntArray, limit: int, support: Support, shown: Alternatives
         ) -> Completion:
+            limited = msgspec.structs.replace(
+                sampling, max_new_tokens=limit, support=support, alternatives=shown
+            )
             # An agent that starts again repeats its calls; new answers would waste drawn tokens.
-            if known := self._journal.take(ticket, index, token_ids, limit, support):
+            if known := self._journal.take(ticket, index, token_ids, limited):
                 return known
             if is_returning:
                 raise Refused("no life of the gateway has written this answer")
-            limited = msgspec.structs.replace(sampling, max_new_tokens=limit, support=support)
             try:
                 completed = await write(f"{name}/{call}", token_ids, limited)
             except DataError as error:
@@ -112,7 +114,7 @@ class Agents:
                 if not failing.done():
                     failing.set_result(AgentError(session.closed))
                 raise
-            self._journal.add(ticket, index, token_ids, support, completed)
+            self._journal.add(ticket, index, token_ids, limited, completed)
             return completed
 
         failing: asyncio.Future[AgentError] = asyncio.get_running_loop().create_future()

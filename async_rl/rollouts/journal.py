@@ -33,8 +33,7 @@ from typing import Any
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import Value
-from async_rl.core.support import Support
-from async_rl.core.types import IntArray, Ticket
+from async_rl.core.types import IntArray, Sampling, Ticket
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Noted
 from async_rl.wire.keys import write_private
@@ -104,18 +103,18 @@ class Journal:
         self._append(int(name.partition(".")[0]), _Request(name=name, noted=noted))
 
     def take(
-        self, ticket: Ticket, sample: int, before: IntArray, limit: int, support: Support
+        self, ticket: Ticket, sample: int, before: IntArray, sampling: Sampling
     ) -> Completion | None:
-        """Return what another life wrote here, with at most `limit` tokens; None if nothing. An
-        answer that its limit ended may have fewer, and the caller continues it.
+        """Return what another life wrote here, with at most the tokens of the limit; None if
+        nothing. An answer that its limit ended may have fewer, and the caller continues it.
         """
         if ticket.group_id not in self._known:
             self._known[ticket.group_id] = self._read(ticket.group_id)
         known = self._known[ticket.group_id]
-        digest = _digest(before, support)
+        digest = _digest(before, sampling)
         for index, record in enumerate(known):
             is_same = (record.sample, record.before) == (sample, digest)
-            if is_same and len(record.completed.token_ids) <= limit:
+            if is_same and len(record.completed.token_ids) <= sampling.max_new_tokens:
                 return known.pop(index).completed
         return None
 
@@ -124,7 +123,7 @@ class Journal:
         ticket: Ticket,
         sample: int,
         before: IntArray,
-        support: Support,
+        sampling: Sampling,
         completed: Completion,
     ) -> None:
         """Write one answer. In the page cache it survives the process, not the machine. Raises
@@ -133,7 +132,7 @@ class Journal:
         record = _Record(
             attempt=ticket.attempt,
             sample=sample,
-            before=_digest(before, support),
+            before=_digest(before, sampling),
             completed=completed,
         )
         self._append(ticket.group_id, record)
@@ -187,6 +186,7 @@ class Journal:
         return self._folder / str(group_id)
 
 
-def _digest(token_ids: IntArray, support: Support) -> bytes:
-    content = token_ids.astype("<i4").tobytes() + encode(support)
+def _digest(token_ids: IntArray, sampling: Sampling) -> bytes:
+    how = encode(sampling.support) + encode(sampling.alternatives)
+    content = token_ids.astype("<i4").tobytes() + how
     return hashlib.blake2b(content, digest_size=16).digest()

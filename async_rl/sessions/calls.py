@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_rl.core.frozen import Value, frozen
-from async_rl.core.support import EVERYTHING, Support
+from async_rl.core.support import EVERYTHING, NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL
@@ -20,14 +20,18 @@ Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
 """Runs the program of a request in the jail; returns what JSON can express, and whether the program
 failed to run. Raises Refused.
 """
-Write = Callable[[str, IntArray, int, Support], Awaitable[Completion]]
-"""(id of the call, tokens so far, most new tokens, their support) -> the policy's continuation."""
+Write = Callable[[str, IntArray, int, Support, Alternatives], Awaitable[Completion]]
+"""(id of the call, tokens so far, most new tokens, their support, the log-probs that the agent
+reads) -> the policy's continuation.
+"""
 _ROLE = re.compile(r"[\w.-]{0,64}")
 _NAME = re.compile(rf"{MODEL}(?:/({_ROLE.pattern}))?(:untrained)?")
 _ROLE_HEADER = "x-async-rl-role"
 _TRAIN_HEADER = "x-async-rl-train"
 # Each piece of an answer is searched for the start of each stop text.
 _MOST_STOP_CHARS = 4096
+# Each becomes an object of the JSON text of the answer: 0.1 s in which no other call goes on.
+_MOST_SCORES = 1 << 16
 
 
 def caller_of(model: str, headers: Mapping[str, str]) -> Caller:
@@ -57,27 +61,42 @@ def caller_of(model: str, headers: Mapping[str, str]) -> Caller:
 class Call:
     """A request for one answer.
 
-    max_tokens: None = as many as fit. stops: texts before which the answer stops. in_pieces: the
-    agent reads along. start: the text of the answer that the context has already. prefill: the
-    part of it that the request has, and the answer does not repeat. prompt: the text before the
-    answer, if the call has no messages. tools: tools that the answer may call. support: min_tokens,
-    logit_bias and grammar of the tokens that follow `start`; the run decides top_k and top_p.
-    caller: whom it answers.
+    max_tokens: None = as many as fit. stops: texts before which the answer stops. stop_ids: tokens
+    with which it stops. in_pieces: the agent reads along. start: the text of the answer that the
+    context has already. prefill: the part of it that the request has, and the answer does not
+    repeat. prompt: the text before the answer, if the call has no messages. tools: tools that the
+    answer may call. support: min_tokens, logit_bias and grammar of the tokens that follow `start`;
+    the run decides top_k and top_p. alternatives: log-probs that the agent reads. caller: whom it
+    answers.
     """
 
     context: Context
     history: History = ()
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     in_pieces: bool = False
     start: str = ""
     prefill: str = ""
     prompt: str = ""
     tools: Sequence[Any] = ()
     support: Support = EVERYTHING
+    alternatives: Alternatives = NO_ALTERNATIVES
     caller: Caller = POLICY
 
+    @property
+    def is_watched(self) -> bool:
+        """Return whether the answer is read while it is written."""
+        return bool(self.in_pieces or self.stops or self.stop_ids)
+
     def __post_init__(self) -> None:
+        num_scores = len(self.context.token_ids) * (1 + (self.alternatives.num_prompt_top or 0))
+        if self.alternatives.num_prompt_top is not None and num_scores > _MOST_SCORES:
+            raise Refused(
+                f"prompt_logprobs would have {num_scores} values, and the most is {_MOST_SCORES};"
+                " request fewer alternatives, or leave it out",
+                param="prompt_logprobs",
+            )
         if sum(map(len, self.stops)) > _MOST_STOP_CHARS:
             raise Refused(
                 f"the stop texts have more than {_MOST_STOP_CHARS} characters together; send less"

@@ -67,6 +67,8 @@ class Chat:
         self._template = "".join(texts)
         self.form = form_of(self._template, parser)
         self._thinking = thinking_form(self._template, thinking)
+        self.text_of_token = functools.cache(self._text_of_token)
+        """Returns the text of a token. Cached: an answer may have thousands of alternatives."""
 
     def context(
         self,
@@ -150,13 +152,17 @@ class Chat:
         """
         return is_streamed and not tools and not self._thinking
 
-    def text_of(self, token_ids: IntArray, stops: Sequence[str]) -> tuple[str, int | None]:
-        """Return the text before the first stop text, and the number of tokens up to the end of the
-        stop text; None = all.
+    def text_of(self, token_ids: IntArray, call: Call) -> tuple[str, int | None]:
+        """Return the text before the first stop token or text, and the number of tokens up to its
+        end; None = all.
         """
-        text, stop = before_stop(self.decode(token_ids), stops)
+        num_kept = None
+        if (is_stop := np.isin(token_ids, call.stop_ids)).any():
+            num_kept = int(is_stop.argmax()) + 1
+            token_ids = token_ids[: num_kept - 1]
+        text, stop = before_stop(self.decode(token_ids), call.stops)
         if not stop:
-            return text, None
+            return text, num_kept
         counts = range(len(token_ids) + 1)
         # By halves: a long answer would be decoded once for each of its tokens.
         return text, bisect.bisect_left(
@@ -165,7 +171,7 @@ class Chat:
 
     def is_cut(self, call: Call, written: Completion) -> bool:
         """Return whether the limit stopped the answer, instead of an end token or a stop text."""
-        return written.is_truncated and self.text_of(written.token_ids, call.stops)[1] is None
+        return written.is_truncated and self.text_of(written.token_ids, call)[1] is None
 
     async def read(self, request: ReadCalls, shown: str) -> Json:
         """Return an answer as a message, its tool calls and thinking read by a generator.
@@ -200,6 +206,14 @@ class Chat:
         """Return the text of tokens."""
         ids = token_ids.tolist()
         return str(self._tokenizer.decode(ids, skip_special_tokens=not with_special))
+
+    def further(self, stop_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the stop tokens without the end token, at which an engine stops."""
+        end = self._encode(str(self._tokenizer.eos_token or ""), is_beginning=False)
+        return tuple(token for token in stop_ids if token not in end)
+
+    def _text_of_token(self, token_id: int) -> str:
+        return self.decode(np.array([token_id]), with_special=True)
 
     def _encode(self, text: str, *, is_beginning: bool) -> list[int]:
         # A chat template writes the special tokens itself.

@@ -249,30 +249,31 @@ class Session:
         """Yield after each piece: the answer so far, its text, and whether it is complete."""
         parts: list[Completion] = []
         num_written = 0
-        own = self.support
-        support = replace(call.support, top_k=own.top_k, top_p=own.top_p)
-        size = await self._size(call, number, 0, support)
+        shown = call.alternatives
+        size = await self._size(call, number, 0)
         if not size:
             raise self._no_room(self.record.num_tokens_with(number), call.caller)
         while size:
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
-            rest = replace(support, min_tokens=max(0, support.min_tokens - num_written))
-            part = await self.write(f"{number}.{len(parts)}", before, size, rest)
+            rest = replace(call.support, min_tokens=max(0, call.support.min_tokens - num_written))
+            part = await self.write(f"{number}.{len(parts)}", before, size, rest, shown)
+            # The first piece has the log-probs of the prompt.
+            shown = replace(shown, num_prompt_top=None)
             self._require_wanted(number)
             parts.append(part)
             written = joined(parts)
             num_written = len(written.token_ids)
-            text, num_kept = self.chat.text_of(written.token_ids, call.stops)
+            text, num_kept = self.chat.text_of(written.token_ids, call)
             # An engine starts a grammar with its request, so nothing continues one.
-            is_complete = not part.is_truncated or num_kept is not None or support.grammar
-            size = 0 if is_complete else await self._size(call, number, num_written, support)
+            is_complete = not part.is_truncated or num_kept is not None or call.support.grammar
+            size = 0 if is_complete else await self._size(call, number, num_written)
             yield cut(written, slice(num_kept)), text, not size
 
-    async def _size(self, call: Call, number: int, num_written: int, support: Support) -> int:
+    async def _size(self, call: Call, number: int, num_written: int) -> int:
         """Reserve tokens for the next piece, once no other call may return any; return how many."""
         self.record.reserve(number, num_written)
         most = self.limit if call.max_tokens is None else call.max_tokens - num_written
-        enough = most if support.grammar else min(most, PIECE_TOKENS)
+        enough = most if call.support.grammar else min(most, PIECE_TOKENS)
         self._waiting.add(number)
         # If every call waits, none of them will return anything.
         while (
@@ -285,8 +286,8 @@ class Session:
         self._waiting.discard(number)
         room = self.limit - self.record.num_tokens_with(number)
         # Half of the room: calls at the same time find some too, and most answers fit into it.
-        piece = PIECE_TOKENS if call.in_pieces or call.stops else max(PIECE_TOKENS, room // 2)
-        size = max(0, min(room, most if support.grammar else min(most, piece)))
+        piece = PIECE_TOKENS if call.is_watched else max(PIECE_TOKENS, room // 2)
+        size = max(0, min(room, most if call.support.grammar else min(most, piece)))
         self.record.reserve(number, num_written + size)
         return size
 
@@ -323,8 +324,7 @@ class Session:
     def _no_room(self, num_tokens: int, caller: Caller) -> Refused:
         self.is_truncated |= caller.is_trained
         return Refused(
-            f"this call would start with {num_tokens} tokens in the session, whose limit is"
-            f" {self.limit} (data.max_response_tokens, every segment counted); shorten the history"
-            " or raise it",
+            f"this call would start with {num_tokens} tokens, and the session may have {self.limit}"
+            " (data.max_response_tokens, every segment counted); shorten the history or raise it",
             code="context_length_exceeded",
         )

@@ -199,7 +199,9 @@ async def gateway(folder: Path, address: str, num_sessions: int) -> None:
 def session_of(index: int, chat: Chat, engines: RemoteEngines) -> Session:
     """Return a session as the gateway of a run opens it."""
 
-    async def write(call: str, token_ids: Any, limit: int, support: Support) -> Completion:
+    async def write(
+        call: str, token_ids: Any, limit: int, support: Support, shown: Any
+    ) -> Completion:
         sampling = Sampling(temperature=1.0, max_new_tokens=limit, support=support)
         completions = engines.generate(f"{index}/{call}", token_ids.tolist(), 1, sampling)
         done = await anext(completions)

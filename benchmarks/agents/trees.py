@@ -129,7 +129,9 @@ def open_session(words: Any, seed: int) -> Session:
     ids = np.array(words(text(random.Random(0), 400), add_special_tokens=False)["input_ids"])
     end = words.convert_tokens_to_ids("<|end|>")
 
-    async def write(name: str, before: IntArray, most: int, support: Support) -> Completion:
+    async def write(
+        name: str, before: IntArray, most: int, support: Support, shown: Any
+    ) -> Completion:
         written = np.append(rng.choice(ids, min(most, _ANSWER) - 1), end).astype(np.int32)
         return Completion(
             token_ids=written,

@@ -145,8 +145,21 @@ def replay(
     temperature: float,
     edits: Any = None,
 ) -> Any:
-    """float32 log-prob of each new token: the one at t is drawn by models[versions[t]], on the keys
-    and values that older ones left.
+    """float32 log-prob of each new token."""
+    table = replayed(models, prompt, token_ids, versions, temperature, edits)
+    return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
+
+
+def replayed(
+    models: Mapping[int, Any],
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    versions: Sequence[int],
+    temperature: float,
+    edits: Any = None,
+) -> torch.Tensor:
+    """float32 log-probs of the vocabulary at each new token: the one at t is drawn by
+    models[versions[t]], on the keys and values that older ones left.
     """
     inputs = [*prompt, *token_ids[:-1]]
     first = len(prompt) - 1
@@ -166,7 +179,7 @@ def replay(
     table = torch.cat(rows).float() / temperature
     if edits is not None:
         edits.apply(table, slice(None))
-    return table.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
+    return table.log_softmax(-1)
 
 
 def worst_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:

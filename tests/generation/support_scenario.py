@@ -23,7 +23,7 @@ from generation_support import (
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.codec import encode
 from async_rl.core.errors import DataError
-from async_rl.core.support import Support
+from async_rl.core.support import NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
@@ -39,10 +39,19 @@ DRAFTS = (
 
 
 async def drawn(
-    engine: Any, name: str, support: Support, max_new_tokens: int = 100, drafts: bytes = b""
+    engine: Any,
+    name: str,
+    support: Support,
+    max_new_tokens: int = 100,
+    drafts: bytes = b"",
+    alternatives: Alternatives = NO_ALTERNATIVES,
 ) -> list[Completion]:
     sampling = Sampling(
-        temperature=TEMPERATURE, max_new_tokens=max_new_tokens, support=support, drafts=drafts
+        temperature=TEMPERATURE,
+        max_new_tokens=max_new_tokens,
+        support=support,
+        drafts=drafts,
+        alternatives=alternatives,
     )
     return [done async for done in engine.generate(name, SUPPORTED_PROMPT, 6, sampling)]
 
@@ -113,11 +122,18 @@ async def scenario(
             first = await drawn(engine, f"first-{name}", support, 40 if has_drafts else 1)
             earlier = b"".join(done.token_ids.tobytes() for done in first) if has_drafts else b""
             kinds.append(drawn(engine, name, support, drafts=earlier))
+        shown = Alternatives(num_top=3, num_prompt_top=2)
+        kinds += [
+            drawn(engine, f"shown-{name}", support, alternatives=shown)
+            for name, support in supports.items()
+        ]
         kinds = [asyncio.create_task(kind) for kind in kinds]
         # Whoever came before a short request has tokens of version 0 when it ends.
         await drawn(engine, "short", Support(), 2)
         await engine.load_weights(publisher.write(1, weights_of(model, 1).values()))
-        said = dict(zip(supports, await asyncio.gather(*kinds), strict=True))
+        everything = await asyncio.gather(*kinds)
+        said = dict(zip(supports, everything, strict=False))
+        shown_of = dict(zip(supports, everything[len(supports) :], strict=True))
         bad = (
             Support(grammar='{"type": 7}'),
             Support(logit_bias={100_000: 1.0}),
@@ -127,7 +143,13 @@ async def scenario(
         refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])
     drafts = proposed() if has_drafts else []
-    return {"drawn": said, "refused": refused, "after": after, "proposed": drafts}
+    return {
+        "drawn": said,
+        "shown": shown_of,
+        "refused": refused,
+        "after": after,
+        "proposed": drafts,
+    }
 
 
 async def run(kind: str, path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from generation_support import (
     make_speaker,
     model_of,
     replay,
+    replayed,
     run_scenario,
 )
 from transformers import Qwen3ForCausalLM
@@ -27,7 +28,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import Value
 from async_rl.core.support import Support
 from async_rl.core.types import Score, Trajectory
-from async_rl.protocol.generator import Completion
+from async_rl.protocol.generator import Completion, Scores
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.rollout import trajectory
 
@@ -37,6 +38,7 @@ TOLERANCE = 1e-4
 
 class Said(Value):
     drawn: dict[str, list[Completion]]
+    shown: dict[str, list[Completion]]
     refused: list[str]
     after: list[Completion]
     proposed: list[list[int]]
@@ -88,6 +90,49 @@ def test_logprobs_are_those_of_the_support(
         # Without its support the answer would have other log-probs.
         assert (kind == "all") == (np.abs(whole - done.logprobs).max() < TOLERANCE)
     assert worst < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", SUPPORTS)
+def test_alternatives_are_the_likeliest_tokens_of_answer_and_prompt(
+    case: tuple[Path, Qwen3ForCausalLM, Said], kind: str
+) -> None:
+    path, model, said = case
+    if kind not in said.shown:
+        pytest.skip("not possible next to drafts")
+    grammars = Grammars(tokenizer=str(path), vocab_size=model.config.vocab_size)
+    models = {version: model_of(model, version) for version in (0, 1)}
+    before = SUPPORTED_PROMPT
+    for done in said.shown[kind]:
+        edits, is_outside = edits_of(
+            [sample_of(done)], grammars, temperature=TEMPERATURE, device=torch.device("cpu")
+        )
+        assert not is_outside.any()
+        ids, versions = done.token_ids.tolist(), done.versions.tolist()
+        table = replayed(models, before, ids, versions, TEMPERATURE, edits)
+        require_likeliest(done.likeliest, table, 0)
+        assert (
+            np.abs(replay(models, before, ids, versions, TEMPERATURE, edits) - done.logprobs).max()
+            < TOLERANCE
+        )
+        scores = done.prompt
+        assert scores is not None
+        assert np.isnan(scores.logprobs[0]).all()
+        assert scores.ids[:, 0].tolist() == [0, *before[1:]]
+        # The prompt was read by the first token's version, without the support.
+        whole = replayed(models, before[:1], before[1:], versions[:1] * (len(before) - 1), 1.0)
+        require_likeliest(Scores(ids=scores.ids[1:], logprobs=scores.logprobs[1:]), whole, 1)
+
+
+def require_likeliest(scores: Scores | None, table: torch.Tensor, first: int) -> None:
+    """Require the log-probs of the table, and after `first` columns its largest ones."""
+    assert scores is not None
+    found = torch.tensor(scores.logprobs)
+    expected = table.gather(-1, torch.tensor(scores.ids).long())
+    is_possible = expected > -1000
+    assert ((found > -torch.inf) == is_possible).all()
+    assert (found - expected)[is_possible].abs().max() < TOLERANCE
+    largest = table.topk(scores.ids.shape[1] - first).values
+    assert (found[:, first:] - largest)[is_possible[:, first:]].abs().max() < TOLERANCE
 
 
 def test_requests_span_the_push(case: tuple[Path, Qwen3ForCausalLM, Said]) -> None:

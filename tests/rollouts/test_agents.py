@@ -291,7 +291,8 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     def taken(
         journal: Journal, sample: int, before: list[int], limit: int, support: Support = EVERYTHING
     ) -> list[int] | None:
-        done = journal.take(asked, sample, np.array(before, np.int32), limit, support)
+        how = Sampling(temperature=1.0, max_new_tokens=limit, support=support)
+        done = journal.take(asked, sample, np.array(before, np.int32), how)
         return None if done is None else done.token_ids.tolist()
 
     asked = ticket_of(2)
@@ -299,13 +300,13 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     first = Journal(folder, "1")
     before = np.array([1, 2], np.int32)
     assert taken(first, 0, [1, 2], 9) is None
-    first.add(asked, 0, before, EVERYTHING, completion(5, 6))
+    first.add(asked, 0, before, asked.sampling, completion(5, 6))
     # Another gateway that gets the group reads the records, and removes them with its own.
     elsewhere = Journal(tmp_path / "gateway-1", "1")
     assert taken(elsewhere, 0, [1, 2], 9, Support(grammar="a")) is None
     assert taken(elsewhere, 0, [1, 2], 9) == [5, 6]
     assert taken(elsewhere, 0, [1, 2], 9) is None
-    first.add(asked, 0, before, EVERYTHING, completion(7, 8, is_truncated=True))
+    first.add(asked, 0, before, asked.sampling, completion(7, 8, is_truncated=True))
     assert taken(first, 0, [1, 2], 9) is None, "its own records are with their agents"
     # The kill came while a record was written.
     (file,) = folder.glob("records-of-life-1/*")
@@ -320,14 +321,14 @@ def test_the_journal_answers_only_what_was_asked_and_forgets(tmp_path: Path) -> 
     assert taken(second, 0, [1, 2], 9) == [7, 8], "the session continues what its limit ended"
     assert taken(second, 0, [1, 2], 2) is None
     # What the newest attempt was served comes first.
-    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, EVERYTHING, completion(9))
+    second.add(msgspec.structs.replace(asked, attempt=2), 0, before, asked.sampling, completion(9))
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) == [9]
     second.forget(asked.group_id)
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None
-    second.add(asked, 0, before, EVERYTHING, completion(5))
+    second.add(asked, 0, before, asked.sampling, completion(5))
     elsewhere.forget(asked.group_id)
     assert taken(Journal(folder, "1"), 0, [1, 2], 9) is None, "forgotten by the other gateway"
-    second.add(asked, 0, before, EVERYTHING, completion(5))
+    second.add(asked, 0, before, asked.sampling, completion(5))
     (tmp_path / "notes" / "of a person").mkdir(parents=True)
     assert taken(Journal(folder, "2"), 0, [1, 2], 9) is None, "another supervisor's"
     assert (tmp_path / "notes" / "of a person").exists(), "only records are removed"

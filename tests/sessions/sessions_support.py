@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from async_rl.core.support import Support
+from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.chat import Chat, Reader
@@ -97,15 +97,17 @@ class Policy:
         self.version = 0
         self.served: list[tuple[tuple[int, ...], Completion]] = []
         self.supports: list[Support] = []
+        self.shown: list[Alternatives] = []
 
     def say(self, text: str) -> None:
         """Write this next."""
         self._texts = iter([text])
 
     async def __call__(
-        self, name: str, before: IntArray, limit: int, support: Support
+        self, name: str, before: IntArray, limit: int, support: Support, shown: Alternatives
     ) -> Completion:
         self.supports.append(support)
+        self.shown.append(shown)
         if name.endswith(".0"):
             text = next(self._texts)
             self._left = [*self._words(text, add_special_tokens=False)["input_ids"], 0]

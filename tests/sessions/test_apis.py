@@ -202,11 +202,11 @@ def test_an_engine_that_is_gone_is_an_error_that_clients_repeat() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         failures = iter([Unavailable("the generator ended"), None])
 
-        async def write(name: str, before: Any, limit: int, support: Any) -> Any:
+        async def write(name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
             failure = next(failures)
             if failure is not None:
                 raise failure
-            return await policy(name, before, limit, support)
+            return await policy(name, before, limit, support, shown)
 
         session.write = write
         reply = await found.openai.with_options(max_retries=2).chat.completions.create(
@@ -221,9 +221,9 @@ def blocking(policy: Policy, names: tuple[str, ...]) -> tuple[Any, asyncio.Event
     """A policy that never answers these calls; set when one begins, and when it was cancelled."""
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def write(name: str, before: Any, limit: int, support: Any) -> Any:
+    async def write(name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
         if name not in names:
-            return await policy(name, before, limit, support)
+            return await policy(name, before, limit, support, shown)
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -339,8 +339,8 @@ def test_a_reward_is_a_finite_number_or_parts() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        async def write(name: str, before: Any, limit: int, support: Any) -> Any:
-            done = await policy(name, before, limit, support)
+        async def write(name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
+            done = await policy(name, before, limit, support, shown)
             # A push in the middle of the answer.
             versions = np.array([7] * 2 + [8] * (len(done.token_ids) - 2), np.int32)
             return msgspec.structs.replace(done, versions=versions)
@@ -371,7 +371,16 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         body = {
             "token_ids": [3, 1],
-            "sampling_params": {"max_tokens": 2, "logprobs": 1, "temperature": 1.0},
+            "sampling_params": {
+                "max_tokens": 2,
+                "logprobs": 1,
+                "temperature": 1.0,
+                # As the clients of verifiers 0.4 and SkyRL 0.4 send them.
+                "stop_token_ids": [0],
+                "skip_special_tokens": False,
+                "include_stop_str_in_output": True,
+                "routed_experts_prompt_start": 1,
+            },
             "return_token_ids": True,
             "stream": stream,
         }
@@ -388,7 +397,8 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
         assert turn.read.tolist() == [3, 1]
         assert choice["token_ids"] == turn.answer.token_ids.tolist()
         assert choice["finish_reason"] == "length"
-        assert [each["token_id"] for each in choice["logprobs"]["content"]] == choice["token_ids"]
+        shown = [(each["token_id"], each["token"]) for each in choice["logprobs"]["content"]]
+        assert shown == [(token, f"token_id:{token}") for token in choice["token_ids"]]
         policy.say("more")
         ids = [*turn.path.tolist(), 1]
         again = {"token_ids": ids, "sampling_params": {}}
@@ -399,6 +409,21 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
 
     # The second request continues the tokens of the first.
     assert Row(use(agent, ["one two"])).num_segments == 1
+
+
+def test_an_answer_ends_with_the_first_stop_token() -> None:
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        words = session.chat._tokenizer  # the ids of the words
+        stop = words("three", add_special_tokens=False)["input_ids"]
+        params = {"stop_token_ids": stop, "stop": ["never"]}
+        body = {"token_ids": [1], "sampling_params": params}
+        reply = (await found.http.post("/inference/v1/generate", json=body)).json()
+        (choice,) = reply["choices"]
+        assert choice["finish_reason"] == "stop"
+        ids = words("one two three", add_special_tokens=False)["input_ids"]
+        assert choice["token_ids"] == ids == session.record.turns[0].answer.token_ids.tolist()
+
+    use(agent, ["one two three four three"])
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

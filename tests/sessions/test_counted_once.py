@@ -39,9 +39,9 @@ class Slow:
         self._all = asyncio.Event()
         self.limits: list[int] = []
 
-    async def __call__(self, name: str, before: Any, limit: int, support: Any) -> Any:
+    async def __call__(self, name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
         if not name.endswith(".0"):
-            return await self._policy(name, before, limit, support)
+            return await self._policy(name, before, limit, support, shown)
         self._names.append(name)
         self.limits.append(limit)
         index = len(self._names)
@@ -53,7 +53,7 @@ class Slow:
             for _ in range(20):
                 await asyncio.sleep(0)
             raise EngineDead("the engine has ended")
-        return await self._policy(name, before, limit, support)
+        return await self._policy(name, before, limit, support, shown)
 
 
 def test_an_answer_of_n_is_not_trained_if_another_of_them_fails() -> None:
@@ -123,11 +123,11 @@ def test_a_request_that_is_sent_again_while_its_answer_is_written_has_one_answer
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         begun, may_write = asyncio.Event(), asyncio.Event()
 
-        async def write(name: str, before: Any, limit: int, support: Any) -> Any:
+        async def write(name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
             if name.startswith("0."):
                 begun.set()
                 await may_write.wait()
-            return await policy(name, before, limit, support)
+            return await policy(name, before, limit, support, shown)
 
         session.write = write
         how: Any = {"model": "policy", "messages": [user("go")]}
@@ -228,7 +228,7 @@ def test_a_call_reserves_what_it_uses(calls: list[Any], limit: int) -> None:
     session, _ = open_session(limit=limit)
     num_written = [0] * len(calls)
 
-    async def write(name: str, before: Any, most: int, support: Support) -> Completion:
+    async def write(name: str, before: Any, most: int, support: Support, shown: Any) -> Completion:
         number = int(name.partition(".")[0])
         for _ in range(calls[number]["delay"]):
             await asyncio.sleep(0)

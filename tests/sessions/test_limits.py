@@ -12,6 +12,8 @@ import pytest
 from clients_support import Clients, use, user
 from sessions_support import Policy, Words
 
+from async_rl.sessions.calls import Call
+from async_rl.sessions.record import Context
 from async_rl.sessions.session import Session
 
 MODEL = {"model": "policy"}
@@ -100,7 +102,8 @@ def test_the_end_of_a_stop_text_is_found_without_reading_the_answer_once_per_tok
 
         session.chat.decode = counting  # type: ignore[method-assign]
         ids = session.chat._tokenizer("a b " * 1000 + "end x", add_special_tokens=False)
-        text, num_kept = session.chat.text_of(np.array(ids["input_ids"]), ["end"])
+        call = Call(context=Context(parent=None, token_ids=np.array([1])), stops=("end",))
+        text, num_kept = session.chat.text_of(np.array(ids["input_ids"]), call)
         assert (text, num_kept) == ("a b " * 1000, 4001)
         assert len(decoded) < 20
 

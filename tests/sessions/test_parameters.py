@@ -27,11 +27,11 @@ GOOD = {name: form[:2] for name, form in FORMS.items()} | {
 VALUES: dict[str, Any] = {
     "any": ["x"],
     "biases": {"1": 2.5},
-    "bit": 1,
     "bool": True,
     "choice": "auto",
     "choices": 1,
     "count": 9,
+    "id_list": [2],
     "int": 2,
     "least": 1,
     "list": ["x"],
@@ -39,6 +39,7 @@ VALUES: dict[str, Any] = {
     "object": {"x": 1},
     "text": "x",
     "texts": ["x"],
+    "top": 2,
 }
 """A value of each type."""
 # Values that mean something else.

@@ -34,7 +34,6 @@ from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
 from async_rl.core.heads import pack_group, read_group
-from async_rl.core.support import Support
 from async_rl.core.types import (
     CodeProblem,
     Group,
@@ -138,9 +137,14 @@ class Noted(Journal):
         self._drawn = drawn
 
     def add(
-        self, ticket: Ticket, sample: int, before: IntArray, support: Support, completed: Completion
+        self,
+        ticket: Ticket,
+        sample: int,
+        before: IntArray,
+        sampling: Sampling,
+        completed: Completion,
     ) -> None:
-        super().add(ticket, sample, before, support, completed)
+        super().add(ticket, sample, before, sampling, completed)
         self._drawn.append((tuple(before.tolist()), completed))
 
 

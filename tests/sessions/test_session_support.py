@@ -29,9 +29,9 @@ def test_a_call_without_a_support_has_that_of_the_run() -> None:
 def test_the_run_decides_top_k_and_top_p_of_a_call_with_a_support() -> None:
     session, policy = open_session(texts=["a"])
     session.support = Support(top_k=5, top_p=0.9, min_tokens=7)
-    asked = Support(grammar="x", logit_bias={3: 1.0})
+    asked = session.supported(grammar="x", logit_bias={3: 1.0}, min_tokens=9)
     assert supports(session, policy, support=asked) == [
-        Support(top_k=5, top_p=0.9, grammar="x", logit_bias={3: 1.0})
+        Support(top_k=5, top_p=0.9, grammar="x", logit_bias={3: 1.0}, min_tokens=9)
     ]
 
 

@@ -26,9 +26,9 @@ def slow(session: Session, clock: Clock, seconds: float) -> None:
     """Let each call of the policy take that long."""
     write = session.write
 
-    async def later(name: str, before: Any, limit: int, support: Any) -> Any:
+    async def later(name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
         clock.now_s += seconds
-        return await write(name, before, limit, support)
+        return await write(name, before, limit, support, shown)
 
     session.write = later
 
@@ -108,9 +108,9 @@ def test_calls_at_the_same_time_count_once() -> None:
         started = asyncio.Event()
         write = session.write
 
-        async def later(name: str, before: Any, limit: int, support: Any) -> Any:
+        async def later(name: str, before: Any, limit: int, support: Any, shown: Any) -> Any:
             await started.wait()
-            return await write(name, before, limit, support)
+            return await write(name, before, limit, support, shown)
 
         session.write = later
         calls = [

@@ -14,7 +14,7 @@ import torch
 from async_rl.batching.support import Grammars, Walk, spans_of, truncate
 from async_rl.core.support import EVERYTHING
 from async_rl.core.types import IntArray, Sampling
-from async_rl.protocol.generator import Completion
+from async_rl.protocol.generator import Completion, Scores
 
 
 class Samples:
@@ -45,6 +45,9 @@ class Samples:
         self._num_prompt = len(prompt)
         self._ids = torch.tensor([prompt] * num_samples, device=generator.device)
         self._logprobs = torch.empty(num_samples, 0)
+        self._likeliest: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """The ids and the log-probs of the likeliest tokens, at each position [num_samples, K]."""
+        self._prompt: Scores | None = None
         self._versions: list[int] = []
         self._first_s = math.nan
         self._open = set(range(num_samples))
@@ -62,8 +65,14 @@ class Samples:
         version: of the model's weights.
         """
         new = self._ids if self.cache is None else self._ids[:, -1:]
+        wanted = self._sampling.alternatives
+        is_scored = wanted.num_prompt_top is not None and not self._versions
         # Only the last logits: those of a whole prompt may be larger than the model.
-        output = model(new, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        output = model(
+            new, past_key_values=self.cache, use_cache=True, logits_to_keep=0 if is_scored else 1
+        )
+        if is_scored:
+            self._prompt = scores_of(self._ids[0], output.logits[0], wanted.num_prompt_top or 0)
         self.cache = output.past_key_values
         # Temperature 0 takes the largest logit, with the log-prob at temperature 1.
         logits = output.logits[:, -1].float()
@@ -83,6 +92,9 @@ class Samples:
             drawn = table.argmax(-1, keepdim=True)
         self._ids = torch.cat([self._ids, drawn], 1)
         self._logprobs = torch.cat([self._logprobs, table.gather(-1, drawn).cpu()], 1)
+        if wanted.num_top:
+            largest = table.topk(min(wanted.num_top, table.shape[-1]))
+            self._likeliest.append((largest.indices, largest.values))
         for walk, token_id in zip(self._walks, drawn[:, 0].tolist(), strict=False):
             walk.accept(token_id)
         if not self._versions:
@@ -96,6 +108,10 @@ class Samples:
 
     def _completion(self, index: int, *, is_truncated: bool) -> Completion:
         kept = [samples[index] for samples in self._kept]
+        likeliest = None
+        if self._likeliest:
+            columns = zip(*self._likeliest, strict=True)
+            likeliest = _scores(*(torch.stack([part[index] for part in it]) for it in columns))
         return Completion(
             spans=spans_of(self._sampling.support, len(self._versions), self._end_token_ids, kept),
             index=index,
@@ -104,7 +120,24 @@ class Samples:
             versions=np.array(self._versions, np.int32),
             is_truncated=is_truncated,
             first_s=self._first_s,
+            likeliest=likeliest,
+            prompt=self._prompt,
         )
+
+
+def scores_of(row: torch.Tensor, logits: torch.Tensor, num_top: int) -> Scores:
+    """Return the log-probs at temperature 1 of each token of a row and of the likeliest tokens at
+    its position, as in `Completion.prompt`. row: int64 [L]; logits: [L, V].
+    """
+    table = logits[:-1].float().log_softmax(-1)
+    ids = torch.cat([row[1:, None], table.topk(num_top).indices], 1)
+    no_id = ids.new_zeros(1, 1 + num_top)
+    no_logprob = table.new_full(no_id.shape, torch.nan)
+    return _scores(torch.cat([no_id, ids]), torch.cat([no_logprob, table.gather(-1, ids)]))
+
+
+def _scores(ids: torch.Tensor, logprobs: torch.Tensor) -> Scores:
+    return Scores(ids=ids.int().cpu().numpy(), logprobs=logprobs.cpu().numpy())
 
 
 def seed_of(request_id: str, seed: int) -> int:

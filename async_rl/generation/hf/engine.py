@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -27,7 +26,7 @@ from async_rl.core.errors import ConfigError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import OpenEngine, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.hf.decoding import Samples, seed_of
+from async_rl.generation.hf.decoding import Samples, scores_of, seed_of
 from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
@@ -197,10 +196,9 @@ class HfEngine:
         scores = []
         for row in rows:
             # A copy: arrays decoded from a message are read-only, and torch warns about them.
-            ids = torch.tensor(row, dtype=torch.int64, device=self._device)[None]
-            table = self._model(ids).logits[0, :-1].float().log_softmax(-1)
-            score = np.zeros(len(row), np.float32)
-            score[1:] = table.gather(-1, ids[0, 1:, None])[:, 0].cpu().numpy()
+            ids = torch.tensor(row, dtype=torch.int64, device=self._device)
+            score = scores_of(ids, self._model(ids[None]).logits[0], 0).logprobs[:, 0]
+            score[0] = 0.0
             scores.append(score)
         return scores
 

@@ -39,7 +39,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.generation.vllm.logprobs import WrittenLogprobs, kept_tokens
+from async_rl.generation.vllm.logprobs import ALTERNATIVES, WrittenLogprobs, kept_tokens
 from async_rl.generation.vllm.truncation import LIMITS
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
@@ -228,7 +228,8 @@ class ThreadedCore(EngineCoreClient):
     def _add(self, request: EngineCoreRequest) -> None:
         params = request.sampling_params
         assert params is not None, "no request is for an embedding"
-        is_recorded = LIMITS in (params.extra_args or ()) and bool(params.logprobs)
+        extra = params.extra_args or ()
+        is_recorded = LIMITS in extra and ALTERNATIVES not in extra and bool(params.logprobs)
         # vLLM looks for texts in each output, and alternatives do not fit into one entry.
         is_at_once = params.stop or params.logprobs or params.prompt_logprobs is not None
         if is_recorded or not is_at_once:

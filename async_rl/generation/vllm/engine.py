@@ -18,22 +18,23 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import numpy as np
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from async_rl.batching.support import spans_of
 from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken, DataError, Unavailable
-from async_rl.core.support import Support
+from async_rl.core.support import NO_ALTERNATIVES
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import require_version
 from async_rl.generation.vllm.llm import Llm
-from async_rl.generation.vllm.logprobs import logprobs_of
-from async_rl.generation.vllm.sampling import EARLIER, draw
+from async_rl.generation.vllm.logprobs import ALTERNATIVES, columns_of, logprobs_of
+from async_rl.generation.vllm.sampling import EARLIER, draw, prompt_scores
 from async_rl.generation.vllm.truncation import LIMITS
-from async_rl.protocol.generator import Completion, LoadReport
+from async_rl.protocol.generator import Completion, LoadReport, Scores
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
@@ -77,6 +78,10 @@ class VllmEngine:
             extra = {LIMITS: (support.top_k, support.top_p)}
         elif sampling.drafts:
             extra = {EARLIER: sampling.drafts}
+        alternatives = sampling.alternatives
+        if alternatives != NO_ALTERNATIVES:
+            extra[ALTERNATIVES] = True
+        num_kept = support.top_k if truncates and support.is_recorded else 0
         grammar = None
         if support.grammar:
             grammar = StructuredOutputsParams(**{support.grammar_kind: support.grammar})
@@ -90,7 +95,8 @@ class VllmEngine:
             extra_args=extra or None,
             stop_token_ids=list(self._end_token_ids),
             ignore_eos=not self._end_token_ids,
-            logprobs=support.top_k if truncates and support.is_recorded else 0,
+            logprobs=max(num_kept, alternatives.num_top),
+            prompt_logprobs=alternatives.num_prompt_top,
             flat_logprobs=True,
             detokenize=False,
             # With DELTA, vLLM would send each sample in parts, which are not read before its end.
@@ -104,7 +110,8 @@ class VllmEngine:
                 for sample in output.outputs:
                     first_s.setdefault(sample.index, time.monotonic())
                     if sample.finished():
-                        yield self._completion(sample, first_s[sample.index], support, params)
+                        done = self._completion(sample, first_s[sample.index], sampling, num_kept)
+                        yield msgspec.structs.replace(done, prompt=_prompt_of(output, params))
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
@@ -130,8 +137,9 @@ class VllmEngine:
         return scores
 
     def _completion(
-        self, sample: CompletionOutput, first_s: float, support: Support, params: SamplingParams
+        self, sample: CompletionOutput, first_s: float, sampling: Sampling, num_kept: int
     ) -> Completion:
+        support = sampling.support
         if sample.finish_reason == "error" and support.grammar:
             raise DataError(
                 f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with the tokens"
@@ -145,15 +153,22 @@ class VllmEngine:
                 " of its group fails"
             )
         token_ids = np.array(sample.token_ids, np.int32)
-        logprobs, kept = logprobs_of(sample.logprobs, params.logprobs or 0)
+        num_top = sampling.alternatives.num_top
+        num_columns = max(num_kept, num_top)
+        logprobs, kept = logprobs_of(sample.logprobs, num_columns)
+        likeliest = None
+        if num_top:
+            table, ids = columns_of(sample.logprobs, num_columns)
+            likeliest = Scores(ids=ids[:, 1 : 1 + num_top], logprobs=table[:, 1 : 1 + num_top])
         return Completion(
             index=sample.index,
             token_ids=token_ids,
             logprobs=logprobs,
-            spans=spans_of(support, len(token_ids), self._end_token_ids, kept),
+            spans=spans_of(support, len(token_ids), self._end_token_ids, kept if num_kept else ()),
             versions=self._versions(sample),
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
             first_s=first_s,
+            likeliest=likeliest,
         )
 
     def _versions(self, sample: CompletionOutput) -> IntArray:
@@ -253,6 +268,12 @@ class VllmEngine:
     def _require_usable(self) -> None:
         require_version(self.version)
         self._vllm.require_clean()
+
+
+def _prompt_of(output: RequestOutput, params: SamplingParams) -> Scores | None:
+    if params.prompt_logprobs is None:
+        return None
+    return prompt_scores(output, len(output.prompt_token_ids or ()), params.prompt_logprobs)
 
 
 def _require_whole(broken: list[str]) -> None:

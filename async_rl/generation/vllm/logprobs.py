@@ -10,6 +10,9 @@ from vllm.logprobs import FlatLogprobs
 
 from async_rl.core.types import FloatArray, IntArray
 
+ALTERNATIVES = "alternatives"
+"""The extra argument of a request whose caller reads alternatives of its tokens."""
+
 
 class WrittenLogprobs:
     """The log-probs of all tokens of one output; kept: as in `kept_tokens`, if it is recorded."""

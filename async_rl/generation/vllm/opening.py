@@ -20,6 +20,7 @@ from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
 from async_rl.core.errors import ConfigError
+from async_rl.core.support import MOST_TOP
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu
@@ -142,7 +143,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         # The second model runner calls processors before the temperature.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
-        settings["max_logprobs"] = max(s.top_k * s.is_recorded for s in truncated)
+        widths = [s.top_k * s.is_recorded for s in truncated]
+        settings["max_logprobs"] = max(MOST_TOP, *widths)
     if config.agent.is_service:
         # The second model runner draws no alternatives for prompts.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"

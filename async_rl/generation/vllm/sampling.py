@@ -21,6 +21,7 @@ from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.types import IntArray
 from async_rl.generation.vllm.logprobs import columns_of, logprobs_of
 from async_rl.generation.vllm.prompt_scores import CHOSEN, DRAWN
+from async_rl.protocol.generator import Scores
 from async_rl.protocol.service import Sample, Sampled, SampledSequence
 
 _FIRST_ID = 1000
@@ -79,20 +80,23 @@ async def draw(
         _sequence(sample, versions(sample), request.num_top)
         for sample in sorted(last.outputs, key=lambda sample: sample.index)
     ]
-    shape = (
-        len(request.token_ids),
-        0 if params.prompt_logprobs is None else params.prompt_logprobs + 1,
-    )
-    ids = np.zeros(shape, np.int32)
-    logprobs = np.full(shape, np.nan, np.float32)
-    if isinstance(last.prompt_logprobs, FlatLogprobs):
-        # The first token has no entry.
-        logprobs[1:], ids[1:] = columns_of(last.prompt_logprobs, params.prompt_logprobs)
+    scores = prompt_scores(last, len(request.token_ids), params.prompt_logprobs)
     return Sampled(
         sequences=drawn * (request.num_samples // len(drawn)),
-        prompt_ids=ids,
-        prompt_logprobs=logprobs,
+        prompt_ids=scores.ids,
+        prompt_logprobs=scores.logprobs,
     )
+
+
+def prompt_scores(output: RequestOutput, num_tokens: int, num_top: int | None) -> Scores:
+    """Return the log-probs of a prompt: [P, 1 + num_top], as in `Sampled`; None = [P, 0]."""
+    shape = (num_tokens, 0 if num_top is None else num_top + 1)
+    ids = np.zeros(shape, np.int32)
+    logprobs = np.full(shape, np.nan, np.float32)
+    if num_top is not None and isinstance(output.prompt_logprobs, FlatLogprobs):
+        # The first token has no entry.
+        logprobs[1:], ids[1:] = columns_of(output.prompt_logprobs, num_top)
+    return Scores(ids=ids, logprobs=logprobs)
 
 
 def _num_drawn(request: Sample) -> int:

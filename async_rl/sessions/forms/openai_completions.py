@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from async_rl.core.types import IntArray
+from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, thought
 from async_rl.sessions.errors import Json, Refused
@@ -29,6 +31,7 @@ from async_rl.sessions.forms.form import (
     stops_of,
     variables_of,
 )
+from async_rl.sessions.forms.log_probs import alternatives_of, by_text, content, named, of_prompt
 from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
@@ -77,6 +80,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         session.chat,
         "chatcmpl-",
         "chat.completion.chunk",
+        num_top=request.top_logprobs,
     )
 
 
@@ -111,7 +115,8 @@ def completions(body: bytes, session: Session) -> Exchange:
         calls += [call] * (request.n or 1)
     if not calls:
         raise Refused("the request has no prompt; send at least one")
-    return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion")
+    how = {"num_top": request.logprobs}
+    return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion", **how)
 
 
 def generate(body: bytes, session: Session) -> Exchange:
@@ -122,11 +127,13 @@ def generate(body: bytes, session: Session) -> Exchange:
         context=session.record.match_ids(_token_ids(request.token_ids)),
         max_tokens=params.max_tokens,
         stops=stops_of(params.stop),
+        stop_ids=session.chat.further(params.stop_token_ids or ()),
         support=session.supported(logit_bias=params.logit_bias, min_tokens=params.min_tokens),
     )
     both = SimpleNamespace(**{**asdict(params), **asdict(request)})
     calls = [asked] * (params.n or 1)
-    return _TokenExchange(both, calls, session.chat, "generate-", "generate")
+    how = {"num_top": params.logprobs}
+    return _TokenExchange(both, calls, session.chat, "generate-", "generate", **how)
 
 
 def _token_ids(prompt: list[int]) -> IntArray:
@@ -137,15 +144,27 @@ def _token_ids(prompt: list[int]) -> IntArray:
 
 
 class _TextExchange(Exchange):
-    """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream."""
+    """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream;
+    num_top: the alternatives of a token.
+    """
 
     def __init__(
-        self, request: Any, calls: list[Call], chat: Chat, prefix: str, chunk: str
+        self,
+        request: Any,
+        calls: list[Call],
+        chat: Chat,
+        prefix: str,
+        chunk: str,
+        *,
+        num_top: int | None,
     ) -> None:
+        alternatives = alternatives_of(request, num_top)
+        calls = [replace(call, alternatives=alternatives) for call in calls]
         super().__init__(request, calls, id=new_id(prefix), created=int(time.time()))
         self._has_usage = bool((request.stream_options or {}).get("include_usage"))
         # Completions write 0 for log-probs without alternatives.
-        self._has_logprobs = request.logprobs is not None and request.logprobs is not False
+        is_wanted = request.logprobs is not None and request.logprobs is not False
+        self._has_logprobs = is_wanted or bool(num_top)
         self._has_ids = bool(request.return_tokens_as_token_ids)
         self._returns_ids = bool(request.return_token_ids)
         self._chat = chat
@@ -184,21 +203,19 @@ class _TextExchange(Exchange):
             end["finish_reason"] = answer.why
             end |= self._ids(answer)
             if self._has_logprobs:
-                ids = answer.written.token_ids
-                tokens = [self._name(token) for token in ids]
-                end["logprobs"] = self._logprobs(tokens, answer.written.logprobs.tolist())
+                end["logprobs"] = self._logprobs(answer.written)
         return {"index": index, **content, **end}
 
     def _prompt_ids(self, call: Call) -> Json:
         return {"prompt_token_ids": call.context.token_ids.tolist()} if self._returns_ids else {}
 
     def _ids(self, answer: Answer) -> Json:
-        return {**self._prompt_ids(answer.call), **_ids_of(answer)} if self._returns_ids else {}
+        scores = of_prompt(answer.written, self._name)
+        ids = {**self._prompt_ids(answer.call), **_ids_of(answer)} if self._returns_ids else {}
+        return {**scores, **ids}
 
-    def _name(self, token: Any) -> Any:
-        if self._has_ids:
-            return f"token_id:{token}"
-        return self._chat.decode(token[None], with_special=True)
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._has_ids else self._chat.text_of_token(token)
 
     def _whole(self, answer: Answer) -> Json:
         return self._part(answer.text)
@@ -206,21 +223,18 @@ class _TextExchange(Exchange):
     def _part(self, text: str) -> Json:
         return {"text": text}
 
-    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> Json:
-        starts = np.cumsum([0, *map(len, tokens)])[:-1]
-        return {
-            "tokens": tokens,
-            "token_logprobs": logprobs,
-            "top_logprobs": None,
-            "text_offset": starts.tolist(),
-        }
+    def _logprobs(self, written: Completion) -> Json:
+        return by_text(written, self._name)
 
 
 class _ChatExchange(_TextExchange):
     """Answers as messages, whose parts are deltas."""
 
     def reply(self, answers: Sequence[Answer]) -> Any:
-        prompt = self._prompt_ids(self.calls[0])
+        prompt = {
+            **self._prompt_ids(self.calls[0]),
+            **of_prompt(answers[0].written, self._name),
+        }
         return {**super().reply(answers), "object": "chat.completion", **prompt}
 
     def opened(self) -> list[Event]:
@@ -251,12 +265,9 @@ class _ChatExchange(_TextExchange):
     def _part(self, text: str) -> Json:
         return {"delta": {"content": text} if text else {}}
 
-    def _logprobs(self, tokens: list[str], logprobs: list[float]) -> Json:
-        content = [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, value in zip(tokens, logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+    def _logprobs(self, written: Completion) -> Json:
+        tokens = content(written, lambda token: named(token, self._name))
+        return {"content": tokens, "refusal": None}
 
 
 class _TokenExchange(_ChatExchange):
@@ -280,16 +291,12 @@ class _TokenExchange(_ChatExchange):
     def _part(self, text: str) -> Json:
         return {}
 
-    def _name(self, token: Any) -> Any:
-        return int(token)
+    def _logprobs(self, written: Completion) -> Json:
+        return {"content": content(written, self._named)}
 
-    def _logprobs(self, tokens: list[Any], logprobs: list[float]) -> Json:
-        return {
-            "content": [
-                {"token_id": token, "logprob": value, "top_logprobs": []}
-                for token, value in zip(tokens, logprobs, strict=True)
-            ]
-        }
+    def _named(self, token: int) -> Json:
+        # vLLM 0.32 names a token by its id, earlier versions by a text with it.
+        return {"token_id": token, "token": f"token_id:{token}"}
 
 
 def _ids_of(answer: Answer) -> Json:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from async_rl.core.support import Alternatives
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
@@ -21,11 +23,13 @@ from async_rl.sessions.forms.form import (
     stops_of,
     variables_of,
 )
+from async_rl.sessions.forms.log_probs import content, named
 from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.forms.response_tools import TEMPLATES, Tools, read_call
 from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 
+_LOGPROBS = "message.output_text.logprobs"
 _WRITTEN = {
     "function_call": ("function_call_arguments", "arguments"),
     "custom_tool_call": ("custom_tool_call_input", "input"),
@@ -36,7 +40,6 @@ _WRITTEN = {
 def responses(body: bytes, session: Session) -> Exchange:
     """Read a request for a response."""
     request = read_request(body, "responses")
-    refuse_unless("message.output_text.logprobs" not in (request.include or ()), "logprobs")
     form = (request.text or {}).get("format")
     # Without the instructions, which OpenAI does not carry over to a later response.
     history = [*_earlier(request.previous_response_id, session), *_messages(request.input)]
@@ -104,7 +107,7 @@ class _ResponsesExchange(Exchange):
     ) -> None:
         super().__init__(
             request,
-            [call],
+            [replace(call, alternatives=Alternatives(num_top=request.top_logprobs or 0))],
             id=new_id("resp_"),
             created_at=int(time.time()),
             parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -112,6 +115,7 @@ class _ResponsesExchange(Exchange):
             **TEMPLATES["fixed"],
             **{name: getattr(request, name) or it for name, it in TEMPLATES["repeated"].items()},
         )
+        self._has_logprobs = bool(request.top_logprobs) or _LOGPROBS in (request.include or ())
         self._session = session
         self._tools = tools
         self._history = history
@@ -208,7 +212,11 @@ class _ResponsesExchange(Exchange):
             kind = {"type": "reasoning", "summary": []}
             items.append({"id": self._ids["reasoning"], **kind, "content": [part]})
         if answer.content is not None:
-            items.append(self._message("completed", [_text_part(answer.content)]))
+            written = _text_part(answer.content)
+            if self._has_logprobs:
+                name = self._session.chat.text_of_token
+                written["logprobs"] = content(answer.written, lambda token: named(token, name))
+            items.append(self._message("completed", [written]))
         return [*items, *map(self._tools.item, answer.calls)]
 
     def _message(self, status: str, content: list[Any]) -> Json:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from async_rl.core.frozen import frozen
+from async_rl.core.support import MOST_TOP
 from async_rl.sessions.calls import caller_of
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
@@ -24,7 +25,6 @@ _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _TYPES: Mapping[str, Any] = {
     "any": Any,
     "biases": dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]],
-    "bit": Annotated[int, msgspec.Meta(ge=0, le=1)],
     "blocks": str | list[Json],
     "bool": bool,
     "choice": str | Json,
@@ -33,6 +33,7 @@ _TYPES: Mapping[str, Any] = {
     "count": Annotated[int, msgspec.Meta(ge=1)],
     "ids": Annotated[list[_Id], msgspec.Meta(min_length=1)],
     "int": int,
+    "id_list": list[_Id],
     "least": Annotated[int, msgspec.Meta(ge=0)],
     "list": list[Any],
     "messages": Annotated[list[Json], msgspec.Meta(min_length=1)],
@@ -41,6 +42,7 @@ _TYPES: Mapping[str, Any] = {
     "objects": list[Json],
     "text": str,
     "texts": str | list[str],
+    "top": Annotated[int, msgspec.Meta(ge=0, le=MOST_TOP)],
 }
 
 

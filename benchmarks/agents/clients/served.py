@@ -53,7 +53,7 @@ class Written:
         self.problems: list[str] = []
 
     async def __call__(
-        self, name: str, before: IntArray, limit: int, support: Support
+        self, name: str, before: IntArray, limit: int, support: Support, shown: Any
     ) -> Completion:
         """Continue an answer."""
         call, _, piece = name.partition(".")
