@@ -157,11 +157,16 @@ class RemoteScorer:
         )
 
     async def _share_of_tests(self, sample: RewardSample) -> float:
-        code = await self._text.code(sample.response, self._extraction)
+        language = sample.language
+        code = await self._text.code(sample.response, self._extraction, language)
         if code is None:
             return 0.0
         request = VerifyRequest(
-            code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False
+            code=code,
+            tests=sample.tests,
+            language=language,
+            setup=sample.setup,
+            stop_at_first_failure=False,
         )
         body = await self._post(f"{self._url}/verify", request)
         answer = msgspec.json.decode(body, type=VerifyResponse)

@@ -321,4 +321,5 @@ def reward_sample(ticket: Ticket, done: Written) -> RewardSample:
         setup=problem.setup,
         is_truncated=done.tokens.is_truncated,
         max_tokens=ticket.sampling.max_new_tokens,
+        language=problem.language,
     )

@@ -177,6 +177,7 @@ def _sample(prompt: Prompt, config: RunConfig) -> RewardSample:
         setup=prompt.problem.setup,
         is_truncated=False,
         max_tokens=config.data.max_response_tokens,
+        language=prompt.problem.language,
     )
 
 

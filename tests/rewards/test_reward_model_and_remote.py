@@ -31,7 +31,7 @@ from async_rl.config.base import replace
 from async_rl.config.rewards import RemoteTerm, RewardModelTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
-from async_rl.core.types import CallTest
+from async_rl.core.types import CallTest, StdinTest
 from async_rl.data.tokenizer import build_tokenizer
 from async_rl.rewards.functions import RemoteScorer
 from async_rl.rewards.models import RewardModel
@@ -283,6 +283,9 @@ def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch)
                 "```python\nunfinished",
             )
             async with scoring(remote(url, form="verifier", token_env="SCORE_TOKEN")) as scorer:
-                return [await scorer(sample(program)) for program in programs]
+                scores = [await scorer(sample(program)) for program in programs]
+                tests = [StdinTest(input="", output="3\n")]
+                echo = sample("```sh\necho $((1 + 2)) | cat\n```", tests=tests, language="shell")
+                return [*scores, await scorer(echo)]
 
-    assert asyncio.run(run()) == [1.0, 0.5, 0.0]
+    assert asyncio.run(run()) == [1.0, 0.5, 0.0, 1.0]

@@ -31,7 +31,7 @@ class RewardSample(Value):
     response: the policy's last text, which is judged; transcript: everything after the prompt, of
     all turns and tools, without special tokens; token_ids: of the transcript; is_written: True for
     tokens that the policy wrote; row: of the data file, {} for the embedded task; tests: of the
-    row, if it has any; is_truncated: cut by the length limit of max_tokens.
+    row, if it has any; is_truncated: cut by the length limit of max_tokens; language: of the program.
     """
 
     prompt_id: str
@@ -46,6 +46,7 @@ class RewardSample(Value):
     setup: str
     is_truncated: bool
     max_tokens: int
+    language: Language = PYTHON
 
 
 class VerifyRequest(Value):
