@@ -18,9 +18,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .protocol import (
     FIRST_STREAM,
@@ -29,6 +29,7 @@ from .protocol import (
     RESULT,
     STDERR,
     STDERR_BYTES,
+    STDIN,
     STDOUT,
     CommandSpec,
     JobSpec,
@@ -100,13 +101,22 @@ class Executable:
 class Work(NamedTuple):
     """One job or one command for a cell.
 
-    files: the contents of its memory files; read: the number of each file whose content is
-    returned, and the most bytes of it.
+    files: the contents of its memory files, or ends of pipes; read: the number of each file whose
+    content is returned, and the most bytes of it; streams: the numbers of standard input and
+    output.
     """
 
     spec: JobSpec | CommandSpec
-    files: Sequence[bytes | Executable]
+    files: Sequence[bytes | Executable | int]
     read: Sequence[tuple[int, int]]
+    streams: tuple[int, int]
+
+    def joined(self, stdin: IO[bytes], stdout: IO[bytes], peer: Cell) -> Work:
+        """The work with ends of pipes as standard streams. peer: the cell at their other ends."""
+        files = [*self.files]
+        for number, end in zip(self.streams, (stdin, stdout), strict=True):
+            files[number] = end.fileno()
+        return self._replace(spec=self.spec._replace(peer=peer.pid), files=files)
 
 
 class Outcome(NamedTuple):
@@ -122,11 +132,13 @@ def job(spec: JobSpec, payload: tuple[Any, ...], more: Sequence[bytes] = ()) -> 
 
     payload: arguments of the child's part; a program's payload never contains an expected output.
     more: input and output of each stream run; the tests, packed, which only the judging child can
-    read; or the files of a checker.
+    read; or input, output and answer for a checker, and where it prints if it interacts.
     """
     files = [packed(payload), b"", *more]
     outputs = range(FIRST_STREAM + 1, len(files), 2) if spec.mode == Mode.STREAMS else ()
-    return Work(spec, files, [(number, spec.output_bytes + 1) for number in (RESULT, *outputs)])
+    read = [(number, spec.output_bytes + 1) for number in (RESULT, *outputs)]
+    is_check = spec.mode == Mode.CHECK
+    return Work(spec, files, read, (FIRST_STREAM + is_check, FIRST_STREAM + 1 + 2 * is_check))
 
 
 def command(
@@ -139,7 +151,7 @@ def command(
     output_bytes: of standard output that are returned.
     """
     read = [(STDOUT, output_bytes), (STDERR, 2 * STDERR_BYTES), (PRODUCT, _MAX_PRODUCT_BYTES)]
-    return Work(spec, [stdin, b"", b"", b"", *contents], read)
+    return Work(spec, [stdin, b"", b"", b"", *contents], read, (STDIN, STDOUT))
 
 
 class Cell:
@@ -213,13 +225,20 @@ class Cell:
             for content in work.files:
                 if isinstance(content, Executable):
                     files.append(content.descriptor)
+                elif isinstance(content, int):
+                    files.append(content)
                 else:
                     own.append(_memory_file(content))
                     files.append(own[-1])
             # The cell enforces the limits; this one is for a cell that hangs.
             longest_s = _CROWDED * (work.spec.cpu_s + work.spec.sleep_s) + _GRACE_S
             reply = await self._exchange(pack(work.spec), files, longest_s)
-            return Outcome(reply, [os.pread(files[n], most, 0) for n, most in work.read])
+            is_pipe = [isinstance(content, int) for content in work.files]
+            contents = [
+                b"" if is_pipe[number] else os.pread(files[number], most, 0)
+                for number, most in work.read
+            ]
+            return Outcome(reply, contents)
         finally:
             for descriptor in own:
                 os.close(descriptor)
@@ -229,7 +248,6 @@ class Cell:
             socket.send_fds(self._host, [spec], files)
             return Reply(*await self._received(longest_s))
         except asyncio.CancelledError:
-            # The reply must be read, or the next job would take it for its own.
             await self._cancel()
             raise
         except (OSError, TimeoutError, TypeError, ValueError) as error:
@@ -246,12 +264,14 @@ class Cell:
         return fields
 
     async def _cancel(self) -> None:
-        """End the running work and read its reply; kill a cell that does not answer."""
+        """End the running work; kill a cell that does not answer."""
         try:
-            # Without descriptors, so that the zygote can tell it from a job when it arrives too
-            # late.
+            # Without descriptors, so that the zygote can tell it from a job.
             self._host.send(b"cancel")
-            await self._received(_CANCEL_TIMEOUT_S)
+            # The reply of the job, unless it was lost with the cancelled wait for it: the next job
+            # would take it for its own.
+            while await self._received(_CANCEL_TIMEOUT_S):
+                pass
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
             self.kill()
 
@@ -278,6 +298,14 @@ class Cell:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+@contextlib.contextmanager
+def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The ends of a pipe: for reading, for writing."""
+    reading, writing = os.pipe()
+    with open(reading, "rb", 0) as first, open(writing, "wb", 0) as last:
+        yield first, last
 
 
 def _memory_file(content: bytes) -> int:

@@ -13,8 +13,8 @@ import asyncio
 import importlib.util
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from .cell import Cell, CellFailed, Outcome, Work
 from .protocol import COMMANDS, LANDLOCK, NAMESPACES, NOTHING
@@ -54,11 +54,11 @@ def package_paths(package: str) -> list[str]:
 
 
 class Cells(AbstractAsyncContextManager["Cells"]):
-    """At most `num_cells` cells, each made by `start_cell`. Closed as an async context manager or
-    by `close`.
+    """At most `num_cells` cells, each made by `start_cell`, and one more for each checker that
+    interacts. Closed as an async context manager or by `close`.
 
     level: strength of the jail, 1 namespaces, 2 Landlock and seccomp, 3 nothing; reasons: why each
-    stronger level does not work.
+    stronger level does not work; places: to run programs.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
     ) -> None:
         self.level = level
         self._start_cell = start_cell
-        self._slots = asyncio.Semaphore(num_cells)
+        self.places = asyncio.Semaphore(num_cells)
         self._free: list[Cell] = []
         self._cells: set[Cell] = set()
         self._is_closed = False
@@ -128,21 +128,26 @@ class Cells(AbstractAsyncContextManager["Cells"]):
 
     async def run(self, work: Work) -> Outcome:
         """Run one piece of work in the next free cell. Raises CellFailed if the cell broke."""
-        async with self._slots:
-            # Asked after the wait for a place: the pool may have closed in the meantime.
-            if self._is_closed:
-                raise CellFailed("the cells are closed")
-            cell = self._free.pop() if self._free else await self._replacement()
-            try:
-                return await cell.run(work)
-            finally:
-                # Not only after an error: a cell may have been killed while its job was cancelled.
-                if cell.is_alive and not self._is_closed:
-                    self._free.append(cell)
-                else:
-                    cell.kill()
-                    self._cells.discard(cell)
-                    self.num_replaced += not self._is_closed
+        async with self.places, self.cell() as cell:
+            return await cell.run(work)
+
+    @asynccontextmanager
+    async def cell(self) -> AsyncIterator[Cell]:
+        """A free cell, or a new one, for one who has a place. Raises CellFailed."""
+        # Asked after the wait for a place: the pool may have closed in the meantime.
+        if self._is_closed:
+            raise CellFailed("the cells are closed")
+        cell = self._free.pop() if self._free else await self._replacement()
+        try:
+            yield cell
+        finally:
+            # Not only after an error: a cell may have been killed while its job was cancelled.
+            if cell.is_alive and not self._is_closed:
+                self._free.append(cell)
+            else:
+                cell.kill()
+                self._cells.discard(cell)
+                self.num_replaced += not self._is_closed
 
     async def _replacement(self) -> Cell:
         """A new cell. Only the first start may fail: later ones are repeated.

@@ -27,7 +27,7 @@ from .protocol import (
     Profile,
     Reply,
 )
-from .watch import ProcessTree
+from .watch import ProcessTree, together
 
 # Most programs exit before the first look, which lists the processes of the whole host.
 _FIRST_TICK_S = 0.01
@@ -63,7 +63,7 @@ class Commands:
             return command.run(self._filters, host)
         finally:
             command.end()
-            for descriptor in descriptors:
+            for descriptor in descriptors[STDERR:]:
                 os.close(descriptor)
 
 
@@ -77,6 +77,7 @@ class _Command(child.Children):
         self._spec = spec
         self._descriptors = descriptors
         self._tree = ProcessTree(proc)
+        self._peer = ProcessTree(proc, spec.peer) if spec.peer else None
         self._head = bytearray()
         self._tail = bytearray()
 
@@ -86,6 +87,7 @@ class _Command(child.Children):
         try:
             self._prepare_directory()
         except OSError as error:  # the files do not fit
+            self._close_streams()
             return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}"[:200])
         errors, errors_in = os.pipe()
         os.set_blocking(errors, False)
@@ -93,6 +95,7 @@ class _Command(child.Children):
         limits = _limits(spec)
         process = self.fork(self._become, limits, calls, errors_in)
         os.close(errors_in)
+        self._close_streams()
         try:
             ending = self._watch(process, host, errors)
             # Before the last read: a process that lives on could still write.
@@ -134,6 +137,11 @@ class _Command(child.Children):
         child.lock_down(confine, [executable], limits, [seal])
         return become()
 
+    def _close_streams(self) -> None:
+        # A forgotten end of a pipe would hide from a peer that the program has closed its own.
+        for descriptor in self._descriptors[:STDERR]:
+            os.close(descriptor)
+
     def _prepare_directory(self) -> None:
         namespaces.renew_scratch(self._spec.scratch_bytes)
         os.chdir(namespaces.SCRATCH)
@@ -168,10 +176,11 @@ class _Command(child.Children):
             if now - looked < tick_s:
                 continue  # standard error woke us
             # At most two ticks: a stalled machine makes no command late.
-            usage = self._tree.use_of_all(min(now - looked, 2 * tick_s))
+            elapsed_s = min(now - looked, 2 * tick_s)
+            usage = self._tree.use_of_all(elapsed_s)
             looked = now
             tick_s = _TICK_S
-            asleep_s += usage.asleep_s
+            asleep_s += together(usage.asleep_s, self._peer, elapsed_s)
             self.peak_bytes = max(self.peak_bytes, usage.memory_bytes)
             if usage.cpu_s + self.cpu_s > spec.cpu_s:
                 return Ending.CPU

@@ -14,7 +14,7 @@ from .checker import Checker, Comparer
 from .child import Children, Jail, Page, Part
 from .judge import Tests
 from .objects import Solver
-from .programs import Calls, Runner, Streams
+from .programs import Calls, Streams
 from .protocol import (
     FIRST_STREAM,
     LANDLOCK,
@@ -30,8 +30,6 @@ from .protocol import (
 # nobody: a root server's children at level 2 must not own the files of the host.
 _UNPRIVILEGED_UID = 65_534
 _STACK_BYTES = 64 << 20
-# /dev/null.
-_STDERR = 2
 _RUNNERS: dict[int, type[Any]] = {
     Mode.CALLS: Calls,
     Mode.STREAMS: Streams,
@@ -94,7 +92,7 @@ class Jobs:
         The reply has the CPU time of all children and the memory of the largest.
         """
         children = Children(self._page)
-        pipes = [*os.pipe(), *os.pipe()] if spec.mode in (Mode.JUDGE, Mode.INTERACT) else []
+        pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
         limits = self._limits(spec)
         result = descriptors[RESULT]
         processes = [
@@ -145,17 +143,9 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     if not pipes:
         return [Part(0, payload, _RUNNERS[spec.mode](result, spec, rest))]
     requests_in, requests_out, answers_in, answers_out = pipes
-    program: Runner
-    decider: Runner
-    if spec.mode == Mode.INTERACT:
-        # The program has no result file: its frames are lost.
-        program = Streams(_STDERR, spec, [requests_in, answers_out])
-        given, answer = rest[1:]
-        decider = Checker(result, spec, [given, answers_in, answer, requests_out])
-    else:
-        program = Solver(answers_out, spec, [requests_in])
-        decider = Tests(result, spec, [requests_out, answers_in])
-    return [Part(0, payload, program), Part(1, rest[0], decider)]
+    solver = Solver(answers_out, spec, [requests_in])
+    tests = Tests(result, spec, [requests_out, answers_in])
+    return [Part(0, payload, solver), Part(1, rest[0], tests)]
 
 
 def _is_open_to_others(path: str) -> bool:

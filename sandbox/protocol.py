@@ -10,6 +10,9 @@ if the spec has no path, then the contents of `files`.
 A result file has lines `<run> <kind> <nanoseconds of CPU> <body>`. Whoever reads them trusts
 nothing: reading is pure, never raises, and returns for any bytes a list of frames and whether the
 rest was malformed.
+
+Two cells may run a pair: a program and the checker that answers it. Their standard streams are
+pipes, and `peer` of each spec is the host's number of the process that holds the other.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ NOTHING = 3
 JOBS = "jobs"
 COMMANDS = "commands"
 """Kinds of cells: Python programs, and programs of other languages."""
+NOTHING_LEFT = b"[]"
+"""The message of a cell that is ready, and its answer to a cancellation."""
 CELL_UID = 61_184
 """Host uid and gid of a cell whose server is root: the first of systemd's range for services
 without a fixed user.
@@ -53,7 +58,6 @@ class Mode(enum.IntEnum):
     CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: tests
     run in one child and ask another child, which runs the code. COMPARE: compare
     one thing that a program emitted. CHECK: run a row's checker on the output of a program.
-    INTERACT: run a row's checker next to the program; each reads what the other child prints.
     """
 
     CALLS = 1
@@ -61,7 +65,6 @@ class Mode(enum.IntEnum):
     JUDGE = 3
     COMPARE = 4
     CHECK = 5
-    INTERACT = 6
 
 
 class JobSpec(NamedTuple):
@@ -78,6 +81,7 @@ class JobSpec(NamedTuple):
     memory_bytes: int
     output_bytes: int
     num_tests: int = 1
+    peer: int = 0
 
     @property
     def sleep_s(self) -> float:
@@ -120,6 +124,7 @@ class CommandSpec(NamedTuple):
     process_limits: list[tuple[int, int]]
     file_bytes: int
     scratch_bytes: int
+    peer: int = 0
 
     @property
     def sleep_s(self) -> float:

@@ -9,6 +9,8 @@ each sample. Invariants: limits apply to the whole job, and nothing that a progr
 them.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import re
@@ -133,6 +135,13 @@ class Meter:
         return _read(self._proc, f"{number}/stat").rpartition(b") ")[2].split()
 
 
+def together(asleep_s: float, peer: ProcessTree | None, elapsed_s: float) -> float:
+    """Seconds in which neither a program nor its peer had work: each waits for the other."""
+    if peer is None:
+        return asleep_s
+    return max(0.0, asleep_s + peer.use_of_all(elapsed_s).asleep_s - elapsed_s)
+
+
 def watch(
     spec: JobSpec, processes: Sequence[int], result: int, poller: select.poll, proc: int
 ) -> Ending:
@@ -151,6 +160,7 @@ def _measured(
 ) -> list[tuple[int, int]] | Ending:
     """Wait for what the poller reports, or for the limit that is exceeded first."""
     meter = Meter(proc)
+    peer = ProcessTree(proc, spec.peer) if spec.peer else None
     numbers = [_number_in_host(proc, process) for process in processes]
     asleep_s = 0.0
     run_cpu_s = 0.0
@@ -165,7 +175,7 @@ def _measured(
         # either. A test and its program: each waits for the other.
         elapsed_s = min(time.monotonic() - before, 2 * _TICK_S)
         usage = meter.use(numbers, elapsed_s, take_turns=True)
-        asleep_s += usage.asleep_s
+        asleep_s += together(usage.asleep_s, peer, elapsed_s)
         new_size = os.fstat(result).st_size
         # A run has finished: the next run starts with an unused share of the CPU time.
         if new_size != size:

@@ -19,6 +19,7 @@ from .protocol import (
     MAX_SPEC_BYTES,
     NAMESPACES,
     NOTHING,
+    NOTHING_LEFT,
     Reply,
     pack,
 )
@@ -78,14 +79,16 @@ def _serve(host: _socket.socket, run: Run) -> None:
     gc.collect()
     gc.freeze()
     # Ready: a cell that has not reached its level exits.
-    host.send(b"[]")
+    host.send(NOTHING_LEFT)
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     while True:
         spec, ancillary, _flags, _address = host.recvmsg(MAX_SPEC_BYTES, space)
         # The host has closed its end.
         if not spec:
             os._exit(0)
+        # A cancellation, after the reply of its job if it came in time.
         if not ancillary:
-            continue  # a cancellation that arrived after the end of its job
+            host.send(NOTHING_LEFT)
+            continue
         descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
         host.send(pack(run(spec, descriptors, host.fileno())))

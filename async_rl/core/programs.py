@@ -62,11 +62,9 @@ class Checker(Value, frozen=True):
 
     code: str
     form: Literal["kattis", "testlib", "printed"]
-    language: Literal["python", "cpp"] = PYTHON
+    language: Language = PYTHON
     interacts: bool = False
 
     def __post_init__(self) -> None:
-        if (self.form == "printed" or self.interacts) and self.language != PYTHON:
-            raise ValueError("a checker that interacts or prints is a program in Python")
-        if self.form == "printed" and self.interacts:
-            raise ValueError("a checker that interacts has the form kattis or testlib")
+        if self.form == "printed" and (self.interacts or self.language != PYTHON):
+            raise ValueError("a checker that interacts, or is not in Python, has another form")

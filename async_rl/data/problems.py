@@ -121,7 +121,7 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
 
 
 def _checker(value: Any) -> Checker:
-    remedy = "give {code: a program, form: kattis or testlib, language: python or cpp, interacts}"
+    remedy = "give {code: a program, form: kattis or testlib, language, interacts}"
     checker: Checker = _read("checker", value, Checker, remedy)
     try:
         if checker.language == PYTHON:
@@ -144,11 +144,10 @@ def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
             f"language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
             " the column out for Python"
         )
-    is_judged = all(isinstance(test, StdinTest) and not test.interacts for test in tests)
-    if language != PYTHON and not is_judged and not all(in_containers):
+    if language != PYTHON and not all(prints) and not all(in_containers):
         raise DataError(
-            f"programs in {language} are judged by tests of standard input only, without checkers"
-            " that interact, or all in containers; give tests of kind stdin, or set language=python"
+            f"programs in {language} are judged by tests of standard input only, or all in"
+            " containers; give tests of kind stdin, or set language=python"
         )
     return language
 

@@ -4,8 +4,6 @@ checker programs of rows.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 import pytest
 from rewards_support import Jail
@@ -74,51 +72,6 @@ def test_an_output_on_which_the_checker_of_a_row_fails_is_rejected(jail: Jail, n
 def test_a_checker_that_does_not_compile_is_a_test_error(jail: Jail) -> None:
     found = checked(jail, "print(4, 6)", Checker(code="does not compile (", form="kattis"))
     assert found.verdict is Verdict.TEST_ERROR, found
-
-
-INTERACTOR, PLAYER = table(__file__, "interactor"), table(__file__, "player")
-LOSERS = table(__file__, "losers")
-
-
-def interaction(jail: Jail, program: str, form: Literal["kattis", "testlib"]) -> TestResult:
-    code = INTERACTOR.replace("ACCEPTS", "42" if form == "kattis" else "0")
-    checker = Checker(code=code, form=form, interacts=True)
-    test = StdinTest(input="77\n", output="7", checker=checker)
-    return jail.verify(VerifyRequest(code=program, tests=[test], timeout_s=0.5)).tests[0]
-
-
-@pytest.mark.parametrize("form", ["kattis", "testlib"])
-def test_a_checker_that_interacts_answers_the_program(
-    jail: Jail, form: Literal["kattis", "testlib"]
-) -> None:
-    found = interaction(jail, PLAYER, form)
-    assert found.verdict is Verdict.PASS, found
-
-
-@pytest.mark.parametrize("name", LOSERS)
-def test_a_program_that_does_not_play_loses(jail: Jail, name: str) -> None:
-    program, verdict = LOSERS[name]
-    found = interaction(jail, program, "testlib")
-    assert found.verdict == verdict, found
-
-
-def test_only_python_interacts() -> None:
-    checker = {"code": INTERACTOR, "form": "testlib", "interacts": True}
-    pairs = {"inputs": ["77\n"], "outputs": ["7"]}
-    for row in (
-        {"checker": checker | {"language": "cpp"}},
-        {"checker": checker, "language": "cpp"},
-    ):
-        with pytest.raises(DataError, match="interact"):
-            read_problem({"input_output": pairs, **row})
-    read_problem(
-        {
-            "official_tests": pairs,
-            "prompt": "Play.",
-            "interaction_format": "Ask.",
-            "checker": checker,
-        }
-    )
 
 
 @pytest.mark.parametrize("output", ["abc", "", "9" * 5_000, "4 6 x"])

@@ -11,16 +11,13 @@ from typing import Any
 
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
 from async_rl.core.programs import Checker
-from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
-from async_rl.rewards.verifier.compiling import SCRATCH_BYTES, Compiler
+from async_rl.rewards.verifier.compiling import Compiler
 from async_rl.rewards.verifier.languages import places_of, table
-from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_check
-from async_rl.rewards.verifier.program import NO_CELL, Ask, Limits, Program, tried
-from async_rl.sandbox.cell import command
+from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling
+from async_rl.rewards.verifier.program import Ask, Limits, Program, Run, ran_of
 from async_rl.sandbox.protocol import NAMESPACES
 
-_CHECKED = ("input", "output", "answer")
 # Generous: a refused language stays refused until the verifier starts again.
 _PROBE_LIMITS = Limits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=1024)
 
@@ -67,7 +64,7 @@ class CommandJudge:
             compiler = Compiler(language, row, places, self._num_cells)
             self._compilers.append(compiler)
             program = await compiler.program(row.probe)
-            (answer,) = (await compiler.run(program, "", _PROBE_LIMITS)).answers
+            (answer,) = (await ran_of(compiler.run(program, "", _PROBE_LIMITS))).answers
         except InfrastructureError as error:
             return str(error)
         # A compiler may work on a machine whose jail stops its programs.
@@ -79,50 +76,24 @@ class CommandJudge:
         return compiler
 
     async def asker(self, program: Program) -> Ask:
-        """A function that runs the program on the standard input of one test.
-
-        Raises InfrastructureError.
-        """
+        """Runs of the program on the standard input of one test. Raises InfrastructureError."""
         compiler = await self.require(program.request.language)
         compiled = await compiler.program(program.request.code)
 
-        async def ask(tests: Sequence[Sequence[Any]]) -> Ran:
+        def ask(tests: Sequence[Sequence[Any]]) -> Run[Ran] | Ran:
             ((test,),) = tests
             limits = program.limits.with_output_of([test])
-            return await compiler.run(compiled, test.input, limits)
+            return compiler.run(compiled, test.input, limits)
 
         return ask
 
-    async def check(self, checker: Checker, files: Sequence[bytes], limits: Limits) -> Ruling:
-        """The ruling of a checker in C++. files: input, output and answer.
-
-        Raises InfrastructureError.
-        """
+    async def check(
+        self, checker: Checker, files: Sequence[bytes], limits: Limits
+    ) -> Run[Ruling] | Ruling:
+        """One run of a checker. files: input, output and answer. Raises InfrastructureError."""
         compiler = await self.require(checker.language)
         program = await compiler.program(checker.code, self._headers)
-        if isinstance(program.product, str):
-            hint = "" if self._headers else " (sandbox.checker_headers names no headers)"
-            reason = f"the checker does not compile{hint}: {program.product}"
-            return Ruling(Verdict.TEST_ERROR, reason)
-        arguments = _CHECKED
-        stdin = b""
-        if checker.form == "kattis":
-            # The feedback directory is the working directory.
-            arguments = ("input", "answer", "./")
-            stdin = files[1]
-        spec = compiler.spec(program, limits)._replace(
-            arguments=["checker", *arguments],
-            files=list(_CHECKED),
-            product="judgemessage.txt",
-            # The files are copied into the scratch, and the checker may write as much.
-            scratch_bytes=SCRATCH_BYTES + 2 * sum(map(len, files)),
-        )
-        return await tried(
-            compiler.cells,
-            command(spec, stdin, [program.content, *files], 0),
-            lambda outcome: read_check(outcome, spec, checker.form, limits.output_bytes),
-            NO_CELL,
-        )
+        return compiler.check(program, checker, files, limits)
 
     @property
     def num_replaced(self) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from async_rl.core.programs import Checker
 from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.languages import LanguageRow, Step, source_names
@@ -30,9 +31,10 @@ from async_rl.rewards.verifier.outcomes import (
     ended,
     never_ran,
     printable,
+    read_check,
     read_command,
 )
-from async_rl.rewards.verifier.program import NO_CELL, Limits, tried
+from async_rl.rewards.verifier.program import Limits, Run, tried
 from async_rl.sandbox.cell import Executable, Outcome, command
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import CommandSpec, Ending, Profile
@@ -45,6 +47,7 @@ MESSAGE_CHARS = 2000
 _FILE_BYTES = 128 << 20
 # As the scratch of a Python cell.
 SCRATCH_BYTES = 16 << 20
+_ARGUMENTS = {"kattis": ("input", "answer", "./"), "testlib": ("input", "output", "answer")}
 _LIMITS = {"address_space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -146,13 +149,10 @@ class Compiler:
                 scratch_bytes=step.scratch_mb * MIB,
             )
             key = hashlib.sha256(repr((spec, texts)).encode()).digest()
-            make = partial(
-                tried,
-                self.cells,
-                command(spec, b"", texts, MESSAGE_CHARS),
-                lambda outcome: _product(outcome, spec),
-                f"the compiler of {self._language} was stopped from outside",
-            )
+            work = command(spec, b"", texts, MESSAGE_CHARS)
+            run = Run(self.cells, work, partial(_product, spec=spec))
+            stopped = f"the compiler of {self._language} was stopped from outside"
+            make = partial(tried, run.once, stopped)
             product = await self._memo.get(key, make)
         if isinstance(product, str):
             return Compiled(product, names)
@@ -161,28 +161,52 @@ class Compiler:
         # Sealed once for all tests of the program; in a thread, because it copies megabytes.
         return Compiled(product, names, await asyncio.to_thread(Executable, product))
 
-    async def run(self, program: Compiled, stdin: str, limits: Limits) -> Ran:
-        """Run a program once; its compile error is the result of each run.
-
-        Raises InfrastructureError.
-        """
+    def run(self, program: Compiled, stdin: str, limits: Limits) -> Run[Ran] | Ran:
+        """One run of a program; its compile error is the result of each run."""
         if isinstance(program.product, str):
             return never_ran(Ruling(Verdict.COMPILE_ERROR, program.product))
-        spec = self.spec(program, limits)
-        output_bytes = limits.output_bytes
-        return await tried(
+        spec = self._spec(program, limits)
+        return Run(
             self.cells,
-            command(spec, stdin.encode(errors="replace"), [program.content], output_bytes + 1),
-            lambda outcome: read_command(
-                outcome,
-                spec,
-                output_bytes=output_bytes,
+            command(
+                spec, stdin.encode(errors="replace"), [program.content], limits.output_bytes + 1
+            ),
+            partial(
+                read_command,
+                spec=spec,
+                output_bytes=limits.output_bytes,
                 memory_marks=self.row.run.memory_marks,
             ),
-            NO_CELL,
         )
 
-    def spec(self, program: Compiled, limits: Limits) -> CommandSpec:
+    def check(
+        self, program: Compiled, checker: Checker, files: Sequence[bytes], limits: Limits
+    ) -> Run[Ruling] | Ruling:
+        """One run of a checker. files: input, output and answer."""
+        if isinstance(program.product, str):
+            return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {program.product}")
+        given, output, answer = files
+        is_kattis = checker.form == "kattis"
+        named = {"input": given, "answer": answer}
+        if not checker.interacts:
+            named["output"] = output
+        spec = self._spec(program, limits)
+        spec = spec._replace(
+            # The feedback directory is the working directory.
+            arguments=[*spec.arguments, *_ARGUMENTS[checker.form]],
+            files=[*spec.files, *named],
+            product="judgemessage.txt",
+            # The files are copied into the scratch, and the checker may write as much.
+            scratch_bytes=spec.scratch_bytes + 2 * sum(map(len, files)),
+        )
+        contents = [program.content, *named.values()]
+        return Run(
+            self.cells,
+            command(spec, output if is_kattis else b"", contents, 0),
+            partial(read_check, spec=spec, form=checker.form, output_bytes=limits.output_bytes),
+        )
+
+    def _spec(self, program: Compiled, limits: Limits) -> CommandSpec:
         """The command that runs the program once."""
         run = self.row.run
         places = {**program.names, "memory_mb": str(limits.memory_bytes // MIB)}

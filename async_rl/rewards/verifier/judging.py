@@ -40,9 +40,20 @@ from async_rl.rewards.verifier.commands import CommandJudge, load_headers
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.outcomes import Ran, Ruling, rejected, result_of
-from async_rl.rewards.verifier.program import MOST_TESTS, Ask, Limits, Program, Question, Rule
+from async_rl.rewards.verifier.program import (
+    MOST_TESTS,
+    Ask,
+    Limits,
+    Program,
+    Question,
+    Rule,
+    Run,
+    interacted,
+    ran_of,
+    tried,
+)
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.sandbox.cell import CellFailed, packed
+from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure, shorten
 from async_rl.sandbox.protocol import Mode
@@ -117,7 +128,7 @@ class Judge:
         Raises InfrastructureError; cancelling stops the program.
         """
         ask, _ = await self._asker(Mode.STREAMS, self._program(request))
-        ran = await ask([request.tests])
+        ran = await ran_of(ask([request.tests]))
         (answer,) = ran.answers
         return result_of(answer.ruling, ran.reply), answer.output
 
@@ -125,7 +136,7 @@ class Judge:
         """How a child is asked, and for how many tests."""
         if program.request.is_command:
             return await self._commands.asker(program), 1
-        return partial(program.ask, mode), MOST_TESTS
+        return partial(program.run, mode), MOST_TESTS
 
     def _program(self, request: VerifyRequest) -> Program:
         cells = self._cells
@@ -190,7 +201,8 @@ class Judge:
         if isinstance(question, StdinTest):
             # The row knows its problem better than the configuration.
             if question.checker is not None:
-                return await self._checked(question, body, question.checker, program)
+                run = await self._checking(question, body, question.checker, program)
+                return run if isinstance(run, Ruling) else await tried(run.once)
             # Most right programs print exactly this, and it may be large.
             if body == question.output.encode(errors="replace"):
                 return Ruling()
@@ -206,28 +218,33 @@ class Judge:
             return Ruling(Verdict.WRONG_ANSWER, message) if message else Ruling()
         limits = program.limits.with_memory(_ROOM * size)
         tolerance = self._comparison.relative_tolerance
-        ran = await program.run(Mode.COMPARE, tolerance, tuple(emitted), limits=limits)
+        ran = await tried(program.job(Mode.COMPARE, tolerance, tuple(emitted), limits=limits).once)
         return ran.answers[0].ruling
 
-    async def _checked(
+    async def _checking(
         self, test: StdinTest, output: bytes, checker: Checker, program: Program
-    ) -> Ruling:
+    ) -> Run[Ruling] | Ruling:
+        """The run of a checker, which cannot run if it does not compile."""
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
         files = [given, output, answer]
         limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
         if checker.language != PYTHON:
             return await self._commands.check(checker, files, limits)
-        ran = await program.run(Mode.CHECK, checker.code, checker.form, limits=limits, files=files)
-        ruling = _decision(ran)
-        is_final = ruling.verdict in (Verdict.PASS, Verdict.TEST_ERROR)
-        return ruling if is_final else rejected(ruling.message)
+        if checker.interacts:
+            files.append(b"")
+        run = program.job(Mode.CHECK, checker.code, checker.form, limits=limits, files=files)
+        return Run(run.cells, run.work, lambda outcome: _decision(run.read(outcome)))
 
     async def _interact(self, test: StdinTest, checker: Checker, program: Program) -> TestResult:
         """Run a program and its checker side by side. Raises InfrastructureError."""
-        given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
-        files = [packed((checker.code, checker.form)), given, answer]
-        ran = await program.run(Mode.INTERACT, program.request.code, files=files)
-        return result_of(_decision(ran), ran.reply)
+        ask, _ = await self._asker(Mode.STREAMS, program)
+        playing = ask([[test]])
+        if isinstance(playing, Ran):
+            return result_of(playing.answers[0].ruling)
+        checking = await self._checking(test, b"", checker, program)
+        if isinstance(checking, Ruling):
+            return result_of(checking)
+        return result_of(*await tried(partial(interacted, playing, checking)))
 
 
 def _decision(ran: Ran) -> Ruling:
@@ -235,7 +252,7 @@ def _decision(ran: Ran) -> Ruling:
     verdict, message = ran.answers[0].ruling
     if verdict is Verdict.COMPILE_ERROR:
         return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {message}")
-    return Ruling(verdict, message if verdict is not Verdict.PASS else "")
+    return Ruling() if verdict is Verdict.PASS else rejected(message)
 
 
 def _plan(test: CodeTest, setup: str) -> tuple[Mode | None, bool, Sequence[Question]]:

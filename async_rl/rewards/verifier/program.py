@@ -5,8 +5,9 @@ A call test is one call of the program; an assert test may be several.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from async_rl.config.rewards import MOST_TIMEOUTS, OUTPUT_KB, SandboxConfig
 from async_rl.core.assert_tests import Call, asked_by
@@ -15,9 +16,9 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import AssertTest, StdinTest, Verdict
 from async_rl.rewards.verifier.outcomes import MIB, ChildFault, Ran, Ruling, read_job, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
-from async_rl.sandbox.cell import CellFailed, Outcome, Work, job, packed
+from async_rl.sandbox.cell import CellFailed, Outcome, Work, job, packed, pipe
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.protocol import JobSpec, Mode
+from async_rl.sandbox.protocol import Ending, JobSpec, Mode, Reply
 
 T = TypeVar("T")
 # Tests that share a child: a message to a cell has at most 200 descriptors, two per stream.
@@ -28,21 +29,75 @@ _LASTING = (Verdict.PASS, Verdict.COMPILE_ERROR)
 _TRIES = 2
 
 
-async def tried(cells: Cells, work: Work, read: Callable[[Outcome], T], failure: str) -> T:
-    """Run work and read its outcome. Raises InfrastructureError, which starts with `failure`, if no
-    cell could run it.
+class Run(NamedTuple, Generic[T]):
+    """Work, the cells that can do it, and the reader of its outcome."""
+
+    cells: Cells
+    work: Work
+    read: Callable[[Outcome], T]
+
+    async def once(self) -> T:
+        """The result. Raises CellFailed or ChildFault."""
+        return self.read(await self.cells.run(self.work))
+
+
+NO_CELL = "no cell could run the program"
+
+
+async def tried(work: Callable[[], Awaitable[T]], failure: str = NO_CELL) -> T:
+    """The result of work. Raises InfrastructureError, which starts with `failure`, if no cell could
+    do it.
     """
     problem: Exception | None = None
     for _ in range(_TRIES):
         try:
-            return read(await cells.run(work))
+            return await work()
         # Only these two: any other error is a fault of the verifier, and must be seen.
         except (CellFailed, ChildFault) as error:
             problem = error
     raise InfrastructureError(f"{failure}, tried {_TRIES} times: {problem}") from problem
 
 
-NO_CELL = "no cell could run the program"
+async def ran_of(asked: Run[Ran] | Ran) -> Ran:
+    """The answers of a run. Raises InfrastructureError."""
+    return asked if isinstance(asked, Ran) else await tried(asked.once)
+
+
+async def interacted(program: Run[Ran], checker: Run[Ruling]) -> tuple[Ruling, Reply]:
+    """Run a program and its checker side by side, in two cells; each reads what the other prints.
+
+    A program that fails by itself has failed; otherwise the checker decides, and a program that it
+    accepts must also end well. Raises CellFailed or ChildFault.
+    """
+    async with program.cells.places, program.cells.cell() as first, checker.cells.cell() as second:
+        with pipe() as (stdin, to_program), pipe() as (from_program, stdout):
+            play = first.run(program.work.joined(stdin, stdout, second))
+            check = second.run(checker.work.joined(from_program, to_program, first))
+            playing, checking = map(asyncio.create_task, (play, check))
+            try:
+                await asyncio.sleep(0)  # each cell has got its ends
+                stdin.close()
+                stdout.close()
+                await asyncio.wait((playing, checking), return_when=asyncio.FIRST_COMPLETED)
+                # Until the other ends are closed, a program cannot fail because its checker exited.
+                if not playing.done() or _ruling(program, playing.result()) == Ruling():
+                    checked = await checking
+                    if checked.reply.ending == Ending.WALL:
+                        return Ruling(Verdict.TIMEOUT, "waited for its checker"), checked.reply
+                    ruling = checker.read(checked)
+                    if ruling.verdict is not Verdict.PASS:
+                        return ruling, checked.reply
+                    to_program.close()
+                played = await playing
+                return _ruling(program, played), played.reply
+            finally:
+                playing.cancel()
+                checking.cancel()
+                await asyncio.gather(playing, checking, return_exceptions=True)
+
+
+def _ruling(program: Run[Ran], outcome: Outcome) -> Ruling:
+    return program.read(outcome).answers[0].ruling
 
 
 class Limits(NamedTuple):
@@ -76,8 +131,10 @@ Question = Call | StdinTest | AssertTest
 """What one run of a child answers. An assert test may be one, or several calls."""
 Rule = Callable[[Any, bytes], Awaitable[Ruling]]
 """Decides about what a program emitted for a question."""
-Ask = Callable[[Sequence[Sequence[Any]]], Awaitable[Ran]]
-"""Runs one child that answers the questions of several tests."""
+Ask = Callable[[Sequence[Sequence[Any]]], Run[Ran] | Ran]
+"""One child that answers the questions of several tests, or the answers of a program that cannot
+run.
+"""
 
 
 @frozen
@@ -108,7 +165,7 @@ class Program:
         late = result_of(Ruling(Verdict.TIMEOUT, message))
         return results if self.stop else results + [late] * (num_tests - len(results))
 
-    async def run(
+    def job(
         self,
         mode: Mode,
         *payload: Any,
@@ -116,13 +173,10 @@ class Program:
         num_runs: int = 1,
         num_tests: int = 1,
         files: Sequence[bytes] = (),
-    ) -> Ran:
-        """Run a job and read its output. limits: limits instead of the program's; files: the other
-        files of the Job. Raises InfrastructureError if no cell could run it.
-        """
+    ) -> Run[Ran]:
+        """A job. limits: limits instead of the program's; files: the other files of the job."""
         spec = JobSpec(mode, num_runs, *(limits or self.limits), num_tests=num_tests)
-        work = job(spec, payload, files)
-        return await tried(self.cells, work, lambda outcome: read_job(outcome, spec), NO_CELL)
+        return Run(self.cells, job(spec, payload, files), lambda outcome: read_job(outcome, spec))
 
     async def results(
         self, tests: Sequence[Sequence[Question]], ask: Ask, rule: Rule, most: int
@@ -138,7 +192,7 @@ class Program:
         size = most
         while len(results) < len(tests) and not self.is_decided(results):
             shared = tests[len(results) : len(results) + size]
-            ran = await ask(shared)
+            ran = await ran_of(ask(shared))
             rest = ran.answers
             most = 1 if ran.is_slow else most
             size = most
@@ -167,8 +221,8 @@ class Program:
                     break
         return results
 
-    def ask(self, mode: Mode, tests: Sequence[Sequence[Any]]) -> Awaitable[Ran]:
-        """Run one child that answers the questions of tests."""
+    def run(self, mode: Mode, tests: Sequence[Sequence[Any]]) -> Run[Ran]:
+        """One child that answers the questions of tests."""
         questions = [question for test in tests for question in test]
         payload: list[Any] = [self.request.code]
         limits = self.limits
@@ -189,7 +243,7 @@ class Program:
                 for each, test in asked
             ]
             files = [packed((setup, codes, self.stop))]
-        return self.run(
+        return self.job(
             mode,
             *payload,
             limits=limits,

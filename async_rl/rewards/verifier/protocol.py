@@ -31,7 +31,8 @@ class RewardSample(Value):
     response: the policy's last text, which is judged; transcript: everything after the prompt, of
     all turns and tools, without special tokens; token_ids: of the transcript; is_written: True for
     tokens that the policy wrote; row: of the data file, {} for the embedded task; tests: of the
-    row, if it has any; is_truncated: cut by the length limit of max_tokens; language: of the program.
+    row, if it has any; is_truncated: cut by the length limit of max_tokens; language: of the
+    program.
     """
 
     prompt_id: str
@@ -73,11 +74,10 @@ class VerifyRequest(Value):
                 "tests is empty, so every program would pass; give at least one - at `$.tests`"
             )
         for index, test in enumerate(self.tests):
-            is_judged = isinstance(test, StdinTest) and not test.interacts
-            if self.is_command and not is_judged:
+            if self.is_command and not isinstance(test, StdinTest):
                 raise ValueError(
-                    f"programs in {self.language} are judged by tests of kind stdin only, without"
-                    f" checkers that interact, or all in containers - at `$.tests[{index}]`"
+                    f"programs in {self.language} are judged by tests of kind stdin only, or all in"
+                    f" containers - at `$.tests[{index}]`"
                 )
 
     @property
