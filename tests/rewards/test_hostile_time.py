@@ -17,9 +17,9 @@ from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
 def _cpu_s(jail: Jail) -> float:
     """CPU time of all programs that have run in this jail."""
-    (cell,) = jail.cells._cells
-    outer = psutil.Process(cell.pid)
-    times = [process.cpu_times() for process in (outer, *outer.children())]
+    cells = [psutil.Process(cell.pid) for cell in jail.cells._cells]
+    processes = [process for outer in cells for process in (outer, *outer.children())]
+    times = [process.cpu_times() for process in processes]
     return sum(time.children_user + time.children_system for time in times)
 
 

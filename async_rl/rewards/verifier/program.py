@@ -67,7 +67,8 @@ async def interacted(program: Run[Ran], checker: Run[Ruling]) -> tuple[Ruling, R
     """Run a program and its checker side by side, in two cells; each reads what the other prints.
 
     A program that fails by itself has failed; otherwise the checker decides, and a program that it
-    accepts must also end well. Raises CellFailed or ChildFault.
+    accepts must also end well. This process holds both ends of the pipes, so that neither side
+    notices the exit of the other before its reply is here. Raises CellFailed or ChildFault.
     """
     async with program.cells.places, program.cells.cell() as first, checker.cells.cell() as second:
         with pipe() as (stdin, to_program), pipe() as (from_program, stdout):
@@ -75,15 +76,14 @@ async def interacted(program: Run[Ran], checker: Run[Ruling]) -> tuple[Ruling, R
             check = second.run(checker.work.joined(from_program, to_program, first))
             playing, checking = map(asyncio.create_task, (play, check))
             try:
-                await asyncio.sleep(0)  # each cell has got its ends
-                stdin.close()
-                stdout.close()
                 await asyncio.wait((playing, checking), return_when=asyncio.FIRST_COMPLETED)
-                # Until the other ends are closed, a program cannot fail because its checker exited.
                 if not playing.done() or _ruling(program, playing.result()) == Ruling():
+                    stdin.close()
+                    stdout.close()
                     checked = await checking
-                    if checked.reply.ending == Ending.WALL:
-                        return Ruling(Verdict.TIMEOUT, "waited for its checker"), checked.reply
+                    if checked.reply.ending in (Ending.CPU, Ending.WALL):
+                        late = "its checker waited for it, or used up its time"
+                        return Ruling(Verdict.TIMEOUT, late), checked.reply
                     ruling = checker.read(checked)
                     if ruling.verdict is not Verdict.PASS:
                         return ruling, checked.reply
