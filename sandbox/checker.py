@@ -5,9 +5,10 @@ A checker is trusted as tests are, but its input is hostile; so it runs in a chi
 Forms: *kattis*, arguments input, answer, feedback directory, the output on standard input, exit
 status 42 accepts; *testlib*, arguments input, output, answer, exit status 0 accepts; *printed*,
 arguments input, answer, output, exit status 0 and the text `1` on standard output accept. A checker
-that interacts has the same arguments; its standard streams are pipes to the program, and what it
-writes to the file of the output is lost. Every other end rejects. A cell has no files to give it:
-`open` knows the names of its arguments.
+that interacts has the same arguments; its standard streams are pipes to a program in another cell,
+and what it writes to the file of the output is lost. Every other end rejects. A cell has no files
+to give it: `open` knows the names of its arguments. Checkers in other languages are commands, which
+get files (`compiling.py`).
 """
 
 import builtins
