@@ -102,20 +102,18 @@ class Work(NamedTuple):
     """One job or one command for a cell.
 
     files: the contents of its memory files, or ends of pipes; read: the number of each file whose
-    content is returned, and the most bytes of it; streams: the numbers of standard input and
-    output.
+    content is returned, and the most bytes of it.
     """
 
     spec: JobSpec | CommandSpec
     files: Sequence[bytes | Executable | int]
     read: Sequence[tuple[int, int]]
-    streams: tuple[int, int]
 
     def joined(self, stdin: IO[bytes], stdout: IO[bytes], peer: Cell) -> Work:
         """The work with ends of pipes as standard streams. peer: the cell at their other ends."""
-        files = [*self.files]
-        for number, end in zip(self.streams, (stdin, stdout), strict=True):
-            files[number] = end.fileno()
+        first = FIRST_STREAM if isinstance(self.spec, JobSpec) else STDIN
+        ends = stdin.fileno(), stdout.fileno()
+        files = [*self.files[:first], *ends, *self.files[first + 2 :]]
         return self._replace(spec=self.spec._replace(peer=peer.pid), files=files)
 
 
@@ -132,13 +130,11 @@ def job(spec: JobSpec, payload: tuple[Any, ...], more: Sequence[bytes] = ()) -> 
 
     payload: arguments of the child's part; a program's payload never contains an expected output.
     more: input and output of each stream run; the tests, packed, which only the judging child can
-    read; or input, output and answer for a checker, and where it prints if it interacts.
+    read; or standard input and output of a checker, then input and answer of its test.
     """
     files = [packed(payload), b"", *more]
     outputs = range(FIRST_STREAM + 1, len(files), 2) if spec.mode == Mode.STREAMS else ()
-    read = [(number, spec.output_bytes + 1) for number in (RESULT, *outputs)]
-    is_check = spec.mode == Mode.CHECK
-    return Work(spec, files, read, (FIRST_STREAM + is_check, FIRST_STREAM + 1 + 2 * is_check))
+    return Work(spec, files, [(number, spec.output_bytes + 1) for number in (RESULT, *outputs)])
 
 
 def command(
@@ -151,7 +147,7 @@ def command(
     output_bytes: of standard output that are returned.
     """
     read = [(STDOUT, output_bytes), (STDERR, 2 * STDERR_BYTES), (PRODUCT, _MAX_PRODUCT_BYTES)]
-    return Work(spec, [stdin, b"", b"", b"", *contents], read, (STDIN, STDOUT))
+    return Work(spec, [stdin, b"", b"", b"", *contents], read)
 
 
 class Cell:
@@ -223,19 +219,15 @@ class Cell:
         own: list[int] = []
         try:
             for content in work.files:
-                if isinstance(content, Executable):
-                    files.append(content.descriptor)
-                elif isinstance(content, int):
-                    files.append(content)
-                else:
+                if isinstance(content, bytes):
                     own.append(_memory_file(content))
-                    files.append(own[-1])
+                    content = own[-1]
+                files.append(content.descriptor if isinstance(content, Executable) else content)
             # The cell enforces the limits; this one is for a cell that hangs.
             longest_s = _CROWDED * (work.spec.cpu_s + work.spec.sleep_s) + _GRACE_S
             reply = await self._exchange(pack(work.spec), files, longest_s)
-            is_pipe = [isinstance(content, int) for content in work.files]
             contents = [
-                b"" if is_pipe[number] else os.pread(files[number], most, 0)
+                b"" if isinstance(work.files[number], int) else os.pread(files[number], most, 0)
                 for number, most in work.read
             ]
             return Outcome(reply, contents)

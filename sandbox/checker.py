@@ -30,6 +30,8 @@ _ARGUMENTS = {
     "testlib": (_INPUT, _OUTPUT, _ANSWER),
     "printed": (_INPUT, _ANSWER, _OUTPUT),
 }
+# More than the longest text that accepts.
+_PRINTED_BYTES = 100
 _MESSAGE = f"{_FEEDBACK}judgemessage.txt"
 
 
@@ -50,30 +52,25 @@ class Comparer(Runner):
 class Checker(Runner):
     """Runs a checker. Result: LOADED, then PASSED or FAILED.
 
-    Its files: input, output and answer; then, if it interacts, the program's standard input.
+    Its files: standard input and output, then input and answer of the test.
     """
 
-    def run(self, code: str, form: str) -> int:
-        """Check one output."""
+    def run(self, code: str, form: str, interacts: bool) -> int:
+        """Check the output on standard input, or the program that writes it there."""
         compiled = self.compile(code)
         if compiled is None:
             return 0
         self.frame(-1, Kind.LOADED, self.now(), b"0")
         started = self.now()
-        given, output, answer, *stdin_of_program = self._files
-        # The kattis form reads the output there, and testlib does not read it.
-        os.dup2(output, 0)
+        stdin, stdout, given, answer = self._files
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
         readable = {_INPUT: given, _ANSWER: answer}
-        if stdin_of_program:
-            os.dup2(stdin_of_program[0], 1)
-        else:
-            readable[_OUTPUT] = output
+        if not interacts:
+            readable[_OUTPUT] = stdin
         open_streams()
         sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
         sys.stderr = io.StringIO()
-        printed = io.StringIO()
-        if form == "printed":
-            sys.stdout = printed
         sys.argv = ["checker", *_ARGUMENTS[form]]
         files_by_name = _Files(readable)
         builtins.open = io.open = files_by_name.open
@@ -85,7 +82,7 @@ class Checker(Runner):
         if problem is None or isinstance(problem, SystemExit):
             status = exit_status(problem) if problem else 0
             end = f"exited with status {status}"
-            has_said = form != "printed" or printed.getvalue().strip() == "1"
+            has_said = form != "printed" or os.pread(stdout, _PRINTED_BYTES, 0).strip() == b"1"
             if status == CHECKER_ACCEPTS[form] and has_said:
                 kind = Kind.PASSED
         said = files_by_name.message.getvalue().strip() or sys.stderr.getvalue().strip()

@@ -16,11 +16,9 @@ from .judge import Tests
 from .objects import Solver
 from .programs import Calls, Streams
 from .protocol import (
-    FIRST_STREAM,
     LANDLOCK,
     NAMESPACES,
     NOTHING,
-    PAYLOAD,
     RESULT,
     JobSpec,
     Mode,
@@ -92,13 +90,11 @@ class Jobs:
         The reply has the CPU time of all children and the memory of the largest.
         """
         children = Children(self._page)
+        result = descriptors[RESULT]
         pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
         limits = self._limits(spec)
-        result = descriptors[RESULT]
-        processes = [
-            children.fork(part.start, limits, self._jail)
-            for part in _parts(spec, descriptors, pipes)
-        ]
+        parts = _parts(spec, descriptors, pipes)
+        processes = [children.fork(part.start, limits, self._jail) for part in parts]
         for descriptor in (*descriptors, *pipes):
             # A forgotten end of a pipe would turn the crash of one child into a wait of the other.
             if descriptor != result:
@@ -137,15 +133,13 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     much, because it copies each page that it writes. pipes: of two children, read and write end
     of the requests, then of the answers.
     """
-    payload = descriptors[PAYLOAD]
-    result = descriptors[RESULT]
-    rest = descriptors[FIRST_STREAM:]
+    payload, result, *files = descriptors
     if not pipes:
-        return [Part(0, payload, _RUNNERS[spec.mode](result, spec, rest))]
+        return [Part(0, payload, _RUNNERS[spec.mode](result, spec, files))]
     requests_in, requests_out, answers_in, answers_out = pipes
     solver = Solver(answers_out, spec, [requests_in])
     tests = Tests(result, spec, [requests_out, answers_in])
-    return [Part(0, payload, solver), Part(1, rest[0], tests)]
+    return [Part(0, payload, solver), Part(1, files[0], tests)]
 
 
 def _is_open_to_others(path: str) -> bool:

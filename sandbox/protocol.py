@@ -35,7 +35,6 @@ CELL_UID = 61_184
 """Host uid and gid of a cell whose server is root: the first of systemd's range for services
 without a fixed user.
 """
-PAYLOAD = 0
 RESULT = 1
 FIRST_STREAM = 2
 STDIN = 0

@@ -20,7 +20,7 @@ Invariants
 import errno
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 
 from .linux import SYSTEM_CALLS
 from .protocol import Profile
@@ -45,14 +45,15 @@ from it if the value is given as ~value.
 """
 
 
-def _calls(*kinds: str) -> dict[str, int]:
+def allowed(kinds: Iterable[str]) -> dict[str, int]:
     """The system calls that programs of all these kinds may make, by name."""
     groups = [group for kind in kinds for group in SYSTEM_CALLS[kind].values()]
     return {name: number for group in groups for name, number in group.items()}
 
 
-ALLOWED = _calls("all", "python")
-
+PYTHON = ("all", "python")
+"""The kinds of system calls of programs in Python."""
+_KINDS = {Profile.PROGRAM: ("all", "commands"), Profile.TOOLS: ("all", "commands", "tools")}
 Conditional = tuple[int, list[list[Condition]]]
 """The number of a system call, which is allowed if all conditions of one alternative are true."""
 # The number of the process, which is known only after the fork, and the secret of its execveat.
@@ -76,9 +77,16 @@ def _condition(text: str) -> Condition:
     return offset, int(mask, 0) if mask else _WHOLE_WORD, value if comparison == "==" else ~value
 
 
-def _conditional(*kinds: str) -> dict[str, Conditional]:
+def conditional(kinds: Iterable[str]) -> dict[str, Conditional]:
     """The system calls that programs of these kinds may make with some arguments; the last kind
     decides.
+
+    All: clone only for threads; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX;
+    fcntl without owners, signals and leases; prlimit64 only to read the process's own limits.
+    Commands: mmap without shared anonymous memory; prctl for names; threads as Go makes them;
+    signals to the process itself, but no SIGKILL. Tools: processes that end with SIGCHLD or no
+    signal, in the same namespaces; locks of files; the pair of sequenced packets with which rustc
+    starts its linker.
     """
     calls: dict[str, Conditional] = {}
     for kind in kinds:
@@ -86,15 +94,6 @@ def _conditional(*kinds: str) -> dict[str, Conditional]:
             calls[name] = number, [[*map(_condition, each)] for each in alternatives]
     return calls
 
-
-CONDITIONAL = _conditional("all")
-"""clone only for threads; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX; fcntl
-without owners, signals and leases; prlimit64 only to read the process's own limits.
-
-Commands: mmap without shared anonymous memory; prctl for names; threads as Go makes them; signals
-to the process itself, but no SIGKILL. Tools: processes that end with SIGCHLD or no signal, in the
-same namespaces; locks of files; the pair of sequenced packets with which rustc starts its linker.
-"""
 
 _CLONE3 = 435
 
@@ -130,14 +129,12 @@ def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
     return [_ins(_JGE, ranges[middle][0], len(below)), *below, *above]
 
 
-def build_filter(
-    allowed: Mapping[str, int] = ALLOWED, conditional: Mapping[str, Conditional] = CONDITIONAL
-) -> bytes:
+def build_filter(kinds: Sequence[str] = PYTHON) -> bytes:
     """The program, 8 bytes per instruction."""
     allow = [_ins(_RET, RET_ALLOW)]
     deny = [_ins(_RET, RET_ERRNO | errno.EPERM)]
-    leaves = dict.fromkeys(allowed.values(), allow)
-    leaves |= {number: _leaf(alternatives) for number, alternatives in conditional.values()}
+    leaves = dict.fromkeys(allowed(kinds).values(), allow)
+    leaves |= {number: _leaf(each) for number, each in conditional(kinds).values()}
     # ENOSYS and not EPERM, so that glibc tries clone.
     leaves[_CLONE3] = [_ins(_RET, RET_ERRNO | errno.ENOSYS)]
     ranges: list[tuple[int, list[bytes]]] = []
@@ -155,15 +152,9 @@ def build_filter(
     return b"".join(head + _tree(ranges))
 
 
-_PROGRAM = _conditional("all", "commands")
-_TOOLS = _conditional("all", "commands", "tools")
-
-
-def build_command_filter(profile: int) -> bytes:
+def build_command_filter(profile: Profile) -> bytes:
     """The filter of a profile. Apply `filter_of_process` before use."""
-    if profile == Profile.TOOLS:
-        return build_filter(_calls("all", "commands", "tools"), _TOOLS)
-    return build_filter(_calls("all", "commands"), _PROGRAM)
+    return build_filter(_KINDS[profile])
 
 
 def filter_of_process(program: bytes, pid: int, secret: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
 from async_rl.core.programs import Checker
+from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.compiling import Compiler
 from async_rl.rewards.verifier.languages import places_of, table
@@ -90,9 +91,13 @@ class CommandJudge:
     async def check(
         self, checker: Checker, files: Sequence[bytes], limits: Limits
     ) -> Run[Ruling] | Ruling:
-        """One run of a checker. files: input, output and answer. Raises InfrastructureError."""
+        """One run of a checker, as of Compiler. Raises InfrastructureError."""
         compiler = await self.require(checker.language)
         program = await compiler.program(checker.code, self._headers)
+        if isinstance(program.product, str):
+            hint = "" if self._headers else " (sandbox.checker_headers names no headers)"
+            reason = f"the checker does not compile{hint}: {program.product}"
+            return Ruling(Verdict.TEST_ERROR, reason)
         return compiler.check(program, checker, files, limits)
 
     @property

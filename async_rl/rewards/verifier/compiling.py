@@ -171,22 +171,14 @@ class Compiler:
             command(
                 spec, stdin.encode(errors="replace"), [program.content], limits.output_bytes + 1
             ),
-            partial(
-                read_command,
-                spec=spec,
-                output_bytes=limits.output_bytes,
-                memory_marks=self.row.run.memory_marks,
-            ),
+            partial(read_command, spec=spec, memory_marks=self.row.run.memory_marks),
         )
 
     def check(
         self, program: Compiled, checker: Checker, files: Sequence[bytes], limits: Limits
-    ) -> Run[Ruling] | Ruling:
-        """One run of a checker. files: input, output and answer."""
-        if isinstance(program.product, str):
-            return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {program.product}")
-        given, output, answer = files
-        is_kattis = checker.form == "kattis"
+    ) -> Run[Ruling]:
+        """One run of a checker. files: of a checker in Python (`cell.job`)."""
+        output, _, given, answer = files
         named = {"input": given, "answer": answer}
         if not checker.interacts:
             named["output"] = output
@@ -202,8 +194,8 @@ class Compiler:
         contents = [program.content, *named.values()]
         return Run(
             self.cells,
-            command(spec, output if is_kattis else b"", contents, 0),
-            partial(read_check, spec=spec, form=checker.form, output_bytes=limits.output_bytes),
+            command(spec, output, contents, 0),
+            partial(read_check, spec=spec, form=checker.form),
         )
 
     def _spec(self, program: Compiled, limits: Limits) -> CommandSpec:

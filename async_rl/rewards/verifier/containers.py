@@ -33,7 +33,11 @@ _WORK = "/work"
 # against the same limit of processes.
 _ROOTS_USER = CELL_UID + 1
 _MAX_OPEN = 1024
-_SHM_MB = 16
+_RUN = (
+    "run --rm --interactive --pull=never --network=none --no-hosts --hostname=container --read-only"
+    " --read-only-tmpfs=false --cap-drop=all --security-opt=no-new-privileges --http-proxy=false"
+    f" --log-driver=none --systemd=false --shm-size=16m --workdir={_WORK}"
+).split()
 _MIB = 1 << 20
 # Podman waits for its locks when many containers start at the same time.
 _ENGINE_S = 60.0
@@ -175,18 +179,14 @@ class Containers:
         if test.image in self._rootfs:
             root = ["--rootfs", f"{self._rootfs[test.image]}:O"]
         return [
-            *self._engine, "run", "--rm", "--interactive", f"--name={name}",
-            f"--label={self._label}", f"--pidfile={folder}/{PID}", f"--timeout={longest_s}",
-            "--pull=never", "--network=none", "--no-hosts", "--hostname=container", "--read-only",
-            "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges",
-            "--http-proxy=false", "--log-driver=none", "--systemd=false", f"--user={user}:{user}",
-            f"--shm-size={_SHM_MB}m", *(limits[name] for name in self._controllers),
+            *self._engine, *_RUN, f"--name={name}", f"--label={self._label}",
+            f"--pidfile={folder}/{PID}", f"--timeout={longest_s}", f"--user={user}:{user}",
+            *(limits[name] for name in self._controllers),
             *(f"--ulimit={name}={value}:{value}" for name, value in (
                 ("core", 0), ("nofile", _MAX_OPEN), ("nproc", MAX_TASKS), ("data", data),
                 ("fsize", SCRATCH_MB * _MIB),
             )),
             *(f"--mount=type=tmpfs,destination={path},{scratch}" for path in (_WORK, "/tmp")),
-            f"--workdir={_WORK}",
             *(f"--volume={mount}" for mount in mounts),
             f"--entrypoint={json.dumps(test.command[:1])}", *root, *test.command[1:],
         ]  # fmt: skip

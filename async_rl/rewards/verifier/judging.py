@@ -226,13 +226,12 @@ class Judge:
     ) -> Run[Ruling] | Ruling:
         """The run of a checker, which cannot run if it does not compile."""
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
-        files = [given, output, answer]
+        files = [output, b"", given, answer]
         limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
         if checker.language != PYTHON:
             return await self._commands.check(checker, files, limits)
-        if checker.interacts:
-            files.append(b"")
-        run = program.job(Mode.CHECK, checker.code, checker.form, limits=limits, files=files)
+        how = checker.code, checker.form, checker.interacts
+        run = program.job(Mode.CHECK, *how, limits=limits, files=files)
         return Run(run.cells, run.work, lambda outcome: _decision(run.read(outcome)))
 
     async def _interact(self, test: StdinTest, checker: Checker, program: Program) -> TestResult:

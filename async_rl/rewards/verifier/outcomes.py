@@ -238,40 +238,34 @@ def ended(
     return Ruling(Verdict.RUNTIME_ERROR, f"{left}: {said}".rstrip(": "))
 
 
-def read_command(
-    outcome: Outcome, spec: CommandSpec, *, output_bytes: int, memory_marks: Sequence[str]
-) -> Ran:
-    """The result of a command. output_bytes: limit of its output; memory_marks: texts that its
-    runtime prints when it is out of memory. Raises ChildFault.
+def read_command(outcome: Outcome, spec: CommandSpec, memory_marks: Sequence[str] = ()) -> Ran:
+    """The result of a command. memory_marks: texts that its runtime prints when it is out of
+    memory. Raises ChildFault.
     """
-    ruling = _command_ruling(outcome, spec, output_bytes, memory_marks)
-    reply, (output, *_) = outcome
-    return Ran(reply, [Answer(ruling, output[:output_bytes], reply.cpu_s)])
-
-
-def _command_ruling(
-    outcome: Outcome, spec: CommandSpec, output_bytes: int, memory_marks: Sequence[str]
-) -> Ruling:
     reply, (output, errors, _) = outcome
+    # The last byte only shows that there are more.
+    most = spec.file_bytes - 1
     has_run = reply.ending not in (Ending.FAULT, Ending.CANCELLED)
     # First: the program may have exited because its output was cut off.
-    if has_run and len(output) > output_bytes:
-        return too_much("printed", output_bytes)
-    if reply.ending == Ending.EXITED and reply.code == 0:
-        return Ruling(Verdict.PASS)
-    has_no_memory = any(mark.encode() in errors for mark in memory_marks)
-    # Its end: a traceback names the error last.
-    said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
-    return ended(reply, spec, said, has_no_memory=has_no_memory)
+    if has_run and len(output) > most:
+        ruling = too_much("printed", most)
+    elif reply.ending == Ending.EXITED and reply.code == 0:
+        ruling = Ruling()
+    else:
+        has_no_memory = any(mark.encode() in errors for mark in memory_marks)
+        # Its end: a traceback names the error last.
+        said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
+        ruling = ended(reply, spec, said, has_no_memory=has_no_memory)
+    return Ran(reply, [Answer(ruling, output[:most], reply.cpu_s)])
 
 
-def read_check(outcome: Outcome, spec: CommandSpec, form: str, output_bytes: int) -> Ruling:
-    """The ruling of a checker in C++ by how it exited. Raises ChildFault."""
+def read_check(outcome: Outcome, spec: CommandSpec, form: str) -> Ruling:
+    """The ruling of a checker that is a command, by how it exited. Raises ChildFault."""
     reply, (_, errors, product) = outcome
     if reply.ending == Ending.EXITED and reply.code == CHECKER_ACCEPTS[form]:
         return Ruling()
     said = printable(product or errors, _MESSAGE_CHARS)
-    return rejected(said or _command_ruling(outcome, spec, output_bytes, ()).message)
+    return rejected(said or read_command(outcome, spec).answers[0].ruling.message)
 
 
 def printable(data: bytes, num_chars: int) -> str:
