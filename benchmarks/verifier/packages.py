@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from async_rl.composition.compose import compose_unchecked
@@ -67,7 +68,7 @@ def tests_of(package: Path, form: str) -> list[StdinTest]:
 
 
 async def _judged(
-    files: list[Path], tests: list[StdinTest], headers: Path, timeout_s: float
+    files: list[Path], tests: Sequence[StdinTest], headers: Path, timeout_s: float
 ) -> Counter[str]:
     settings = [f"sandbox.checker_headers={headers}"]
     sandbox = replace(compose_unchecked("grpo_code", settings).sandbox, packages=[])
@@ -81,7 +82,7 @@ async def _judged(
                 print(f"  skipped {file.parent.name}/{file.name}")
                 continue
             request = VerifyRequest(
-                code=file.read_text(), tests=tests, language=language, timeout_s=timeout_s
+                code=file.read_text(), tests=[*tests], language=language, timeout_s=timeout_s
             )
             try:
                 response = await judge.verify(request)
