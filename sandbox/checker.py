@@ -77,16 +77,13 @@ class Checker(Runner):
         # A checker that leaves this way has decided, too.
         os._exit = _leave
         problem = run_main(compiled, builtins)
-        kind = Kind.FAILED
-        end = f"failed on it: {described(problem)}" if problem else ""
-        if problem is None or isinstance(problem, SystemExit):
-            status = exit_status(problem) if problem else 0
-            end = f"exited with status {status}"
-            has_said = form != "printed" or os.pread(stdout, _PRINTED_BYTES, 0).strip() == b"1"
-            if status == CHECKER_ACCEPTS[form] and has_said:
-                kind = Kind.PASSED
+        status = exit_status(problem)
+        has_said = form != "printed" or os.pread(stdout, _PRINTED_BYTES, 0).strip() == b"1"
+        is_right = status == CHECKER_ACCEPTS[form] and has_said
         said = files_by_name.message.getvalue().strip() or sys.stderr.getvalue().strip()
-        self.frame(0, kind, started, describe_text(said or f"the checker {end}"))
+        reason = f": {described(problem)}" if problem else ""
+        said = said or f"the checker exited with status {status}{reason}"
+        self.frame(0, Kind.PASSED if is_right else Kind.FAILED, started, describe_text(said))
         return 0
 
 

@@ -177,9 +177,7 @@ class Part(NamedTuple):
         # os.fstat would make twenty objects, most on a page that this process then has to copy.
         loaded = marshal.loads(os.pread(self.payload, os.lseek(self.payload, 0, os.SEEK_END), 0))
         if jail.uid >= 0:
-            os.setgroups([])
-            os.setresgid(jail.uid, jail.uid, jail.uid)
-            os.setresuid(jail.uid, jail.uid, jail.uid)
+            linux.become_user(jail.uid)
         lock_down(jail.confine, self.runner.kept, limits, jail.seal)
         jail.page.set_ready(self.number)
         code: int = self.runner.run(*loaded)

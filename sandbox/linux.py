@@ -114,6 +114,13 @@ def fork() -> int:
     return pid
 
 
+def become_user(number: int) -> None:
+    """Become the user and the only group with this number, for good."""
+    os.setgroups([])
+    os.setresgid(number, number, number)
+    os.setresuid(number, number, number)
+
+
 def unshare(flags: int) -> None:
     """Leave the parent's namespaces that `flags` names."""
     syscall(f"unshare {flags:#x}", flags)

@@ -46,9 +46,7 @@ def enter(readable: Sequence[str]) -> None:
         linux.unshare(linux.CLONE_NEWNS)
         _build_root(readable)
         # While it still has the right to change groups and users.
-        os.setgroups([])
-        os.setresgid(CELL_UID, CELL_UID, CELL_UID)
-        os.setresuid(CELL_UID, CELL_UID, CELL_UID)
+        linux.become_user(CELL_UID)
         # A change of user makes /proc/self root's, and the maps of ids are written there.
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER | namespaces)

@@ -93,11 +93,12 @@ class Runner:
             self.frame(run, Kind.ERROR, started, describe(error))
 
 
-def exit_status(error: SystemExit) -> int:
-    """The exit status that the process would have."""
-    if error.code is None:
+def exit_status(error: BaseException | None) -> int:
+    """The exit status that a process would have after this error."""
+    code = error.code if isinstance(error, SystemExit) else error
+    if code is None:
         return 0
-    return error.code & 0xFF if type(error.code) is int else 1
+    return code & 0xFF if type(code) is int else 1
 
 
 def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str, Any] | None:

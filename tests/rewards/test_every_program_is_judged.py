@@ -15,7 +15,7 @@ from verifier_support import TOKEN, run_config, verifier
 
 from async_rl.core.errors import ProtocolError
 from async_rl.core.programs import Checker
-from async_rl.core.types import AssertTest, CallTest, CodeTest, StdinTest
+from async_rl.core.types import AssertTest, CallTest, CodeProblem, CodeTest, StdinTest
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
@@ -78,7 +78,7 @@ async def test_a_test_that_cannot_be_encoded_fails_alone() -> None:
         try:
             results = await asyncio.gather(
                 *(
-                    client.check("def f(x): return x", [_call(number)])
+                    client.verify(CodeProblem(tests=[_call(number)]), "def f(x): return x")
                     for number in (3, 1 << 70, 4)
                 ),
                 return_exceptions=True,
@@ -87,7 +87,7 @@ async def test_a_test_that_cannot_be_encoded_fails_alone() -> None:
             await client.close()
     first, wide, last = results
     assert isinstance(wide, ProtocolError)
-    assert [getattr(each, "verdict", each) for each in (first, last)] == ["pass", "pass"]
+    assert [found[0].verdict for found in (first, last)] == ["pass", "pass"]
 
 
 def _call(number: int) -> CallTest:

@@ -21,7 +21,7 @@ from async_rl.config.checks.run import problems
 from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
-from async_rl.core.types import CallTest, Verdict
+from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
@@ -153,14 +153,14 @@ async def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) ->
 
 async def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
     async with running(run_config("held", "letters")) as client:
-        program = CallTest(function="f", args=[1], expected=1)
-        await client.check("def f(x):\n    return x", [program])
+        problem = CodeProblem(tests=[CallTest(function="f", args=[1], expected=1)])
+        await client.verify(problem, "def f(x):\n    return x")
         held = [asyncio.create_task(client.ask_functions(["held"], SAMPLE)) for _ in range(8)]
         for _ in held:
             await asyncio.sleep(0.02)  # each is sent alone
         assert await client.ask_functions(["letters"], SAMPLE) == {"letters": {"score": 6.0}}
-        response = await client.check("def f(x):\n    return x + 0", [program])
-        assert response.verdict is Verdict.PASS
+        (found,) = await client.verify(problem, "def f(x):\n    return x + 0")
+        assert found.verdict is Verdict.PASS
         assert not any(call.done() for call in held)
         assert await client.ask_functions(["held"], saying("go")) == {"held": {"score": 1.0}}
         assert [await call for call in held] == [{"held": {"score": 1.0}}] * 8

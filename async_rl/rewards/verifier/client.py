@@ -21,8 +21,7 @@ import httpx
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, RewardError, Unavailable
-from async_rl.core.programs import PYTHON, Language
-from async_rl.core.types import CodeProblem, CodeTest, Verdict
+from async_rl.core.types import CodeProblem, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection
 from async_rl.rewards.verifier.protocol import (
@@ -210,37 +209,16 @@ class VerifierClient(VerifierPool):
 
     async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         """Judge a program. Raises InfrastructureError if no verifier could."""
-        tests = problem.tests
-        setup = problem.setup
-        language = problem.language
-        response = await self.check(
-            code, tests, setup, language=language, stop_at_first_failure=self._stops
+        request = VerifyRequest(
+            code=code,
+            tests=problem.tests,
+            language=problem.language,
+            setup=problem.setup,
+            timeout_s=self._sandbox.timeout_s,
+            memory_mb=self._sandbox.memory_mb,
+            stop_at_first_failure=self._stops,
         )
-        return response.tests
-
-    async def check(
-        self,
-        code: str,
-        tests: Sequence[CodeTest],
-        setup: str = "",
-        *,
-        language: Language = PYTHON,
-        stop_at_first_failure: bool = False,
-    ) -> VerifyResponse:
-        """The program's verdict with one result per test that ran. Raises InfrastructureError if no
-        verifier could judge.
-        """
-        return await self.answer(
-            VerifyRequest(
-                code=code,
-                tests=list(tests),
-                language=language,
-                setup=setup,
-                timeout_s=self._sandbox.timeout_s,
-                memory_mb=self._sandbox.memory_mb,
-                stop_at_first_failure=stop_at_first_failure,
-            )
-        )
+        return (await self.answer(request)).tests
 
     async def ask_functions(
         self, functions: Sequence[str], sample: RewardSample

@@ -166,37 +166,25 @@ class Compiler:
         if isinstance(program.product, str):
             return never_ran(Ruling(Verdict.COMPILE_ERROR, program.product))
         spec = self._spec(program, limits)
-        return Run(
-            self.cells,
-            command(
-                spec, stdin.encode(errors="replace"), [program.content], limits.output_bytes + 1
-            ),
-            partial(read_command, spec=spec, memory_marks=self.row.run.memory_marks),
-        )
+        work = command(spec, stdin.encode(errors="replace"), [program.content], spec.file_bytes)
+        read = partial(read_command, spec=spec, memory_marks=self.row.run.memory_marks)
+        return Run(self.cells, work, read)
 
     def check(
         self, program: Compiled, checker: Checker, files: Sequence[bytes], limits: Limits
     ) -> Run[Ruling]:
-        """One run of a checker. files: of a checker in Python (`cell.job`)."""
-        output, _, given, answer = files
-        named = {"input": given, "answer": answer}
-        if not checker.interacts:
-            named["output"] = output
+        """One run of a checker. files: input, output (empty if it interacts) and answer."""
         spec = self._spec(program, limits)
         spec = spec._replace(
             # The feedback directory is the working directory.
             arguments=[*spec.arguments, *_ARGUMENTS[checker.form]],
-            files=[*spec.files, *named],
+            files=[*spec.files, "input", "output", "answer"],
             product="judgemessage.txt",
             # The files are copied into the scratch, and the checker may write as much.
             scratch_bytes=spec.scratch_bytes + 2 * sum(map(len, files)),
         )
-        contents = [program.content, *named.values()]
-        return Run(
-            self.cells,
-            command(spec, output, contents, 0),
-            partial(read_check, spec=spec, form=checker.form),
-        )
+        work = command(spec, files[1], [program.content, *files], 0)
+        return Run(self.cells, work, partial(read_check, spec=spec, form=checker.form))
 
     def _spec(self, program: Compiled, limits: Limits) -> CommandSpec:
         """The command that runs the program once."""

@@ -109,7 +109,8 @@ class Judge:
                         results.append(await self._alone(test, program, rule))
             elif not program.is_decided(results):
                 questions = [each[2] for each in neighbors]
-                ask, most = await self._asker(mode, program)
+                ask = await self._asker(mode, program)
+                most = 1 if request.is_command else MOST_TESTS
                 found = await program.results(questions, ask, rule, most)
                 if mode is Mode.STREAMS and any(each.message == _REFUSED for each in found):
                     with suppress(Unsupported):
@@ -127,16 +128,15 @@ class Judge:
 
         Raises InfrastructureError; cancelling stops the program.
         """
-        ask, _ = await self._asker(Mode.STREAMS, self._program(request))
+        ask = await self._asker(Mode.STREAMS, self._program(request))
         ran = await ran_of(ask([request.tests]))
         (answer,) = ran.answers
         return result_of(answer.ruling, ran.reply), answer.output
 
-    async def _asker(self, mode: Mode, program: Program) -> tuple[Ask, int]:
-        """How a child is asked, and for how many tests."""
+    async def _asker(self, mode: Mode, program: Program) -> Ask:
         if program.request.is_command:
-            return await self._commands.asker(program), 1
-        return partial(program.run, mode), MOST_TESTS
+            return await self._commands.asker(program)
+        return partial(program.run, mode)
 
     def _program(self, request: VerifyRequest) -> Program:
         cells = self._cells
@@ -226,17 +226,18 @@ class Judge:
     ) -> Run[Ruling] | Ruling:
         """The run of a checker, which cannot run if it does not compile."""
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
-        files = [output, b"", given, answer]
+        files = [given, output, answer]
         limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
         if checker.language != PYTHON:
             return await self._commands.check(checker, files, limits)
         how = checker.code, checker.form, checker.interacts
+        files = [output, b"", given, answer]
         run = program.job(Mode.CHECK, *how, limits=limits, files=files)
         return Run(run.cells, run.work, lambda outcome: _decision(run.read(outcome)))
 
     async def _interact(self, test: StdinTest, checker: Checker, program: Program) -> TestResult:
         """Run a program and its checker side by side. Raises InfrastructureError."""
-        ask, _ = await self._asker(Mode.STREAMS, program)
+        ask = await self._asker(Mode.STREAMS, program)
         playing = ask([[test]])
         if isinstance(playing, Ran):
             return result_of(playing.answers[0].ruling)
