@@ -25,6 +25,7 @@ from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AgentError, DataError, EngineDead
 from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import (
+    CodeProblem,
     CodeTest,
     IntArray,
     Prompt,
@@ -205,11 +206,10 @@ async def _run(verifier: VerifierClient, body: bytes) -> tuple[Any, bool]:
     program failed to run: a wrong answer is the outcome of one that ran.
     """
     request: _Program = read(body, _Program)
-    checked = await verifier.check(request.program, request.tests, request.setup)
-    shown = [
-        {"verdict": str(result.verdict), "message": result.message} for result in checked.tests
-    ]
-    return shown, any(result.verdict not in _RAN for result in checked.tests)
+    problem = CodeProblem(tests=request.tests, setup=request.setup)
+    results = await verifier.verify(problem, request.program, stops=False)
+    shown = [{"verdict": str(result.verdict), "message": result.message} for result in results]
+    return shown, any(result.verdict not in _RAN for result in results)
 
 
 def task_of(ticket: Ticket, index: int) -> dict[str, Any]:

@@ -27,7 +27,16 @@ from async_rl.config.run import RunConfig
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Branch, CodeTest, IntArray, Prompt, Sampling, Score, Ticket
+from async_rl.core.types import (
+    Branch,
+    CodeProblem,
+    CodeTest,
+    IntArray,
+    Prompt,
+    Sampling,
+    Score,
+    Ticket,
+)
 from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
@@ -141,7 +150,8 @@ class Conversation:
 
         Raises InfrastructureError.
         """
-        return (await self._client.check(program, tests, setup)).tests
+        problem = CodeProblem(tests=list(tests), setup=setup)
+        return await self._client.verify(problem, program, stops=False)
 
     def result(self, answer: str | None) -> Written:
         """Return the sample up to the last token of the policy.

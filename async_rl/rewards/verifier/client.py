@@ -207,8 +207,12 @@ class VerifierClient(VerifierPool):
         # A reward that needs every test to pass is decided by the first that fails.
         self._stops = config.reward.mode == "all_or_nothing"
 
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        """Judge a program. Raises InfrastructureError if no verifier could."""
+    async def verify(
+        self, problem: CodeProblem, code: str, *, stops: bool | None = None
+    ) -> list[TestResult]:
+        """One result per test that ran. stops: at the first failure, by default if the reward needs
+        every test. Raises InfrastructureError if no verifier could judge.
+        """
         request = VerifyRequest(
             code=code,
             tests=problem.tests,
@@ -216,7 +220,7 @@ class VerifierClient(VerifierPool):
             setup=problem.setup,
             timeout_s=self._sandbox.timeout_s,
             memory_mb=self._sandbox.memory_mb,
-            stop_at_first_failure=self._stops,
+            stop_at_first_failure=self._stops if stops is None else stops,
         )
         return (await self.answer(request)).tests
 
