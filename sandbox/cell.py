@@ -114,7 +114,7 @@ class Work(NamedTuple):
         first = FIRST_STREAM if isinstance(self.spec, JobSpec) else STDIN
         ends = stdin.fileno(), stdout.fileno()
         files = [*self.files[:first], *ends, *self.files[first + 2 :]]
-        return self._replace(spec=self.spec._replace(peer=peer.pid), files=files)
+        return self._replace(spec=self.spec._replace(peer=peer._number), files=files)
 
 
 class Outcome(NamedTuple):
@@ -156,6 +156,8 @@ class Cell:
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket) -> None:
         self._process = process
         self._host = host
+        # Of the process that forks its programs.
+        self._number = 0
 
     @classmethod
     async def start(
@@ -193,7 +195,7 @@ class Cell:
             inside.close()
             cell = cls(process, host)
             try:
-                await cell._received(_START_TIMEOUT_S)
+                (cell._number,) = await cell._received(_START_TIMEOUT_S)
                 return cell
             except BaseException as error:
                 cell.kill()

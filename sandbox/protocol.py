@@ -12,7 +12,7 @@ nothing: reading is pure, never raises, and returns for any bytes a list of fram
 rest was malformed.
 
 Two cells may run a pair: a program and the checker that answers it. Their standard streams are
-pipes, and `peer` of each spec is the host's number of the process that holds the other.
+pipes, and `peer` of each spec is the host's number of the zygote of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JOBS = "jobs"
 COMMANDS = "commands"
 """Kinds of cells: Python programs, and programs of other languages."""
 NOTHING_LEFT = b"[]"
-"""The message of a cell that is ready, and its answer to a cancellation."""
+"""The answer of a cell to a cancellation."""
 CELL_UID = 61_184
 """Host uid and gid of a cell whose server is root: the first of systemd's range for services
 without a fixed user.

@@ -47,6 +47,11 @@ def open_proc() -> int:
     return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def number_of_self(proc: int) -> int:
+    """The number of this process in the host's /proc."""
+    return int(os.readlink("self", dir_fd=proc))
+
+
 def _read(proc: int, path: str) -> bytes:
     # By the descriptor: the cell has no path to /proc.
     file = os.open(path, os.O_RDONLY, dir_fd=proc)
@@ -136,7 +141,9 @@ class Meter:
 
 
 def together(asleep_s: float, peer: ProcessTree | None, elapsed_s: float) -> float:
-    """Seconds in which neither a program nor its peer had work: each waits for the other."""
+    """Seconds in which neither a program nor its peer had work: each waits for the other. The
+    zygote of the peer does not count, which looks at processes as this one does.
+    """
     if peer is None:
         return asleep_s
     return max(0.0, asleep_s + peer.use_of_all(elapsed_s).asleep_s - elapsed_s)
@@ -209,7 +216,7 @@ class ProcessTree(Meter):
 
     def __init__(self, proc: int, root: int | None = None) -> None:
         super().__init__(proc)
-        self._root = root or int(os.readlink("self", dir_fd=proc))
+        self._root = root or number_of_self(proc)
         self._known: dict[int, bool] = {}
 
     def use_of_all(self, elapsed_s: float) -> Usage:

@@ -68,10 +68,11 @@ def main(
         linux.die_with(host)
         os.chdir("/")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    _serve(_socket.socket(fileno=descriptor), prepare(level, readable, proc).run)
+    number = watch.number_of_self(proc)
+    _serve(_socket.socket(fileno=descriptor), prepare(level, readable, proc).run, number)
 
 
-def _serve(host: _socket.socket, run: Run) -> None:
+def _serve(host: _socket.socket, run: Run, number: int) -> None:
     with open("/dev/null", "wb") as nothing:
         # Standard error was for the reason of a failed start; programs must not fill it.
         os.dup2(nothing.fileno(), 2)
@@ -79,7 +80,7 @@ def _serve(host: _socket.socket, run: Run) -> None:
     gc.collect()
     gc.freeze()
     # Ready: a cell that has not reached its level exits.
-    host.send(NOTHING_LEFT)
+    host.send(b"[%d]" % number)
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     while True:
         spec, ancillary, _flags, _address = host.recvmsg(MAX_SPEC_BYTES, space)
