@@ -15,7 +15,7 @@ from async_rl.core.errors import Unsupported
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.outcomes import Ran, Ruling
-from async_rl.rewards.verifier.program import Limits, Program
+from async_rl.rewards.verifier.program import Limits, Program, ran_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import command
 from async_rl.sandbox.cells import Cells, Unsafe
@@ -78,7 +78,7 @@ class Languages:
         asked = VerifyRequest(code=code, language=language, tests=[test], **request)
 
         async def run() -> Ran:
-            return await (await self.judge.asker(program_of(asked)))([[test]])
+            return await ran_of((await self.judge.asker(program_of(asked)))([[test]]))
 
         (answer,) = self.runner.run(run()).answers
         assert answer.ruling.verdict == "pass", answer
