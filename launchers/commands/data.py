@@ -23,8 +23,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, PromptTooLong, RewardError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import show_preparation, split_conf
-from async_rl.launchers.commands.verifier import for_each
-from async_rl.launchers.commands.verify import wrong_references
+from async_rl.launchers.commands.verifier import for_each, wrong_references
 from async_rl.rewards.verifier.protocol import RewardSample
 
 if TYPE_CHECKING:

@@ -1,25 +1,34 @@
-"""The commands that print a report on runs: `async-rl explain`, `plan`, `compare` and `certify`.
-Pages of `async-rl view` have the same with graphs.
+"""The commands that report on runs: `async-rl explain`, `plan`, `compare` and `certify` print, and
+`async-rl view` serves pages that have the same with graphs, until it is interrupted.
+
+Invariants of view: it only reads; it binds loopback by default; every request needs the printed
+token.
 """
 
+import secrets
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 import typer
 
+from async_rl.core.errors import ConfigError
 from async_rl.core.extras import require
 from async_rl.launchers.commands.options import (
     AsJson,
     OutputDir,
+    Port,
     Run,
     RunName,
     console,
     print_table,
 )
-from async_rl.runs.directory import find_run
+from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.runs.report import Report
 from async_rl.runs.status import config_of
+
+_TOKEN_BYTES = 24
 
 
 def explain(run: Run = None, output_dir: OutputDir = None) -> None:
@@ -116,3 +125,45 @@ def print_report(report: Report) -> None:
             terminal.print(line, soft_wrap=True)
         if section.table is not None:
             print_table(section.table.columns, section.table.rows)
+
+
+def view(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="name or directory of a run; default: all runs"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="address to bind; other machines reach any but loopback")
+    ] = "127.0.0.1",
+    port: Port = 0,
+    output_dir: OutputDir = None,
+) -> None:
+    """Show runs in the browser: curves, processes, samples with coloured tokens. Reads only.
+
+    Examples: async-rl view; async-rl view my-run; async-rl view
+    --output-dir /data/runs --port 8200
+    """
+    page = "/"
+    if run is not None:
+        run_dir = find_run(run, output_dir)
+        # The page has the other runs of the directory as well.
+        directory = run_dir.parent
+        page = f"/runs/{quote(run_dir.name, safe='')}"
+    else:
+        directory = (output_dir or default_output_dir()).absolute()
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{directory} does not exist: no run has been started there; give --output-dir of runs,"
+            " or start one with async-rl launch conf=ppo_code"
+        )
+    for package in ("jinja2", "starlette", "uvicorn"):
+        require(package, "async-rl view")
+    from async_rl.runs.view.server import serve
+
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+
+    def ready(url: str) -> None:
+        typer.echo(f"runs of {directory} at {url}{page}?token={token}")
+        typer.echo("Ctrl-C ends it")
+
+    serve(directory, host=host, port=port, token=token, ready=ready)

@@ -33,7 +33,7 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.errors import InfrastructureError
-from async_rl.launchers.commands.ledger import drop_group
+from async_rl.launchers.commands.stored import drop_group
 from async_rl.protocol.learner import KeepAdvantages
 
 CONFIG = make_config(recording="full")

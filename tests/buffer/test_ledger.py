@@ -48,7 +48,7 @@ from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.heads import pack_group
 from async_rl.core.types import GroupState, Prompt, Purpose
 from async_rl.launchers import cli
-from async_rl.launchers.commands.ledger import drop_group
+from async_rl.launchers.commands.stored import drop_group
 from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.training.checkpoints import directory_of
 

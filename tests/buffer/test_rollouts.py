@@ -17,7 +17,7 @@ from async_rl.buffer.store.trajectories import Rollout, complete_steps, rollouts
 from async_rl.composition.compose import write_config
 from async_rl.core.types import FloatArray, Group
 from async_rl.launchers import cli
-from async_rl.launchers.commands.rollouts import choose
+from async_rl.launchers.commands.stored import choose
 from async_rl.protocol.learner import KeepAdvantages
 from async_rl.runs.samples import Sample, samples
 from async_rl.runs.view.tokens import Token, tokens_of

@@ -8,7 +8,7 @@ import pytest
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.eval import _export, composed, run_of
+from async_rl.launchers.commands.models import _export, composed, run_of
 
 
 def make_run(tmp_path: Path, *steps: int) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from async_rl.composition.compose import compose, write_config
-from async_rl.launchers.commands import logs as logs_command
+from async_rl.launchers.commands import live as logs_command
 
 
 @pytest.fixture

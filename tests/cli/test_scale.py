@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.control import counts
+from async_rl.launchers.commands.live import counts
 
 
 def test_each_word_is_a_pool_with_a_number() -> None:

@@ -19,7 +19,7 @@ import pytest
 from members import member, reply
 
 from async_rl.composition.compose import compose, write_config
-from async_rl.launchers.commands import status as status_command
+from async_rl.launchers.commands import live as status_command
 from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.control import GetStatus, StatusReply, StopRun
 from async_rl.runs.control import (

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.core.visible import visible
-from async_rl.launchers.commands import logs
+from async_rl.launchers.commands import live
 from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.logs import configure_logging, log_path
 
@@ -50,5 +50,5 @@ def test_logs_show_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "wrote ␛]52;c;ZXZpbA==␇" in log_path(tmp_path, "verifier-0").read_text()
     (tmp_path / "config.yaml").touch()
     (tmp_path / "logs" / "verifier-0.out").write_text(f"output of a library {CLIPBOARD}\n")
-    logs.logs(str(tmp_path), output=True)
+    live.logs(str(tmp_path), output=True)
     assert capsys.readouterr().out == "output of a library ␛]52;c;ZXZpbA==␇\n"

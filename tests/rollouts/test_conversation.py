@@ -15,7 +15,7 @@ from async_rl.config.checks.run import problems
 from async_rl.config.plugins import load_rollout
 from async_rl.core.errors import ConfigError, root_cause
 from async_rl.core.types import Group, IntArray, Sampling
-from async_rl.launchers.commands.rollouts import response_text
+from async_rl.launchers.commands.stored import response_text
 from async_rl.protocol.generator import Completion
 from async_rl.rollouts.conversation import Conversation, open_conversations
 

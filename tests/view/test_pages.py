@@ -14,7 +14,7 @@ from tables import table
 from view_support import HOSTILE
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.view import view
+from async_rl.launchers.commands.reports import view
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 from async_rl.runs import status

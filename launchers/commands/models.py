@@ -1,14 +1,17 @@
-"""`async-rl eval`: evaluates a checkpoint or any model on held-out prompts, without a run.
+"""The commands that take the policy of a checkpoint: `async-rl eval` and `export`.
 
-Invariants: prompts, rewards and figures are computed as in a run; the table or JSON goes to stdout,
-progress to stderr; exit code 0 if every prompt has a sample, 1 if some have none, 2 for wrong
-settings.
+`eval` evaluates a checkpoint or any model on held-out prompts, without a run. Invariants: prompts,
+rewards and figures are computed as in a run; the table or JSON goes to stdout, progress to stderr;
+exit code 0 if every prompt has a sample, 1 if some have none, 2 for wrong settings.
+`export` writes a Hugging Face model directory with tokenizer. It runs in the command's process on
+one CPU; the run may continue at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,16 +26,18 @@ import typer
 from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.export import saved_version
 from async_rl.launchers.commands.options import (
     AsJson,
     OutputDir,
+    RunName,
     cell,
     show_preparation,
     show_progress,
     split_conf,
 )
 from async_rl.runs.directory import default_output_dir, find_run
+from async_rl.runs.status import config_of
+from async_rl.training import checkpoints
 
 if TYPE_CHECKING:
     from async_rl.rollouts.standalone import Standalone
@@ -69,7 +74,6 @@ def evaluate(
     data.val_files=test.jsonl
     """
     from async_rl.composition.compose import recompose
-    from async_rl.runs.status import config_of
 
     # What libraries say while they load models hides the figures; errors are raised.
     os.environ.update(_QUIET)
@@ -183,3 +187,75 @@ def _show(checkpoint: str, evaluated: Standalone) -> None:
             error = evaluated.scalars.get(f"{name}_error")
             interval = "" if error is None else f" +- {cell(error)}"
             typer.echo(f"  {name.removeprefix('eval/'):16}{cell(value):>10}{interval}")
+
+
+def export(
+    run: RunName,
+    directory: Annotated[Path, typer.Argument(help="the directory to write the model to")],
+    step: Annotated[
+        int | None, typer.Option(help="step of the checkpoint; default: the newest")
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="write the LoRA adapter alone, in PEFT's format")
+    ] = False,
+    output_dir: OutputDir = None,
+) -> None:
+    """Write the policy of a checkpoint as a Hugging Face model.
+
+    Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
+    """
+    run_dir = find_run(run, output_dir)
+    config = config_of(run_dir)
+    # Before the target is looked at: a wrong step is the more likely mistake.
+    version = saved_version(run_dir, step)
+    if adapter and config.model.adapter is None:
+        raise ConfigError(
+            f"{run_dir.name} has model.lora=none and so no adapter; omit --adapter to write the"
+            " model"
+        )
+    # Files of another model would mix with this one.
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
+    _write_model(run_dir, config, directory, version, is_adapter=adapter)
+    typer.echo(f"the policy of {run_dir.name} after step {version} is in {directory}")
+
+
+def saved_version(run_dir: Path, step: int | None) -> int:
+    """Return the version of the checkpoint of `step`, or the newest. Raises ConfigError if the run
+    has no such checkpoint.
+    """
+    saved = checkpoints.versions(run_dir)
+    if step is None and saved:
+        return saved[-1]
+    if step is not None and step in saved:
+        return step
+    of_step = "" if step is None else f" of step {step}"
+    raise ConfigError(f"{run_dir.name} has no checkpoint{of_step}; there are {saved}")
+
+
+def _write_model(
+    run_dir: Path, config: RunConfig, target: Path, version: int, *, is_adapter: bool
+) -> None:
+    import torch  # takes seconds to import, which other commands do not need
+
+    from async_rl.data.prepare import prepare_model
+    from async_rl.learner.trainer import Trainer
+
+    start_model = prepare_model(config, lambda *_: None)
+    trainer = Trainer(
+        config,
+        start_model,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        failed_batches=run_dir / "failed_batches",
+    )
+    trainer.load(checkpoints.verified(run_dir, version))
+    if is_adapter:
+        trainer.export_adapter(target)
+        return
+    trainer.export_hf(target)
+    # Tokenizer, chat template and code of the model, which training does not change.
+    for path in start_model.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and not (target / path.name).exists():
+            shutil.copy(path, target)
