@@ -23,7 +23,12 @@ _GENERATORS_PER_GATEWAY = 8
 """A call costs a gateway about 3 ms, so one core serves 300 calls per second. Eight engines make
 that many calls if each writes 10,000 tokens per second in answers of 256 tokens.
 """
-_ROLES: Mapping[str, Role] = {VERIFIERS: "verifier", GATEWAYS: "gateway"}
+_ROLES: Mapping[str, Role] = {
+    VERIFIERS: "verifier",
+    GATEWAYS: "gateway",
+    "learner": "learner",
+    "buffer": "buffer",
+}
 
 
 def pool_counts(config: RunConfig) -> dict[str, int]:
@@ -41,7 +46,7 @@ def pool_counts(config: RunConfig) -> dict[str, int]:
 
 
 def role_of(pool: str) -> Role:
-    """Return the role of the pool's processes."""
+    """Return the role of the pool's processes; buffer and learner are pools of fixed size."""
     return _ROLES.get(pool, "generator")
 
 
@@ -60,7 +65,9 @@ def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
 
 
 def process_name(pool: str, rank: int) -> str:
-    """Return the name of the pool's process of this rank."""
+    """Return the name of the pool's process of this rank. The only buffer has none."""
+    if pool == "buffer":
+        return pool
     plural, *name = pool.split(".")
     return "-".join([plural.removesuffix("s"), *name, str(rank)])
 

@@ -13,8 +13,8 @@ import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from async_rl.config.pool_sizes import pool_counts, process_name
-from async_rl.config.pools import GATEWAYS, VERIFIERS, config_of, generator_pools
+from async_rl.config.pool_sizes import pool_counts, process_name, role_of
+from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
@@ -49,21 +49,9 @@ def processes(
 
     wanted: processes per pool, instead of the configured ones.
     """
-    learner = config.learner
-    specs = [_spec("buffer", "buffer", 0, machine, [])]
-    for rank in range(learner.ranks):
-        spec = _spec(
-            f"learner-{rank}",
-            "learner",
-            rank,
-            machine,
-            specs,
-            pool=learner.cores,
-            gpus=learner.gpus_each,
-            num_sharing=learner.ranks,
-        )
-        specs.append(spec)
-    for pool, count in (wanted or pool_counts(config)).items():
+    specs: list[ProcessSpec] = []
+    fixed = {"buffer": 1, "learner": config.learner.ranks}
+    for pool, count in (fixed | dict(wanted or pool_counts(config))).items():
         for _ in range(count):
             specs.append(joining(config, machine, pool, specs))
     return sorted(specs, key=lambda spec: _START_ORDER.index(spec.role))
@@ -76,27 +64,58 @@ def joining(
 
     If too few GPUs are free, the spec has too few; `has_its_gpus` reports it.
     """
+    role = role_of(pool)
     names = {spec.name for spec in in_use}
     rank = next(rank for rank in itertools.count() if process_name(pool, rank) not in names)
-    name = process_name(pool, rank)
-    if pool == VERIFIERS:
-        return _spec(name, "verifier", rank, machine, in_use, pool=config.verifiers.cores)
-    if pool == GATEWAYS:
-        return _spec(name, "gateway", rank, machine, in_use)
-    own = config_of(config, pool)
-    # Pools with the same cores divide them as one pool would.
-    pools = [config_of(config, each).generators for each in generator_pools(config)]
-    num_sharing = sum(each.count for each in pools if each.cores == own.generators.cores)
-    return _spec(
-        name,
-        "generator",
-        rank,
-        machine,
-        in_use,
-        pool=own.generators.cores,
-        gpus=own.generators.gpus_each,
-        num_sharing=num_sharing,
+    divided, gpus, num_sharing = _share(config, pool)
+    gpu_numbers = _free_gpus(machine, gpus, in_use)
+    near = divided
+    # A process with a share of a GPU keeps its cores, because the machine then has one GPU and
+    # there is no other set of cores to be near to.
+    if gpus >= 1 and gpu_numbers:
+        near = machine.near(gpu_numbers[0], divided)
+    used = [core for spec in in_use if spec.role == role for core in spec.cores]
+    cores = _part_of_cores(divided, near, used, num_sharing)
+    # One thread per core of the process: more would compete for the same cores, and gloo and ZeroMQ
+    # start their own threads. Hyperthreads of a core share its arithmetic units.
+    num_threads = 1
+    if role in ("generator", "learner"):
+        ranks = num_sharing if role == "learner" else 1
+        num_cpus = len(cores) or len(machine.cores) // ranks
+        num_threads = max(1, num_cpus // machine.threads_per_core)
+    env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
+    if machine.num_gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_numbers))
+        # The driver's numbers. CUDA would otherwise number unequal GPUs by their speed.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return ProcessSpec(
+        name=process_name(pool, rank),
+        role=role,
+        rank=rank,
+        cores=cores,
+        gpus=gpus,
+        env=env,
+        gpu_numbers=tuple(gpu_numbers),
     )
+
+
+def _share(config: RunConfig, pool: str) -> tuple[Sequence[int], float, int]:
+    """Return the cores that the processes of a pool divide, all of the machine if none are named;
+    the GPUs of each; and how many processes divide the cores.
+    """
+    match role_of(pool):
+        case "learner":
+            learner = config.learner
+            return learner.cores, learner.gpus_each, learner.ranks
+        case "generator":
+            own = config_of(config, pool).generators
+            # Pools with the same cores divide them as one pool would.
+            pools = [config_of(config, each).generators for each in generator_pools(config)]
+            num_sharing = sum(each.count for each in pools if each.cores == own.cores)
+            return own.cores, own.gpus_each, num_sharing
+        case "verifier":
+            return config.verifiers.cores, 0, 1
+    return (), 0, 1
 
 
 def has_its_gpus(spec: ProcessSpec) -> bool:
@@ -138,46 +157,3 @@ def _free_gpus(machine: Machine, gpus: float, in_use: Sequence[ProcessSpec]) -> 
     needed = min(gpus, 1.0) - 1e-6
     fitting = [index for index, share in enumerate(free) if share >= needed]
     return fitting[: _num_gpus(gpus)]
-
-
-def _spec(
-    name: str,
-    role: Role,
-    rank: int,
-    machine: Machine,
-    in_use: Sequence[ProcessSpec],
-    *,
-    pool: Sequence[int] = (),
-    gpus: float = 0,
-    num_sharing: int = 1,
-) -> ProcessSpec:
-    """pool: the cores that num_sharing processes divide, all of the machine if none are named."""
-    gpu_numbers = _free_gpus(machine, gpus, in_use)
-    near = pool
-    # A process with a share of a GPU keeps its cores, because the machine then has one GPU and
-    # there is no other set of cores to be near to.
-    if gpus >= 1 and gpu_numbers:
-        near = machine.near(gpu_numbers[0], pool)
-    used = [core for spec in in_use if spec.role == role for core in spec.cores]
-    cores = _part_of_cores(pool, near, used, num_sharing)
-    # One thread per core of the process: more would compete for the same cores, and gloo and ZeroMQ
-    # start their own threads. Hyperthreads of a core share its arithmetic units.
-    num_threads = 1
-    if role in ("generator", "learner"):
-        ranks = num_sharing if role == "learner" else 1
-        num_cpus = len(cores) or len(machine.cores) // ranks
-        num_threads = max(1, num_cpus // machine.threads_per_core)
-    env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
-    if machine.num_gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_numbers))
-        # The driver's numbers. CUDA would otherwise number unequal GPUs by their speed.
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    return ProcessSpec(
-        name=name,
-        role=role,
-        rank=rank,
-        cores=cores,
-        gpus=gpus,
-        env=env,
-        gpu_numbers=tuple(gpu_numbers),
-    )

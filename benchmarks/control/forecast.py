@@ -29,8 +29,8 @@ from pathlib import Path
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.frozen import frozen
-from async_rl.runs.forecast.explain import predict
 from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.reports import predict
 from async_rl.runs.forecast.scenario import Profile, Scenario, Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import simulate
 from async_rl.runs.status import config_of

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from async_rl.runs.forecast.explain import predict
+from async_rl.runs.forecast.reports import predict
 from async_rl.runs.forecast.scenario import Values, profile_of, with_values
 from async_rl.runs.forecast.simulation import simulate
 from async_rl.runs.status import config_of

@@ -75,7 +75,7 @@ def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end in this process, print what the run achieved, and return the exit code."""
     from async_rl.monitoring.terminal import Terminal
     from async_rl.processes.supervisor import run_supervised
-    from async_rl.runs.certificate.origin import note_origin
+    from async_rl.runs.certificate.certify import note_origin
     from async_rl.runs.status import result_lines
 
     note_origin(run_dir)

@@ -37,9 +37,9 @@ def explain(run: Run = None, output_dir: OutputDir = None) -> None:
     Works on finished and on live runs; a page of `async-rl view` has the same. Examples: async-rl
     explain; async-rl explain my-run
     """
-    from async_rl.runs.forecast import explain as explaining
+    from async_rl.runs.forecast import reports
 
-    report = explaining.explain(find_run(run, output_dir))
+    report = reports.explain(find_run(run, output_dir))
     console().print(f"{report.title}\n")
     print_report(report)
 
@@ -58,13 +58,13 @@ def plan(
 
     Examples: async-rl plan my-run generators.count=1..4 buffer.max_staleness_versions=0,2
     """
-    from async_rl.runs.forecast import plan as planning
+    from async_rl.runs.forecast import reports
     from async_rl.runs.forecast.scenario import profile_of
 
-    swept = planning.sweep(settings or [])
+    swept = reports.sweep(settings or [])
     run_dir = find_run(run, output_dir)
     profile = profile_of(run_dir, config_of(run_dir))
-    print_report(planning.plan(profile, swept))
+    print_report(reports.plan(profile, swept))
 
 
 def compare(one: RunName, other: RunName, output_dir: OutputDir = None) -> None:

@@ -37,12 +37,12 @@ from async_rl.core.types import DropReason, Group, GroupState, Purpose, Trajecto
 from async_rl.launchers.commands.options import AsJson, OutputDir, Run, cell, console, print_table
 from async_rl.runs.certificate.certify import audited
 from async_rl.runs.directory import find_run
-from async_rl.runs.export import lines
 from async_rl.runs.samples import (
     MOST_GROUPS,
     Decode,
     Sample,
     decoder,
+    lines,
     samples,
     verdicts_of,
     why_none,

@@ -16,8 +16,8 @@ from async_rl.core.ranges import ranges
 from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.monitoring.terminal import open_table
-from async_rl.planning.derived import derived_numbers, reasons
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
+from async_rl.planning.fit import derived_numbers, reasons
 from async_rl.planning.presets import fleet
 from async_rl.planning.topology import ProcessSpec
 

@@ -22,8 +22,8 @@ from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.core.heads import pack_group
 from async_rl.protocol.buffer import PutGroup
-from async_rl.runs.forecast.explain import explain
 from async_rl.runs.forecast.recorded import read_times
+from async_rl.runs.forecast.reports import explain
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library

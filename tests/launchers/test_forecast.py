@@ -9,8 +9,8 @@ import pytest
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.runs.forecast.plan import sweep
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
+from async_rl.runs.forecast.reports import sweep
 from async_rl.runs.forecast.scenario import (
     Profile,
     Scenario,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from async_rl.runs.forecast.explain import sentences
 from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.reports import sentences
 from async_rl.runs.forecast.scenario import Profile, Scenario
 from async_rl.runs.forecast.simulation import Forecast, simulate
 

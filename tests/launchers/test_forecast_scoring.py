@@ -12,8 +12,8 @@ from test_forecast import BASE, group_times, profile, rate, recorded
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
-from async_rl.runs.forecast.explain import predict, sentences
 from async_rl.runs.forecast.recorded import Recorded, Work
+from async_rl.runs.forecast.reports import predict, sentences
 from async_rl.runs.forecast.scenario import changed_works, with_values
 from async_rl.runs.forecast.scoring import alone_s, read_scoring
 from async_rl.runs.forecast.simulation import simulate

@@ -6,13 +6,12 @@ from planning_models import QWEN3_06B, SMOLLM2_135M
 
 from async_rl.core.machine import Machine
 from async_rl.data.embedded import MAX_LENGTH, TINY_CODER
-from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     disk_mb,
     memory_mb,
     total_memory_mb,
 )
-from async_rl.planning.fit import fit_problems
+from async_rl.planning.fit import derived_numbers, fit_problems
 from async_rl.planning.learner_memory import learner_memory
 from async_rl.planning.shape import shape_from_hf
 

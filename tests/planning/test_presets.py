@@ -10,9 +10,8 @@ from async_rl.composition.compose import compose_for
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.planning.derived import reasons
 from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb, kv_cache_mb
-from async_rl.planning.fit import fit_problems
+from async_rl.planning.fit import fit_problems, reasons
 from async_rl.planning.presets import fitted
 from async_rl.planning.shape import shape_from_hf
 

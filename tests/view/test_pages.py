@@ -18,8 +18,7 @@ from async_rl.launchers.commands.reports import view
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 from async_rl.runs import status
-from async_rl.runs.export import lines
-from async_rl.runs.samples import decoder, samples
+from async_rl.runs.samples import decoder, lines, samples
 from async_rl.runs.view import library
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app

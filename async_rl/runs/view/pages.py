@@ -16,8 +16,7 @@ from async_rl.core.frozen import frozen
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.comparison import compare
-from async_rl.runs.forecast.explain import explain
-from async_rl.runs.forecast.plan import plan, sweep
+from async_rl.runs.forecast.reports import explain, plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.report import Graph, Section, Series
 from async_rl.runs.samples import samples_of
