@@ -125,7 +125,7 @@ def test_a_long_run_is_explained_by_its_newest_groups(
     newest = functools.partial(group_times, most=18)
     monkeypatch.setattr("async_rl.runs.forecast.recorded.group_times", newest)
     recorded = read_times(run_dir, config_of(run_dir))
-    assert (recorded.first_step, len(recorded.train)) == (4, 18)
+    assert (len(recorded.step_s), len(recorded.train)) == (9, 18)
     assert recorded.steps_per_s == pytest.approx(2 / 3)
 
 

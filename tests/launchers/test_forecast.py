@@ -42,6 +42,7 @@ def recorded(
         num_generators=1,
         num_warm=8,
         steps_per_s=1.0,
+        num_evaluations=6,
     )
 
 
@@ -102,8 +103,11 @@ def test_scoring_delays_without_occupying_the_engine() -> None:
 
 def test_evaluations_cost_generation() -> None:
     times = recorded(units=1.0, step_s=0.01, beside=1.0)
-    often = replace(BASE, evaluate_every_steps=8)
-    assert rate(often, times) < rate(BASE, times)
+    times = replace(times, evaluation=times.evaluation * 10)
+    rates = [rate(replace(BASE, evaluate_every_steps=every), times) for every in (4, 8, 0)]
+    # 10 groups of an evaluation are added to the 32 or 16 of its steps, whatever the interval is.
+    assert rates[0] / rates[2] == pytest.approx(16 / 26, rel=0.05)
+    assert rates[1] / rates[2] == pytest.approx(32 / 42, rel=0.05)
 
 
 def test_many_generators_are_simulated_quickly_enough_to_sweep() -> None:

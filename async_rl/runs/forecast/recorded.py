@@ -62,10 +62,9 @@ class Recorded:
     beside: of a further sample in flight, relative to the time of a step with one. step_s: of the
     learner without waits, by step from 1. by_tokens: share of step_s that grows with the tokens of
     a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
-    generators have its weights. steps_per_s: measured after the warm-up steps. first_step: of the
-    times; they belong to the newest groups. places_per_unit: places of a verifier for each
-    unit of the setting. learner_waits: measured share of time in which the learner waits for a
-    batch, NaN if unknown.
+    generators have its weights. steps_per_s: measured after the warm-up steps. num_evaluations: to
+    which `evaluation` belongs. places_per_unit: places of a verifier for each unit of the setting.
+    learner_waits: measured share of time in which the learner waits for a batch, NaN if unknown.
     """
 
     train: tuple[Work, ...]
@@ -77,7 +76,7 @@ class Recorded:
     num_warm: int
     steps_per_s: float
     by_tokens: float | None = None
-    first_step: int = 1
+    num_evaluations: int = 1
     places_per_unit: int = 1
     learner_waits: float = math.nan
 
@@ -120,6 +119,9 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         pairs = zip(works, groups, strict=True)
         return tuple(work for work, group in pairs if group.purpose == purpose)
 
+    every = config.evaluation.every_steps
+    # A recording from the first step on has an evaluation of the start model too.
+    num_evaluations = len(steps) // every + (steps[0] == 1) if every else 0
     # At least one step, whose commit is where the first measured span starts.
     num_warm = max(1, round(WARM_SHARE * len(steps)))
     measured_s = [committed[step] for step in steps[num_warm - 1 :]]
@@ -140,7 +142,7 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         num_warm=num_warm,
         steps_per_s=len(spans_s) / sum(spans_s),
         by_tokens=_share_by_tokens(own_s, column("length/response_mean", math.nan)),
-        first_step=steps[0],
+        num_evaluations=max(num_evaluations, 1),
         places_per_unit=places_per_unit,
         learner_waits=float(1 - own_s.sum() / whole_s.sum()),
     )

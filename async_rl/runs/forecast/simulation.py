@@ -109,7 +109,9 @@ class _Run:
         # A heap of (groups in flight, index): the generator with the fewest groups is served next.
         # Searching 512 generators for each group would make a sweep take minutes.
         self._with_room = [(0, generator.index) for generator in self._generators]
-        self._num_eval_groups = _num_eval_groups(recorded, scenario)
+        self._num_eval_groups = 0
+        if scenario.evaluate_every_steps:
+            self._num_eval_groups = round(len(recorded.evaluation) / recorded.num_evaluations)
         train = changed_works(recorded.train, scenario)
         self._places = Places(_num_places(scenario, recorded, train, self._num_eval_groups))
         # The recorded work repeats if the simulated run needs more of it.
@@ -263,16 +265,6 @@ class _Run:
         for generator in self._generators:
             generator.version = max(generator.version, version)
         self._hand_out_groups()
-
-
-def _num_eval_groups(recorded: Recorded, scenario: Scenario) -> int:
-    """Return the groups of one evaluation."""
-    if not scenario.evaluate_every_steps:
-        return 0
-    # A recording from the first step on has an evaluation of the start model too.
-    of_start_model = 1 if recorded.first_step == 1 else 0
-    num_evaluations = of_start_model + scenario.num_steps // scenario.evaluate_every_steps
-    return round(len(recorded.evaluation) / max(num_evaluations, 1))
 
 
 def _num_places(
