@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from async_rl.composition.compose import compose_unchecked
+from async_rl.config.base import with_settings
 from async_rl.core.frozen import frozen
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.reports import predict
@@ -262,17 +263,17 @@ def cost(places: int, generators: int = 4096, groups_per_step: int = 1024) -> No
         num_warm=8,
         steps_per_s=1.0,
     )
-    scenario = Scenario(
-        generators=generators,
-        slots=4,
-        groups_per_step=groups_per_step,
-        max_staleness_versions=8,
-        push_every_steps=1,
-        evaluate_every_steps=0,
-        num_steps=1000,
-        verifiers=64,
-        places=places,
-    )
+    settings = {
+        "generators.count": generators,
+        "generation.max_concurrent_groups": 4,
+        "buffer.groups_per_step": groups_per_step,
+        "buffer.max_staleness_versions": 8,
+        "evaluation.every_steps": 0,
+        "num_steps": 1000,
+        "verifiers.count": 64,
+        "verifiers.cells": places or 10**6,
+    }
+    scenario = Scenario(config=with_settings(compose_unchecked("grpo_code"), settings))
     began_s = time.process_time()
     simulate(scenario, recorded)
     seconds = time.process_time() - began_s

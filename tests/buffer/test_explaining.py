@@ -129,20 +129,11 @@ def test_a_long_run_is_explained_by_its_newest_groups(
     assert recorded.steps_per_s == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(("rule", "is_paced"), [("drop", True), ("exact", False)])
-def test_a_forecast_holds_groups_back_as_the_buffer_does(
-    run_dir: Path, rule: str, is_paced: bool
-) -> None:
-    config = config_of(run_dir)
-    config = base.replace(config, buffer=base.replace(config.buffer, age_rule=rule))
-    assert profile_of(run_dir, config).scenario.is_paced is is_paced
-
-
 def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None:
     config = base.replace(
         config_of(run_dir), verifiers=base.replace(config_of(run_dir).verifiers, cells=8)
     )
-    assert profile_of(run_dir, config).scenario.places == 8
+    assert profile_of(run_dir, config).scenario.config.verifiers.cells == 8
     done = run_command(["plan", run_dir, "verifiers.cells=1,2", "verifiers.count=1,4"])
     assert done.returncode == 0, done.stderr
     refused = run_command(["plan", run_dir, "reward.concurrency=2"])

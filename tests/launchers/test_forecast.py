@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from async_rl.buffer.store.times import GroupTimes
+from async_rl.composition.compose import compose_unchecked
+from async_rl.config.base import with_settings
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
 from async_rl.runs.forecast.reports import sweep
@@ -19,14 +22,38 @@ from async_rl.runs.forecast.scenario import (
 )
 from async_rl.runs.forecast.simulation import simulate
 
-BASE = Scenario(
+PATHS = {
+    "generators": "generators.count",
+    "slots": "generation.max_concurrent_groups",
+    "group_size": "generation.group_size",
+    "groups_per_step": "buffer.groups_per_step",
+    "max_staleness_versions": "buffer.max_staleness_versions",
+    "push_every_steps": "weights.push_every_steps",
+    "evaluate_every_steps": "evaluation.every_steps",
+    "num_steps": "num_steps",
+    "age_rule": "buffer.age_rule",
+    "verifiers": "verifiers.count",
+    "places": "verifiers.cells",
+}
+
+
+def other(scenario: Scenario, **values: Any) -> Scenario:
+    """Return the scenario with other settings."""
+    settings = {PATHS[name]: value for name, value in values.items()}
+    return replace(scenario, config=with_settings(scenario.config, settings))
+
+
+BASE = other(
+    Scenario(config=compose_unchecked("grpo_code")),
     generators=1,
     slots=4,
+    group_size=4,
     groups_per_step=4,
     max_staleness_versions=2,
     push_every_steps=1,
     evaluate_every_steps=0,
     num_steps=40,
+    verifiers=1,
 )
 
 
@@ -70,13 +97,13 @@ def test_slow_generation_decides_by_how_groups_share_an_engine(
 
 def test_two_generators_write_twice_as_much() -> None:
     times = recorded(units=1.0, step_s=0.01, beside=1.0)
-    wider = replace(BASE, generators=2)
+    wider = other(BASE, generators=2)
     assert rate(wider, times) == pytest.approx(2 * rate(BASE, times), rel=0.03)
 
 
 def test_without_staleness_the_stages_alternate() -> None:
     times = recorded(units=1.0, step_s=0.5, scoring_s=0.25, push_s=0.25)
-    synchronous = replace(BASE, max_staleness_versions=0)
+    synchronous = other(BASE, max_staleness_versions=0)
     assert rate(synchronous, times) == pytest.approx(1 / 2.0, rel=1e-6)
     assert simulate(synchronous, times).age == 0
 
@@ -84,11 +111,11 @@ def test_without_staleness_the_stages_alternate() -> None:
 @pytest.mark.parametrize("bound", [0, 1, 2, 5])
 def test_no_batch_is_older_than_the_bound(bound: int) -> None:
     times = recorded(units=1.0, step_s=1.0, push_s=0.3, beside=0.3)
-    assert simulate(replace(BASE, max_staleness_versions=bound), times).age <= bound
+    assert simulate(other(BASE, max_staleness_versions=bound), times).age <= bound
 
 
 def test_a_run_that_would_wait_for_ever_has_rate_0() -> None:
-    never = replace(BASE, max_staleness_versions=0, push_every_steps=2)
+    never = other(BASE, max_staleness_versions=0, push_every_steps=2)
     assert rate(never, recorded(units=1.0, step_s=1.0)) == 0
 
 
@@ -97,14 +124,14 @@ def test_scoring_delays_without_occupying_the_engine() -> None:
     # A group that is written and waits for its scores takes no room, so scoring costs nothing here.
     assert rate(BASE, times) == pytest.approx(1.0, rel=0.02)
     # Without room for batches in the meantime it does.
-    synchronous = replace(BASE, max_staleness_versions=0)
+    synchronous = other(BASE, max_staleness_versions=0)
     assert rate(synchronous, times) == pytest.approx(1 / 2.01, rel=0.02)
 
 
 def test_evaluations_cost_generation() -> None:
     times = recorded(units=1.0, step_s=0.01, beside=1.0)
     times = replace(times, evaluation=times.evaluation * 10)
-    rates = [rate(replace(BASE, evaluate_every_steps=every), times) for every in (4, 8, 0)]
+    rates = [rate(other(BASE, evaluate_every_steps=every), times) for every in (4, 8, 0)]
     # 10 groups of an evaluation are added to the 32 or 16 of its steps, whatever the interval is.
     assert rates[0] / rates[2] == pytest.approx(16 / 26, rel=0.05)
     assert rates[1] / rates[2] == pytest.approx(32 / 42, rel=0.05)
@@ -112,7 +139,7 @@ def test_evaluations_cost_generation() -> None:
 
 def test_many_generators_are_simulated_quickly_enough_to_sweep() -> None:
     times = recorded(units=1.0, step_s=0.01)
-    wide = replace(BASE, generators=512, slots=4, groups_per_step=1024, num_steps=12)
+    wide = other(BASE, generators=512, slots=4, groups_per_step=1024, num_steps=12)
     # 2,048 groups in flight make two batches of 1,024 per second.
     assert simulate(wide, times).steps_per_s == pytest.approx(2.0, rel=1e-6)
 
@@ -179,14 +206,13 @@ def profile(times: Recorded) -> Profile:
         origin="run",
         recorded=times,
         scenario=BASE,
-        group_size=4,
     )
 
 
 def test_a_larger_batch_takes_the_learner_longer() -> None:
     times = recorded(units=1.0, step_s=1.0)
     wider = with_values(profile(times), {"buffer.groups_per_step": 8})
-    assert (wider.groups_per_step, wider.learner_speed) == (8, 0.5)
+    assert (wider.config.buffer.groups_per_step, wider.learner_speed) == (8, 0.5)
     # Where half of its time was seen to grow with the tokens, only that half does.
     half = profile(replace(times, by_tokens=0.5))
     assert with_values(half, {"buffer.groups_per_step": 8}).learner_speed == pytest.approx(2 / 3)
@@ -212,9 +238,9 @@ def test_other_group_sizes_and_limits_change_length_and_load() -> None:
     groups = [group_times(9.0 * n, 4.0, own) for n, own in enumerate(([40, 20], [30, 10]))]
     works, _ = works_of(groups)
     assert [work.load for work in works] == pytest.approx([1.5, 40 / 30])
-    one, _ = changed_works(works, replace(BASE, group_size=1))
+    one, _ = changed_works(works, {"generation.group_size": 1})
     assert (one.units, one.load, one.lengths) == (works[0].units, 1.0, (40,))
-    three, _ = changed_works(works, replace(BASE, group_size=3))
+    three, _ = changed_works(works, {"generation.group_size": 3})
     assert (three.lengths, three.load) == ((40, 20, 30), 2.25)
-    short, _ = changed_works(works, replace(BASE, max_response_tokens=10))
+    short, _ = changed_works(works, {"data.max_response_tokens": 10})
     assert (short.units, short.lengths, short.load) == (works[0].units / 4, (10, 10), 2.0)

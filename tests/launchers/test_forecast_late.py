@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+import test_forecast
+from test_forecast import other
 
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.reports import sentences
@@ -13,15 +13,7 @@ from async_rl.runs.forecast.scenario import Profile, Scenario
 from async_rl.runs.forecast.simulation import Forecast, simulate
 
 NUM_STEPS = 200
-BASE = Scenario(
-    generators=1,
-    slots=32,
-    groups_per_step=16,
-    max_staleness_versions=2,
-    push_every_steps=1,
-    evaluate_every_steps=0,
-    num_steps=NUM_STEPS,
-)
+BASE = other(test_forecast.BASE, slots=32, groups_per_step=16, num_steps=NUM_STEPS)
 RANDOM = np.random.default_rng(0)
 STEADY = np.full(1600, 0.2)
 HALF_LEAVES = np.where(np.arange(1600) < 800, 0.2, 0.4)
@@ -42,15 +34,15 @@ def played(
         num_warm=8,
         steps_per_s=1.0,
     )
-    return simulate(replace(scenario, is_paced=False), recorded), simulate(scenario, recorded)
+    return simulate(other(scenario, age_rule="exact"), recorded), simulate(scenario, recorded)
 
 
 @pytest.mark.parametrize(
     ("scenario", "units_s", "age"),
     [
         (BASE, STEADY, 1.05),
-        (replace(BASE, generators=3), 2 * STEADY, 1.05),
-        (replace(BASE, slots=1), STEADY / 8, 1.05),
+        (other(BASE, generators=3), 2 * STEADY, 1.05),
+        (other(BASE, slots=1), STEADY / 8, 1.05),
         (BASE, HALF_LEAVES, 1.4),  # 32 of the next 100 steps until the change is forgotten
         (BASE, RANDOM.lognormal(-1.6, 0.2, 1600), 1.1),
     ],
@@ -78,7 +70,7 @@ def test_steps_of_uneven_length_and_stalls_of_the_learner_change_the_age_of_no_b
 
 @pytest.mark.parametrize("slots", [1, 4, 32])
 def test_runs_with_slow_generators_are_unchanged(slots: int) -> None:
-    early, late = played(replace(BASE, slots=slots), 8 * STEADY)
+    early, late = played(other(BASE, slots=slots), 8 * STEADY)
     assert late == early
 
 
@@ -95,14 +87,14 @@ def test_where_a_slow_group_would_delay_the_learner_groups_start_early(units_s: 
 def test_an_evaluation_delays_no_step_and_only_its_next_batches_are_older(
     num_groups: int, age: float
 ) -> None:
-    often = replace(BASE, evaluate_every_steps=5)
+    often = other(BASE, evaluate_every_steps=5)
     early, late = played(often, STEADY, num_evaluated=num_groups)
     assert late.age <= age
     assert late.steps_per_s > 0.99 * early.steps_per_s
 
 
 def test_a_high_bound_is_not_used_up() -> None:
-    early, late = played(replace(BASE, max_staleness_versions=8, slots=128), 4 * STEADY)
+    early, late = played(other(BASE, max_staleness_versions=8, slots=128), 4 * STEADY)
     assert early.age > 7.5
     assert late.age < 4
     assert late.steps_per_s > 0.995 * early.steps_per_s
@@ -133,6 +125,6 @@ def explained(**fields: float) -> str:
         steps_per_s=0.13,
         **fields,  # type: ignore[arg-type]
     )
-    scenario = replace(BASE, slots=4, num_steps=40)
-    profile = Profile(origin="run", recorded=recorded, scenario=scenario, group_size=1)
+    scenario = other(BASE, slots=4, num_steps=40, group_size=1)
+    profile = Profile(origin="run", recorded=recorded, scenario=scenario)
     return "\n".join(sentences(profile))

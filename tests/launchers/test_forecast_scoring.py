@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from composing import compose_unchecked
-from test_forecast import BASE, group_times, profile, rate, recorded
+from test_forecast import BASE, group_times, other, profile, rate, recorded
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
@@ -18,7 +18,7 @@ from async_rl.runs.forecast.scenario import changed_works, with_values
 from async_rl.runs.forecast.scoring import alone_s, read_scoring
 from async_rl.runs.forecast.simulation import simulate
 
-JUDGED = replace(BASE, places=4)
+JUDGED = other(BASE, places=4)
 
 
 def judged(*, scoring_s: float = 1.0, units: float = 0.1) -> Recorded:
@@ -30,30 +30,32 @@ def judged(*, scoring_s: float = 1.0, units: float = 0.1) -> Recorded:
 def test_places_of_the_scorer_decide_how_many_samples_are_scored_at_once() -> None:
     """16 samples of a step at 1 s each: 4 s with four places, 2 s with two verifiers of four."""
     assert rate(JUDGED, judged()) == pytest.approx(1 / 4, rel=0.02)
-    assert rate(replace(JUDGED, places=1), judged()) == pytest.approx(1 / 16, rel=0.02)
-    assert rate(replace(JUDGED, verifiers=2), judged()) == pytest.approx(1 / 2, rel=0.02)
-    assert rate(replace(JUDGED, scoring_speed=2), judged()) == pytest.approx(1 / 2, rel=0.02)
-    assert rate(replace(JUDGED, places=0), judged()) > 2.5
+    assert rate(other(JUDGED, places=1), judged()) == pytest.approx(1 / 16, rel=0.02)
+    assert rate(other(JUDGED, verifiers=2), judged()) == pytest.approx(1 / 2, rel=0.02)
+    assert rate(replace(JUDGED, chosen={"scoring_speed": 2}), judged()) == pytest.approx(
+        1 / 2, rel=0.02
+    )
+    assert rate(other(JUDGED, places=1000), judged()) > 2.5
 
 
 def test_a_higher_age_bound_gains_nothing_where_scoring_is_the_limit() -> None:
-    synchronous = replace(JUDGED, max_staleness_versions=0)
+    synchronous = other(JUDGED, max_staleness_versions=0)
     assert rate(synchronous, judged()) == pytest.approx(1 / 4.11, rel=0.02)
-    assert rate(replace(JUDGED, max_staleness_versions=4), judged()) < 1 / 3.9
+    assert rate(other(JUDGED, max_staleness_versions=4), judged()) < 1 / 3.9
 
 
 def test_samples_are_scored_while_longer_ones_of_their_group_are_written() -> None:
     """With one place: scoring ends at 2, 3, 4 and 5 s, not at 5, 6, 7 and 8 s."""
     work = Work(units=4.0, scoring_s=1.0, lengths=(1, 2, 3, 4), scores=(1.0,) * 4)
     times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
-    alone = replace(JUDGED, places=1, groups_per_step=1, slots=1, max_staleness_versions=0)
+    alone = other(JUDGED, places=1, groups_per_step=1, slots=1, max_staleness_versions=0)
     assert rate(alone, times) == pytest.approx(1 / 6, rel=1e-6)
 
 
 def test_evaluations_take_places_of_the_scorer() -> None:
     work = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
     times = replace(judged(), evaluation=(work,) * 60)
-    often = replace(JUDGED, evaluate_every_steps=8)
+    often = other(JUDGED, evaluate_every_steps=8)
     # 60 / 6 = 10 more seconds of one place per evaluation, in 8 steps of 16 s.
     assert rate(often, times) == pytest.approx(8 / (32 + 10 / 4), rel=0.03)
 
@@ -78,14 +80,12 @@ def test_waiting_for_a_place_is_no_time_of_scoring(num_places: int) -> None:
 
 def test_larger_groups_are_scored_as_the_next_ones() -> None:
     works = [Work(units=1.0, scoring_s=2.0, lengths=(9, 9), scores=(s, s)) for s in (1.0, 2.0)]
-    three, _ = changed_works(works, replace(BASE, group_size=3))
+    three, _ = changed_works(works, {"generation.group_size": 3})
     assert three.scores == (1.0, 1.0, 2.0)
 
 
 def test_explain_names_a_scorer_that_limits_and_more_verifiers() -> None:
-    slow = replace(
-        profile(judged()), scenario=JUDGED, place_setting="verifiers.cells", group_size=4
-    )
+    slow = replace(profile(judged()), scenario=JUDGED)
     assert "wait" in (text := " ".join(sentences(slow)))
     assert "s for one of the 4 places of scoring" in text
     cases = [change.case for change in predict(slow)[1]]
@@ -96,9 +96,9 @@ def test_explain_names_a_scorer_that_limits_and_more_verifiers() -> None:
 
 
 def test_a_forecast_changes_the_setting_by_which_this_run_scores() -> None:
-    cells = replace(profile(judged()), scenario=JUDGED, place_setting="verifiers.cells")
+    cells = replace(profile(judged()), scenario=JUDGED)
     wider = with_values(cells, {"verifiers.cells": 8, "verifiers.count": 3})
-    assert (wider.places, wider.verifiers) == (8, 3)
+    assert (wider.config.verifiers.cells, wider.config.verifiers.count) == (8, 3)
     with pytest.raises(ConfigError, match="as this run scores by"):
         with_values(cells, {"reward.concurrency": 8})
 
@@ -146,13 +146,13 @@ def test_a_group_is_complete_with_its_last_score() -> None:
     """Three samples, written at 1, 2 and 4 s with two places: scored at 9, 3 and 5 s."""
     work = Work(units=4.0, scoring_s=1.0, lengths=(1, 2, 4), scores=(8.0, 1.0, 1.0))
     times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
-    alone = replace(JUDGED, places=2, groups_per_step=1, slots=1, max_staleness_versions=0)
+    alone = other(JUDGED, places=2, groups_per_step=1, slots=1, max_staleness_versions=0)
     assert rate(alone, times) == pytest.approx(1 / 10)
 
 
 def test_evaluations_may_wait_for_places_that_are_enough_for_training() -> None:
     one = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
     times = replace(judged(), train=(one,) * 160, evaluation=(one,) * 60)
-    small = replace(JUDGED, groups_per_step=1, max_staleness_versions=0, evaluate_every_steps=8)
+    small = other(JUDGED, groups_per_step=1, max_staleness_versions=0, evaluate_every_steps=8)
     assert simulate(small, times).places == 4
-    assert simulate(replace(small, evaluate_every_steps=0), times).places == 0
+    assert simulate(other(small, evaluate_every_steps=0), times).places == 0

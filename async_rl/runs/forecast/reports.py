@@ -17,7 +17,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.runs.forecast.recorded import WARM_SHARE
 from async_rl.runs.forecast.scenario import (
-    FIELDS,
+    KNOWN,
     Profile,
     Scenario,
     Values,
@@ -161,13 +161,13 @@ def sentences(profile: Profile) -> Iterator[str]:
 
 def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     """Yield the changes that are tried, each with its description."""
-    base = profile.scenario
-    generators = base.generators + 1
-    verifiers = base.verifiers + 1
-    bound = base.max_staleness_versions + 1
+    base = profile.scenario.config
+    generators = base.generators.count + 1
+    verifiers = base.verifiers.count + 1
+    bound = base.buffer.max_staleness_versions + 1
     where = "on separate cores or a separate GPU"
     yield {"generators.count": generators}, f"generators.count={generators}, {where}"
-    slots = 2 * base.slots
+    slots = 2 * base.generation.max_concurrent_groups
     yield {"generation.max_concurrent_groups": slots}, f"generation.max_concurrent_groups={slots}"
     yield {"buffer.max_staleness_versions": bound}, f"buffer.max_staleness_versions={bound}"
     yield {"learner_speed": 2}, "a learner twice as fast, such as twice learner.ranks"
@@ -175,14 +175,14 @@ def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     yield {"verifiers.count": verifiers}, f"verifiers.count={verifiers}, {where}"
     yield {"generation_speed": 1.5}, "generation 1.5 times as fast: a shorter limit"
     # Half of the group must still have a mean to compare its samples with.
-    if profile.group_size > 3:
-        half = profile.group_size // 2
+    if base.generation.group_size > 3:
+        half = base.generation.group_size // 2
         text = f"generation.group_size={half}, so each step has fewer samples"
         yield {"generation.group_size": half}, text
-    if base.push_every_steps == 1:
+    if base.weights.push_every_steps == 1:
         yield {"weights.push_every_steps": 2}, "weights.push_every_steps=2"
     # Evaluations use generators that could train.
-    if base.evaluate_every_steps:
+    if base.evaluation.every_steps:
         yield {"evaluation.every_steps": 0}, "a separate pool for evaluation"
 
 
@@ -208,10 +208,8 @@ def sweep(settings: Sequence[str]) -> Sweep:
     swept: dict[str, list[float]] = {}
     for word in settings:
         path, _, text = word.partition("=")
-        # The speeds, of which explain tries some, have names without a dot.
-        known = [name for name in FIELDS if "." in name]
-        if path not in known:
-            remedy = hint(path, among=known)
+        if path not in KNOWN:
+            remedy = hint(path, among=KNOWN)
             raise ConfigError(f"{word}: the forecast knows no effect of {path}; {remedy}")
         swept[path] = list(_numbers(word, path, text))
     num_rows = math.prod(map(len, swept.values()))
@@ -280,7 +278,7 @@ def _cells(chosen: Values, scenario: Scenario, forecast: Forecast) -> Iterator[s
     yield from (f"{value:g}" for value in chosen.values())
     per_hour = forecast.steps_per_s * 3600
     yield f"{per_hour:.0f}"
-    yield f"{per_hour * scenario.groups_per_step:.0f}"
+    yield f"{per_hour * scenario.config.buffer.groups_per_step:.0f}"
     yield f"{forecast.learner_waits:.0%}"
     yield f"{forecast.generators_idle:.0%}"
     yield f"{forecast.age:.2f}"

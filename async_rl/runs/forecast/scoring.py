@@ -16,6 +16,10 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
 from async_rl.rewards.verifier.protocol import SLOW_S
 
+PLACE_SETTINGS = ("verifiers.cells", "reward.concurrency")
+"""The settings that limit the samples scored at the same time in a verifier: of the cells, or of
+functions.
+"""
 _QUICK = 0.1  # quantile of seconds: of samples that hardly wait
 
 

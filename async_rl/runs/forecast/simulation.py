@@ -18,14 +18,16 @@ import numpy as np
 
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import OpenGroup, StoredGroup
-from async_rl.buffer.pace import Pace
+from async_rl.buffer.pace import Pace, is_paced
 from async_rl.buffer.replay import Replay
+from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Purpose
+from async_rl.planning.estimate import max_groups_in_flight
 from async_rl.runs.forecast.generator import Generator, Marks
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.scenario import Scenario, changed_works
-from async_rl.runs.forecast.scoring import Places
+from async_rl.runs.forecast.scoring import Places, setting_of
 
 # A generator requests evaluations first, as in the run.
 _PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
@@ -90,30 +92,33 @@ class _Learner:
 class _Run:
     def __init__(self, scenario: Scenario, recorded: Recorded) -> None:
         self._scenario = scenario
+        config = scenario.config
+        self._config = config
+        self._scoring_speed = scenario.chosen.get("scoring_speed", 1.0)
         self._recorded = recorded
         self._events = _Events()
         self._learner = _Learner()
         self._replay = Replay(
-            groups_per_step=scenario.groups_per_step,
-            max_staleness_versions=scenario.max_staleness_versions,
+            groups_per_step=config.buffer.groups_per_step,
+            max_staleness_versions=config.buffer.max_staleness_versions,
             age_rule="drop",
             pace=Pace(
-                scenario.max_staleness_versions,
-                is_on=scenario.is_paced,
-                evaluate_every=scenario.evaluate_every_steps,
+                config.buffer.max_staleness_versions,
+                is_on=is_paced(config),
+                evaluate_every=config.evaluation.every_steps,
             ),
         )
         self._opening_s = math.inf
-        self._admission = Admission(self._replay, num_steps=scenario.num_steps, max_attempts=1)
-        self._generators = [Generator(i, recorded.beside) for i in range(scenario.generators)]
+        self._admission = Admission(self._replay, num_steps=config.num_steps, max_attempts=1)
+        self._generators = [Generator(i, recorded.beside) for i in range(config.generators.count)]
         # A heap of (groups in flight, index): the generator with the fewest groups is served next.
         # Searching 512 generators for each group would make a sweep take minutes.
         self._with_room = [(0, generator.index) for generator in self._generators]
         self._num_eval_groups = 0
-        if scenario.evaluate_every_steps:
+        if config.evaluation.every_steps:
             self._num_eval_groups = round(len(recorded.evaluation) / recorded.num_evaluations)
-        train = changed_works(recorded.train, scenario)
-        self._places = Places(_num_places(scenario, recorded, train, self._num_eval_groups))
+        train = changed_works(recorded.train, scenario.chosen)
+        self._places = Places(_num_places(config, recorded, train, self._num_eval_groups))
         # The recorded work repeats if the simulated run needs more of it.
         self._works = {
             Purpose.TRAIN: itertools.cycle(self._with_marks(train)),
@@ -123,7 +128,7 @@ class _Run:
     def run(self) -> Forecast:
         """Run until the last step, or until nothing can happen any more."""
         self._hand_out_groups()
-        while len(self._learner.committed_s) < self._scenario.num_steps:
+        while len(self._learner.committed_s) < self._config.num_steps:
             if not self._events.next():
                 # Admission waits for weights that are never pushed, for example with
                 # push_every_steps=2 and a staleness bound of 0.
@@ -166,7 +171,7 @@ class _Run:
             self._events.after(opens_s - now_s, self._hand_out_groups)
 
     def _note_room(self, generator: Generator) -> None:
-        if generator.num_groups < self._scenario.slots:
+        if generator.num_groups < self._config.generation.max_concurrent_groups:
             heapq.heappush(self._with_room, (generator.num_groups, generator.index))
 
     def _hand_out(self, generator: Generator) -> bool:
@@ -182,7 +187,7 @@ class _Run:
             )
             if group is not None:
                 work, marks = next(self._works[purpose])
-                speed = self._scenario.generation_speed
+                speed = self._scenario.chosen.get("generation_speed", 1.0)
                 generator.start(self._events.now_s, group, work, marks, speed)
                 self._plan_next_end(generator)
                 return True
@@ -202,7 +207,7 @@ class _Run:
         now_s = self._events.now_s
         generator.advance(now_s)
         flight, score_s = generator.end_sample()
-        scored_s = self._places.end_s(now_s, score_s / self._scenario.scoring_speed)
+        scored_s = self._places.end_s(now_s, score_s / self._scoring_speed)
         flight.scored_s = max(flight.scored_s, scored_s)
         self._plan_next_end(generator)
         if not flight.ends:
@@ -231,7 +236,7 @@ class _Run:
         """Train the next batch if the learner is free and the batch is complete."""
         learner = self._learner
         version = self._replay.learner_version
-        if learner.is_training or version >= self._scenario.num_steps:
+        if learner.is_training or version >= self._config.num_steps:
             return
         now_s = self._events.now_s
         taken = self._replay.take(version, self._admission.training(), now_s=now_s)
@@ -247,15 +252,15 @@ class _Run:
             )
 
     def _commit(self, group_ids: list[int]) -> None:
-        scenario = self._scenario
+        config = self._config
         version = self._replay.learner_version + 1
         self._replay.commit(version, group_ids, now_s=self._events.now_s)
         self._learner.committed_s.append(self._events.now_s)
         self._learner.is_training = False
         self._learner.waits_since_s = self._events.now_s
-        if version % scenario.push_every_steps == 0 or version == scenario.num_steps:
+        if version % config.weights.push_every_steps == 0 or version == config.num_steps:
             self._events.after(self._recorded.push_s, lambda: self._receive_weights(version))
-        every = scenario.evaluate_every_steps
+        every = config.evaluation.every_steps
         if every and version % every == 0 and self._num_eval_groups:
             self._admission.start_evaluation(version, self._num_eval_groups)
         self._train()
@@ -268,12 +273,12 @@ class _Run:
 
 
 def _num_places(
-    scenario: Scenario, recorded: Recorded, works: Sequence[Work], num_eval_groups: int
+    config: RunConfig, recorded: Recorded, works: Sequence[Work], num_eval_groups: int
 ) -> int:
     """Return the places of all verifiers, 0 if no sample can ever wait for one."""
-    number = scenario.verifiers * scenario.places * recorded.places_per_unit
-    most_groups = (scenario.max_staleness_versions + 1) * scenario.groups_per_step
-    most_samples = (most_groups + num_eval_groups) * max(len(work.scores) for work in works)
+    number = config.verifiers.count * setting_of(config)[1] * recorded.places_per_unit
+    most_groups = max_groups_in_flight(config) + num_eval_groups
+    most_samples = most_groups * max(len(work.scores) for work in works)
     return number if number < most_samples else 0
 
 
