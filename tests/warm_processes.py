@@ -24,7 +24,7 @@ _IMPORTS = [
     "async_rl.weights.routes",
     "async_rl.learner.trainer",
     "async_rl.launchers.cli",
-    *(f"async_rl.launchers.commands.{name}" for name in ("launch", "ledger", "rollouts", "status")),
+    *(f"async_rl.launchers.commands.{name}" for name in ("launch", "live", "stored")),
 ]
 
 

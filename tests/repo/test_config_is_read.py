@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
 NOT_A_USE = re.compile(
     r"async_rl/config/(checks/|(run|base|algorithm|launchers|data|learner|generation|rewards|rollout|timeouts)\.py)"
-    r"|async_rl/planning/(estimate|derived)\.py|async_rl/composition/(plan|preflight|compose)\.py"
+    r"|async_rl/planning/(estimate|fit)\.py|async_rl/composition/(plan|preflight|compose)\.py"
 )
 
 
