@@ -10,7 +10,7 @@ import pytest
 
 from async_rl.buffer.store.times import GroupTimes
 from async_rl.composition.compose import compose_unchecked
-from async_rl.config.base import with_settings
+from async_rl.config.base import by_name, with_settings
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
 from async_rl.runs.forecast.reports import sweep
@@ -22,39 +22,26 @@ from async_rl.runs.forecast.scenario import (
 )
 from async_rl.runs.forecast.simulation import simulate
 
-PATHS = {
-    "generators": "generators.count",
-    "slots": "generation.max_concurrent_groups",
-    "group_size": "generation.group_size",
-    "groups_per_step": "buffer.groups_per_step",
-    "max_staleness_versions": "buffer.max_staleness_versions",
-    "push_every_steps": "weights.push_every_steps",
-    "evaluate_every_steps": "evaluation.every_steps",
-    "num_steps": "num_steps",
-    "age_rule": "buffer.age_rule",
-    "verifiers": "verifiers.count",
-    "places": "verifiers.cells",
-}
+NAMES = (
+    "generators=generators.count verifiers=verifiers.count places=verifiers.cells"
+    " slots=generation.max_concurrent_groups group_size=generation.group_size"
+    " groups_per_step=buffer.groups_per_step age_rule=buffer.age_rule num_steps=num_steps"
+    " max_staleness_versions=buffer.max_staleness_versions"
+    " push_every_steps=weights.push_every_steps evaluate_every_steps=evaluation.every_steps"
+)
+PATHS = by_name(NAMES.split())
+WORDS = (
+    "generators.count=1 verifiers.count=1 generation.max_concurrent_groups=4 num_steps=40"
+    " generation.group_size=4 buffer.groups_per_step=4 buffer.max_staleness_versions=2"
+    " evaluation.every_steps=0 weights.push_every_steps=1"
+)
+BASE = Scenario(config=compose_unchecked("grpo_code", WORDS.split()))
 
 
 def other(scenario: Scenario, **values: Any) -> Scenario:
     """Return the scenario with other settings."""
     settings = {PATHS[name]: value for name, value in values.items()}
     return replace(scenario, config=with_settings(scenario.config, settings))
-
-
-BASE = other(
-    Scenario(config=compose_unchecked("grpo_code")),
-    generators=1,
-    slots=4,
-    group_size=4,
-    groups_per_step=4,
-    max_staleness_versions=2,
-    push_every_steps=1,
-    evaluate_every_steps=0,
-    num_steps=40,
-    verifiers=1,
-)
 
 
 def recorded(
