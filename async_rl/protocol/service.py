@@ -58,7 +58,8 @@ class Execute(Request):
     the front does not know, first gets `restore`, and the requests after that state.
 
     body: as the client sent it: protobuf of forward_backward and forward, JSON otherwise.
-    path: where to save or load: a directory below the run's, as the front has resolved it.
+    path: where to save or load: a directory below the run's, as the front has resolved it. Other
+    operations do not read it.
     step: number of an optimizer step among those of all runs; 0 = it is a repetition, which the
     metrics have.
     """

@@ -8,6 +8,7 @@ can read it; so a killed front continues where it was.
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import shutil
 from pathlib import Path
@@ -39,10 +40,6 @@ _DAY_S = 86_400.0
 _DELIVERED_S = 600.0
 """A delivered answer stays for clients that lost it on the way."""
 
-_NUM_SAMPLES = (
-    "SELECT count(*) FROM requests WHERE answered_s IS NULL AND owner IN (SELECT sampler_id FROM"
-    " samplers WHERE session_id=?)"
-)
 _NUM_RUNS = "SELECT count(*) FROM runs WHERE NOT is_unloaded AND run_id!=? AND session_id=?"
 
 
@@ -56,7 +53,10 @@ class Desk:
         store.change("UPDATE sessions SET seen_s=?", store.now())
         self._order = Order(store, backend, is_alone=not model.most_rank)
         self._backend = backend
-        self._drawing: dict[str, asyncio.Task[None]] = {}
+        self._drawing = collections.defaultdict[str, dict[str, asyncio.Task[None] | None]](dict)
+        """The samples of each session without an answer. A table of all of them would be counted
+        anew for each further one: 7 ms at 10,000.
+        """
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -70,7 +70,7 @@ class Desk:
                 _log.error("%s cannot be sampled: %s", sampler.sampler_id, error)
         async with asyncio.TaskGroup() as self._tasks:
             for request in self.store.all(Request, "answered_s IS NULL AND kind='sample'"):
-                self._start(request)
+                self._start(request, self.store.known(Sampler, request.owner))
             self._tasks.create_task(self._order.run(), name="training runs")
             self._tasks.create_task(self._sweeps(), name="sweeps")
 
@@ -107,11 +107,11 @@ class Desk:
         sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
-        if self.store.value(_NUM_SAMPLES, [sampler.session_id]) >= _MOST_SAMPLES:
+        if len(self._drawing[sampler.session_id]) >= _MOST_SAMPLES:
             raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
         request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", body)
         if not is_known:
-            self._start(request)
+            self._start(request, sampler)
         ids = [f"{request.request_id}.{index}" for index in range(form.num_samples)]
         return {"request_id": request.request_id, "sample_sequence_ids": ids}
 
@@ -119,18 +119,19 @@ class Desk:
         """Stop a request for samples. Raises Refused, DataError."""
         request_id = forms.read(body, forms.Named).request_id
         request = self.store.known(Request, request_id)
-        if (drawing := self._drawing.pop(request_id, None)) is not None:
-            drawing.cancel()
         if request.answered_s is None and request.kind == "sample":
+            sampler = self.store.known(Sampler, request.owner)
+            drawing = self._drawing[sampler.session_id].pop(request_id, None)
+            if drawing is not None:
+                drawing.cancel()
             self.store.finish(request, error="cancelled by the client")
 
-    def _start(self, request: Request) -> None:
-        if self._tasks is not None:
-            drawing = self._tasks.create_task(self._draw(request), name=request.request_id)
-            self._drawing[request.request_id] = drawing
+    def _start(self, request: Request, sampler: Sampler) -> None:
+        name = request.request_id
+        drawing = self._tasks and self._tasks.create_task(self._draw(request, sampler), name=name)
+        self._drawing[sampler.session_id][name] = drawing
 
-    async def _draw(self, request: Request) -> None:
-        sampler = self.store.known(Sampler, request.owner)
+    async def _draw(self, request: Request, sampler: Sampler) -> None:
         try:
             form = forms.read(request.body or b"", forms.AskSample)
             sample = sample_of(form, sampler, self.model, request_id=request.request_id)
@@ -139,7 +140,7 @@ class Desk:
             self.store.finish(request, error=str(error))
         else:
             self.store.finish(request, answer)
-        del self._drawing[request.request_id]
+        del self._drawing[sampler.session_id][request.request_id]
 
     async def _sweeps(self) -> None:
         while True:

@@ -39,7 +39,8 @@ SELECT count(*) FROM requests WHERE kind='optim_step' AND answered_s IS NOT NULL
 
 @frozen
 class Plan:
-    """directory: from where the learner loads, or to where it saves.  answer: if the learner's own
+    """directory: from where the learner loads, or to where it saves, or the custom loss that it
+    computes.  answer: if the learner's own
     is not the client's.  saved, sampler: the rows of what is made.  versions: int32 arrays, of the
     trained tokens that weights of this run have drawn.
     """
@@ -110,7 +111,7 @@ class Order:
             other.work = max(other.work, self._least_work)
         line = min(ready, key=lambda line: line.work)
         self._least_work = line.work
-        waiting = "owner=? AND answered_s IS NULL ORDER BY seq_id"
+        waiting = "owner=? AND answered_s IS NULL AND kind!='sample' ORDER BY seq_id"
         request = self._store.one(Request, waiting, line.run_id)
         assert request is not None
         for other in self._lines.values():
@@ -140,7 +141,10 @@ class Order:
             parsed = await asyncio.to_thread(parse_forward_backward, body)
             forms.refuse(parsed.loss_fn)
             drawn = check(parsed.data, self._store)
-            return Plan(versions=[it.versions for it in drawn if it.run_id == request.owner])
+            return Plan(
+                directory=str(parsed.config.get("loss_id", "")),
+                versions=[it.versions for it in drawn if it.run_id == request.owner],
+            )
         if kind == "optim_step":
             return Plan()
         answer = {"model_id": request.owner}

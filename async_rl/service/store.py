@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ import msgspec
 from async_rl.buffer.store.connection import Values, connect, hold_lock, select
 from async_rl.core.frozen import Value
 from async_rl.protocol.service import CHANGING
-from async_rl.service.address import STORE_FILE
+from async_rl.service.address import STORE_FILE, digest_of
 from async_rl.sessions.errors import Refused
 
 R = TypeVar("R", bound=Value)
@@ -94,9 +93,9 @@ class Checkpoint(Value):
 class Request(Value):
     """A request whose answer is a future.
 
-    owner: training run or sampler.  digest: of the body.  directory: of the checkpoint that it
-    loaded.  answer, error: one of both is there when answered_s is, until it is forgotten.
-    outcome: checksum of what the learner answered.
+    owner: training run or sampler.  digest: `digest_of` it.  directory: of the checkpoint that it
+    loaded, or the custom loss that it computed.  answer, error: one of both is there when
+    answered_s is, until it is forgotten.  outcome: checksum of what the learner answered.
     """
 
     request_id: str
@@ -119,13 +118,14 @@ _NEXT = (
     "SELECT coalesce(1 + max(seq_id), 0) FROM requests WHERE owner={} AND answered_s IS NOT NULL"
 )
 _READY = f"""
-SELECT owner FROM requests AS waiting WHERE answered_s IS NULL AND kind!='sample' GROUP BY owner
-HAVING min(seq_id)=({_NEXT.format("waiting.owner")})
+SELECT owner FROM requests AS waiting INDEXED BY ready WHERE answered_s IS NULL AND kind!='sample'
+GROUP BY owner HAVING min(seq_id)=({_NEXT.format("waiting.owner")})
 """
 _INDEXES = """
 CREATE UNIQUE INDEX IF NOT EXISTS numbered ON requests (owner, seq_id);
 CREATE INDEX IF NOT EXISTS answered ON requests (answered_s);
-CREATE INDEX IF NOT EXISTS waiting ON requests (owner, kind, seq_id) WHERE answered_s IS NULL;
+CREATE INDEX IF NOT EXISTS ready ON requests (owner, seq_id) WHERE answered_s IS NULL AND
+    kind!='sample';
 CREATE INDEX IF NOT EXISTS kept ON requests (owner, seq_id) WHERE body IS NOT NULL;
 CREATE INDEX IF NOT EXISTS named ON checkpoints (path);
 CREATE INDEX IF NOT EXISTS used ON samplers (adapter);
@@ -234,7 +234,7 @@ class Store:
         """Store a request, with its new run. Returns it, and whether it was there already. Raises
         Refused if its number has another body.
         """
-        digest = hashlib.sha256(f"{kind} ".encode() + body).hexdigest()
+        digest = digest_of(kind, body)
         known = self.one(Request, "owner=? AND seq_id=?", owner, seq_id)
         if known is not None:
             if known.digest != digest:

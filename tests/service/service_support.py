@@ -151,7 +151,7 @@ class Played:
             body = json.dumps({"metrics": {"chain": int(state.chain[:6] or "0", 16)}}).encode()
             if request.step:
                 self.steps.append(request.step)
-        if request.path and kind != "load_weights":
+        if kind.startswith("save"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(dataclasses.asdict(state)))
         if kind == "load_weights":

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from service_support import (
@@ -23,8 +24,9 @@ from service_support import (
     open_desk,
 )
 
+from async_rl.buffer.store.connection import connect
 from async_rl.core.errors import Unavailable
-from async_rl.runs.certificate.certify import service
+from async_rl.runs.certificate.certify import num_steps, service
 from async_rl.service import proto
 from async_rl.service.address import FOLDER
 from async_rl.service.forms import DEVIATIONS
@@ -106,6 +108,12 @@ async def test_log_probs_of_the_last_tokens_of_a_prompt_alone(tmp_path: Path) ->
         assert values.tolist() == [[-99999, -99999], [-99999, -99999], [-1.5, -1.5]]
 
 
+async def custom_batch(api: Front, run: str, seq_id: int, loss_id: str) -> httpx.Response:
+    request = proto.decode(batch(run, seq_id, [1], loss="custom"))
+    request.loss_fn_config_v2["loss_id"].text = loss_id
+    return await api.http.post("forward_backward", content=request.SerializeToString())
+
+
 async def test_a_custom_loss_is_of_its_session_and_travels_with_each_request(
     tmp_path: Path,
 ) -> None:
@@ -119,9 +127,7 @@ async def test_a_custom_loss_is_of_its_session_and_travels_with_each_request(
         await api.desk.sweep()
         other = await api.create(session_id=(await api.session()))
         for owner, status in ((run, 200), (other, 404)):
-            request = proto.decode(batch(owner, 1, [1], loss="custom"))
-            request.loss_fn_config_v2["loss_id"].text = loss_id
-            reply = await api.http.post("forward_backward", content=request.SerializeToString())
+            reply = await custom_batch(api, owner, 1, loss_id)
             assert reply.status_code == status
         await api.settle()
         sent = api.desk.store.one(Request, "owner=? AND seq_id=1", run)
@@ -686,6 +692,33 @@ async def test_a_sample_that_waits_keeps_its_sampler_and_too_many_are_sent_back(
         assert (await api.http.get(f"samplers/{sampler}")).status_code == 404
 
 
+async def test_a_request_costs_the_same_however_many_samples_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [0]
+
+    def counting(path: Path) -> Any:
+        def count() -> None:
+            steps[0] += 1
+
+        connection = connect(path)
+        connection.set_progress_handler(count, 10)
+        return connection
+
+    monkeypatch.setattr("async_rl.service.store.connect", counting)
+    played = Played()
+    played.sample = lambda request: asyncio.Event().wait()  # type: ignore[assignment, method-assign]
+    async with front(tmp_path, played) as api:
+        sampler = await sampler_of(api)
+        costs = []
+        for seq_id in range(300):
+            steps[0] = 0
+            await api.post("asample", **ask(sampler, seq_id))
+            api.desk.store.ready()
+            costs.append(steps[0])
+        assert costs[-1] <= 1.2 * costs[9]
+
+
 async def test_a_sampler_of_a_checkpoint_has_its_version_and_one_name(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
@@ -787,13 +820,26 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
             )
         assert verdicts() == [
             ("holds", "1 training runs; 4 requests, 4 answered"),
+            ("holds", "0 custom losses; 0 passes computed one"),
             ("holds", "0 checkpoints and weights of samplers"),
         ]
         await api.result(await api.post("save_weights", model_id=run, seq_id=4, path="a"))
         # The played learner writes no checksums.
-        assert verdicts()[1][0] == "broken"
-        assert verdicts()[1][1].endswith(
+        assert verdicts()[2][0] == "broken"
+        assert verdicts()[2][1].endswith(
             "a/sha256sums.txt cannot be read (No such file or directory)"
         )
+        made = await api.post("create_custom_loss", **graph(api.session_id, "torch.exp"))
+        await api.forward_backward_result(
+            (await custom_batch(api, run, 5, made)).json()["request_id"]
+        )
+        held = ("holds", "1 custom losses; 1 passes computed one")
+        assert verdicts()[1] == held
+        assert num_steps(tmp_path) == 3
+        api.desk.store.change("UPDATE requests SET body=x'7b7d' WHERE kind='create_custom_loss'")
+        lost = f"the graph of {made} is gone or changed; 1 passes computed it"
+        assert verdicts()[1] == ("broken", lost)
+        api.desk.store.change("DELETE FROM requests WHERE kind='create_custom_loss'")
+        assert verdicts()[1] == ("broken", lost)
         api.desk.store.change("DELETE FROM requests WHERE seq_id=2")
         assert verdicts()[0] == ("broken", f"{run} lacks 1 requests")

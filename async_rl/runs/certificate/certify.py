@@ -93,7 +93,10 @@ def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator
             *checked.unchecked,
         ],
     )
-    (version,) = store.execute(LEARNER_VERSION).fetchone()
+    if config.agent.is_service:
+        version = num_steps(run_dir)
+    else:
+        (version,) = store.execute(LEARNER_VERSION).fetchone()
     steps = set(curves.points("time_s")[0])
     missing = [step for step in range(1, version + 1) if step not in steps]
     yield statement(
@@ -175,14 +178,36 @@ _GAPS = """
 SELECT owner, 1 + max(seq_id) - count(*) FROM requests
 WHERE kind NOT IN ('sample', 'create_custom_loss') AND answered_s IS NOT NULL GROUP BY owner
 """
+# The custom losses that passes have computed, with the number of passes.
+_LOSSES = """
+SELECT passes.directory, count(*), coalesce(loss.digest, ''), coalesce(loss.body, x'')
+FROM requests AS passes LEFT JOIN requests AS loss ON loss.request_id=passes.directory
+WHERE passes.kind LIKE 'forward%' AND passes.directory!='' GROUP BY 1
+"""
+_STEPS = """
+SELECT count(*) FROM requests WHERE kind='optim_step' AND answered_s IS NOT NULL AND error=''
+"""
 
 
-def service(run_dir: Path) -> Iterator[Statement]:
-    """Yield the statements. Raises Unavailable if there is no table of requests yet."""
+@contextlib.contextmanager
+def _requests(run_dir: Path) -> Iterator[Connection]:
     file = run_dir / address.FOLDER / address.STORE_FILE
     if not file.is_file():
         raise Unavailable(f"{file} does not exist: the service has accepted nothing yet")
     with contextlib.closing(connect(file)) as store:
+        yield store
+
+
+def num_steps(run_dir: Path) -> int:
+    """Return the optimizer steps of all training runs. Raises as `service`."""
+    with _requests(run_dir) as store:
+        return int(store.execute(_STEPS).fetchone()[0])
+
+
+def service(run_dir: Path) -> Iterator[Statement]:
+    """Yield the statements. Raises Unavailable if there is no table of requests yet."""
+    with _requests(run_dir) as store:
+        losses = store.execute(_LOSSES).fetchall()
         gaps = store.execute(_GAPS).fetchall()
         count = "SELECT count(*), count(answered_s) FROM requests"
         accepted, answered = store.execute(count).fetchone()
@@ -193,6 +218,18 @@ def service(run_dir: Path) -> Iterator[Statement]:
         "each training run executed its requests in the order of their numbers, each once",
         broken=[f"{run} lacks {number} requests" for run, number in gaps if number],
         evidence=[f"{len(gaps)} training runs; {accepted} requests, {answered} answered"],
+    )
+    yield statement(
+        "requests",
+        "each pass with a custom loss computed a graph that the service has as it was accepted",
+        broken=[
+            f"the graph of {loss} is gone or changed; {number} passes computed it"
+            for loss, number, digest, body in losses
+            if digest != address.digest_of("create_custom_loss", body)
+        ],
+        evidence=[
+            f"{len(losses)} custom losses; {sum(row[1] for row in losses)} passes computed one"
+        ],
     )
     problems = {path: damage(Path(directory)) for path, directory in kept}
     yield statement(
