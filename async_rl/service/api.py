@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from async_rl.core.errors import DataError
-from async_rl.core.frozen import frozen
 from async_rl.service import forms
 from async_rl.service.desk import Desk
+from async_rl.service.forms import Call
 from async_rl.service.proto import decode
 from async_rl.service.sampling import sequences
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session
@@ -20,20 +19,6 @@ from async_rl.sessions.errors import Refused
 
 Json = dict[str, Any]
 _PATH = "tinker://{run_id}/{kind}/{name}"
-F = TypeVar("F")
-
-
-@frozen
-class Call:
-    """A request of HTTP: its body, the parts of its path and its query."""
-
-    body: bytes
-    path: Mapping[str, str]
-    query: Mapping[str, str]
-
-    def read(self, kind: type[F]) -> F:
-        """Return the body as a form. Raises DataError."""
-        return forms.read(self.body, kind)
 
 
 def _losses_of(session_id: str) -> str:

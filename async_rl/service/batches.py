@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -104,67 +105,48 @@ def _check_range(name: str, values: AnyArray, low: Any, high: float) -> None:
         )
 
 
-class _Family:
-    """Examples that begin alike: `shared` tokens are stored once, as the prompt of the rest."""
+def _shared(one: Example, then: Example) -> int:
+    """Return the number of tokens that both begin with, 0 if storing them once saves nothing."""
+    size = min(len(one.tokens), len(then.tokens))
+    differs = one.tokens[:size] != then.tokens[:size]
+    shared = int(differs.argmax()) if differs.any() else size
+    return shared if shared >= _LEAST_SHARED else 0
 
-    def __init__(self, *members: Example) -> None:
-        self.members = members
-        self.shared = len(members[0].tokens)
 
-    @property
-    def cost_tokens(self) -> int:
-        """Tokens of the row."""
-        return self.shared + sum(len(member.tokens) - self.shared for member in self.members)
-
-    def add(self, example: Example, budget_tokens: int) -> bool:
-        """Add an example if that saves tokens within the budget; return whether it does."""
-        size = min(self.shared, len(example.tokens))
-        differs = self.members[0].tokens[:size] != example.tokens[:size]
-        grown = _Family(*self.members, example)
-        grown.shared = int(differs.argmax()) if differs.any() else size
-        apart = self.cost_tokens + len(example.tokens)
-        if grown.shared < _LEAST_SHARED or not grown.cost_tokens < min(apart, budget_tokens + 1):
-            return False
-        self.members = grown.members
-        self.shared = grown.shared
-        return True
+def _width(example: Example) -> tuple[int, ...]:
+    return example.targets.shape[1:]
 
 
 def pack_rows(examples: Sequence[Example], limits: Limits, device: torch.device) -> Iterator[Row]:
-    """Pack the examples, those of an equal number of alternatives together.
+    """Pack the examples in their order, those of an equal number of alternatives together.
 
-    Neighbors that begin alike, as the samples of a prompt, share the tokens. Each family is in the
-    first row with room for it.
+    A row stores once what neighbors begin with alike, as the samples of a prompt and the turns of a
+    conversation do. A row that has no room for the next example is complete.
     """
-    families: dict[tuple[int, ...], list[_Family]] = {}
-    for example in examples:
-        of_shape = families.setdefault(example.targets.shape[1:], [])
-        if not of_shape or not of_shape[-1].add(example, limits.budget_tokens):
-            of_shape.append(_Family(example))
-    for of_shape in families.values():
-        rows: list[list[_Family]] = []
-        for family in of_shape:
-            room = limits.budget_tokens - family.cost_tokens
-            fits = (row for row in rows if sum(it.cost_tokens for it in row) <= room)
-            row = next(fits, [])
-            if not row:
-                rows.append(row)
-            row.append(family)
-        yield from (_row(row, device) for row in rows)
+    for _, alike in itertools.groupby(sorted(examples, key=_width), _width):
+        row: list[Example] = []
+        room = limits.budget_tokens
+        for example in alike:
+            shared = _shared(row[-1], example) if row else 0
+            if row and len(example.tokens) - shared > room:
+                yield _row(row, device)
+                row = []
+                room = limits.budget_tokens
+                shared = 0
+            row.append(example)
+            room -= len(example.tokens) - shared
+        yield _row(row, device)
 
 
-def _row(families: Sequence[_Family], device: torch.device) -> Row:
+def _row(examples: Sequence[Example], device: torch.device) -> Row:
     row = RowInProgress()
     positions: list[AnyArray] = []
-    for family in families:
+    for index, example in enumerate(examples):
+        shared = _shared(examples[index - 1], example) if index else 0
         start = row.size
-        shared = family.shared
-        row.add(family.members[0].tokens[:shared], -1)
-        for member in family.members:
-            rest = member.tokens[shared:]
-            positions.append(np.r_[start : start + shared, row.size : row.size + len(rest)])
-            row.add(rest, start + shared - 1)
-    examples = [member for family in families for member in family.members]
+        before = positions[-1][:shared] if shared else np.empty(0, np.int64)
+        row.add(example.tokens[shared:], int(before[-1]) if shared else -1)
+        positions.append(np.r_[before, start : row.size])
     targets = np.concatenate([example.targets for example in examples])
     pairs = np.column_stack([np.concatenate(positions), targets])
     # Shared tokens mostly have equal targets, whose logits are then computed once.

@@ -17,6 +17,7 @@ from typing import Any
 from async_rl.core.errors import DataError
 from async_rl.service import forms
 from async_rl.service.address import folder_of
+from async_rl.service.forms import Call
 from async_rl.service.order import Order
 from async_rl.service.processes import Processes
 from async_rl.service.sampling import Model, encoded, sample_of
@@ -101,23 +102,23 @@ class Desk:
             self._order.wake()
         return {"request_id": request.request_id, "model_id": run_id}
 
-    def sample(self, body: bytes) -> dict[str, Any]:
+    def sample(self, call: Call) -> dict[str, Any]:
         """Accept a request for samples. Raises Refused, DataError."""
-        form = forms.read(body, forms.AskSample)
+        form = call.read(forms.AskSample)
         sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
         if len(self._drawing[sampler.session_id]) >= _MOST_SAMPLES:
             raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
-        request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", body)
+        request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", call.body)
         if not is_known:
             self._start(request, sampler)
         ids = [f"{request.request_id}.{index}" for index in range(form.num_samples)]
         return {"request_id": request.request_id, "sample_sequence_ids": ids}
 
-    def cancel(self, body: bytes) -> None:
+    def cancel(self, call: Call) -> None:
         """Stop a request for samples. Raises Refused, DataError."""
-        request_id = forms.read(body, forms.Named).request_id
+        request_id = call.read(forms.Named).request_id
         request = self.store.known(Request, request_id)
         if request.answered_s is None and request.kind == "sample":
             sampler = self.store.known(Sampler, request.owner)
@@ -127,9 +128,10 @@ class Desk:
             self.store.finish(request, error="cancelled by the client")
 
     def _start(self, request: Request, sampler: Sampler) -> None:
-        name = request.request_id
-        drawing = self._tasks and self._tasks.create_task(self._draw(request, sampler), name=name)
-        self._drawing[sampler.session_id][name] = drawing
+        drawing = None
+        if self._tasks is not None:
+            drawing = self._tasks.create_task(self._draw(request, sampler), name=request.request_id)
+        self._drawing[sampler.session_id][request.request_id] = drawing
 
     async def _draw(self, request: Request, sampler: Sampler) -> None:
         try:

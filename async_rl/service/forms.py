@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from async_rl.core.errors import DataError
+from async_rl.core.frozen import frozen
 
 F = TypeVar("F")
 Meta = msgspec.Meta
@@ -262,6 +263,19 @@ class Ttl(msgspec.Struct):
     """PUT ttl."""
 
     ttl_seconds: Lifetime | None = None
+
+
+@frozen
+class Call:
+    """A request of HTTP: its body, the parts of its path and its query."""
+
+    body: bytes
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+
+    def read(self, kind: type[F]) -> F:
+        """Return the body as a form. Raises DataError."""
+        return read(self.body, kind)
 
 
 def read(body: bytes, kind: type[F]) -> F:

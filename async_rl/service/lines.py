@@ -36,7 +36,7 @@ class Line:
         self._store = store
         self._backend = backend
         self.work = 0
-        self._is_known = False
+        self.is_known = False
         """The learner has executed all that is answered."""
         self._is_held = True
         """A generator may have a slot for it."""
@@ -44,16 +44,12 @@ class Line:
         """Work that no state has."""
         self._has_gradients = False
 
-    def lose(self) -> None:
-        """Note that the learner left."""
-        self._is_known = False
-
     async def leave(self) -> None:
         """Free the memory of the learner and the slot of the run, until its next request."""
-        if self._is_known:
+        if self.is_known:
             await self.save()
             await self._call("restore")
-            self._is_known = False
+            self.is_known = False
         if self._is_held:
             await self._backend.unload(self.folder.name)
             self._is_held = False
@@ -63,7 +59,7 @@ class Line:
         is refused.
         """
         self._is_held = True
-        if not self._is_known:
+        if not self.is_known:
             await self._repeat()
         executed = await self._execute(request, directory, step)
         self.work += executed.tokens
@@ -74,7 +70,7 @@ class Line:
     async def answered(self, request: Request) -> None:
         """Save and forget what is due now that this request has its answer in the store."""
         if request.kind == "unload_model":
-            self._is_known = False
+            self.is_known = False
             await self.leave()
             self._forget(request.seq_id)
         elif request.kind == "optim_step" and self._unsaved_s >= _SAVE_S:
@@ -140,7 +136,7 @@ class Line:
         for path, _ in damaged:
             # Its name becomes free, and it no longer counts as a state.
             path.rename(path.with_name(f"damaged-{path.name}"))
-        self._is_known = True
+        self.is_known = True
 
     async def _execute(self, request: Request, directory: str, step: int = 0) -> Executed:
         started_s = self._store.now()

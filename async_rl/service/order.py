@@ -103,7 +103,7 @@ class Order:
             except Unavailable as error:
                 _log.warning("the learner left (%s); its requests are executed again", error)
                 for line in self._lines.values():
-                    line.lose()
+                    line.is_known = False
 
     async def _advance(self, ready: Sequence[Line]) -> None:
         """Execute the next request of the run with the least work."""
@@ -140,10 +140,9 @@ class Order:
         if kind in ("forward", "forward_backward"):
             parsed = await asyncio.to_thread(parse_forward_backward, body)
             forms.refuse(parsed.loss_fn)
-            drawn = check(parsed.data, self._store)
             return Plan(
                 directory=str(parsed.config.get("loss_id", "")),
-                versions=[it.versions for it in drawn if it.run_id == request.owner],
+                versions=check(parsed.data, request.owner, self._store),
             )
         if kind == "optim_step":
             return Plan()

@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    json_format,
-    message,
-    message_factory,
-)
+from google.protobuf import descriptor_pb2, json_format, message, message_factory
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
@@ -37,11 +31,10 @@ _DTYPES: Mapping[int, np.dtype[Any]] = {1: _FLOAT32, 2: _INT64, 3: _INT32}
 
 
 def _classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto()
     text = resources.files(__package__).joinpath("messages.json").read_text()
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(json_format.Parse(text, file))
-    found: dict[str, Any] = message_factory.GetMessageClassesForFiles([file.name], pool)
+    file = json_format.Parse(text, descriptor_pb2.FileDescriptorProto())
+    # A pool of its own: the client's has messages of the same names.
+    found: dict[str, Any] = message_factory.GetMessages([file])
     return found
 
 

@@ -4,7 +4,6 @@ trained tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -202,21 +201,22 @@ def sequences(store: Store) -> Callable[[str], Drawn]:
     return find
 
 
-def check(data: Sequence[Datum], store: Store) -> list[Drawn]:
+def check(data: Sequence[Datum], run_id: str, store: Store) -> list[IntArray]:
     """Compare what a client says about the origin of its data with what was sampled, and return the
-    sampled parts of the targets. Raises DataError at the first token that is not the token of the
-    sequence that its span names, or whose log-prob is not the sampled one. The learner checks the
-    rest.
+    versions of the targets that this run has sampled. Raises DataError at the first token that is
+    not the token of the sequence that its span names, or whose log-prob is not the sampled one. The
+    learner checks the rest.
     """
     find = sequences(store)
-    drawn: list[Drawn] = []
+    versions: list[IntArray] = []
     for index, datum in enumerate(data):
         targets = datum.inputs.get("target_tokens", datum.tokens)
         _compare(f"datum {index}: model_input", datum.tokens, datum.input_spans, find, None)
         logprobs = datum.inputs.get("logprobs")
         name = f"datum {index}: target_tokens"
-        drawn += _compare(name, targets, datum.target_spans, find, logprobs)
-    return drawn
+        sampled = _compare(name, targets, datum.target_spans, find, logprobs)
+        versions += [of_span for owner, of_span in sampled if owner == run_id]
+    return versions
 
 
 def _compare(
@@ -225,8 +225,9 @@ def _compare(
     spans: Spans,
     find: Callable[[str], Drawn],
     logprobs: AnyArray | None,
-) -> list[Drawn]:
-    parts: list[Drawn] = []
+) -> list[tuple[str, IntArray]]:
+    """Return owner and versions of each sampled span."""
+    sampled: list[tuple[str, IntArray]] = []
     covered = sum(it.sampled_tokens.length + it.prompt_tokens.length for it in spans)
     if spans and (tokens.ndim != 1 or covered != len(tokens)):
         raise DataError(f"{name} has the shape {tokens.shape}, and spans of {covered} tokens")
@@ -244,8 +245,7 @@ def _compare(
             )
         pairs = [(name, tokens, source)]
         if is_sampled:
-            versions = drawn.versions[span.offset : end]
-            parts.append(dataclasses.replace(drawn, versions=versions))
+            sampled.append((drawn.run_id, drawn.versions[span.offset : end]))
             if logprobs is not None and logprobs.shape == tokens.shape:
                 pairs.append((f"{name}: logprobs", logprobs, drawn.logprobs))
         for label, claimed, true in pairs:
@@ -258,7 +258,7 @@ def _compare(
                     f" {span.sequence_id}"
                 )
         start += span.length
-    return parts
+    return sampled
 
 
 def with_ages(answer: bytes, versions: Sequence[IntArray], version: int) -> bytes:

@@ -27,7 +27,7 @@ ADAPTERS = {
     "typer": ("launchers/",),
     "starlette": (
         "async_rl/rewards/",
-        "async_rl/service/app.py",
+        "async_rl/service/front.py",
         "async_rl/sessions/",
         "async_rl/wire/http.py",
         "async_rl/runs/view/",

@@ -26,8 +26,8 @@ from async_rl.protocol.service import (
     SampledSequence,
 )
 from async_rl.service import forms
-from async_rl.service.app import build_app
 from async_rl.service.desk import Desk
+from async_rl.service.front import build_app
 from async_rl.service.proto import (
     ForwardBackwardOutput,
     ForwardBackwardRequest,

@@ -20,8 +20,8 @@ from async_rl.core.errors import ConfigError, DataError, RunFailed
 from async_rl.launchers.api import session as session_module
 from async_rl.runs.control import leave_mark
 from async_rl.service.address import FOLDER, address_of
-from async_rl.service.app import build_app
 from async_rl.service.desk import Desk
+from async_rl.service.front import build_app
 from async_rl.service.store import Store
 from async_rl.wire.http import listen, serving
 

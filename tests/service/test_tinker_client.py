@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from service_support import KEY, MODEL, Played, folder
 
-from async_rl.service.app import build_app
 from async_rl.service.custom import custom_loss
 from async_rl.service.desk import Desk
+from async_rl.service.front import build_app
 from async_rl.service.proto import parse_forward_backward
 from async_rl.service.store import Store
 from async_rl.wire.http import listen, serving, url_of

@@ -486,7 +486,7 @@ def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
             executed = done(runs, "forward_backward", body)
             found.append((answer(executed), list(gradients(runs).values())))
             sizes.append(sum(row.input_ids.shape[1] for row in passes))
-        assert sizes == [12 + 4 + 7 + 12 + 15 + 12, 16 + 19 + 24 + 15 + 12]
+        assert sizes == [12 + 4 + 7 + 5 + 15 + 12, 16 + 19 + 24 + 15 + 12]
         (first, metrics), (apart, others) = found[0][0], found[1][0]
         assert metrics == {"loss:sum": pytest.approx(others["loss:sum"], rel=1e-5)}
         for one, two in zip(first, apart, strict=True):
