@@ -40,7 +40,7 @@ from async_rl.protocol.generator import (
     Sleep,
     WatchVersion,
 )
-from async_rl.protocol.service import Sample
+from async_rl.protocol.service import LoadSlot, Sample
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
@@ -119,6 +119,7 @@ class Generator:
                 # On a thread of its own, next to the steps of the engine.
                 ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
+                LoadSlot: self._slots.load,
                 FreeSlot: self._slots.free,
             },
             devices=devices,
@@ -201,9 +202,6 @@ class Generator:
 
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""
-        if request.policy:
-            with self._context.activity("loading weights"):
-                return await self._slots.load(request)
         life = request.manifest.life
         require_life(life, self._learner_life)
         self._learner_life = life

@@ -31,8 +31,7 @@ class LoadWeights(Request):
     """Load this version from `source` between two engine steps; requests in flight continue.
 
     handover: with placement=colocated, the number of the handover in which the learner returned
-    the device (weights/handovers.py). policy: of a service, in a slot of its own
-    (rollouts/slots.py); empty = the run's.
+    the device (weights/handovers.py).
     """
 
     Reply = LoadReport
@@ -41,7 +40,6 @@ class LoadWeights(Request):
     # A generator refuses a smaller number than it has seen, so an order of a dead learner cannot
     # wake it while the next learner uses the device.
     handover: int = 0
-    policy: str = ""
 
 
 class Logprobs(Message):

@@ -72,6 +72,18 @@ class Execute(Request):
     step: int = 0
 
 
+class LoadSlot(Request):
+    """front -> generator: let a policy have these weights, unless it has newer ones; requests in
+    flight continue with them.
+
+    adapter, version: as in `Sample`.
+    """
+
+    policy: str
+    adapter: str
+    version: int
+
+
 class SampledSequence(Value):
     """One sampled sequence of N tokens.
 
@@ -104,9 +116,9 @@ class Sampled(Message):
 class Sample(Request):
     """front -> generator: draw sequences.
 
-    request_id: differs between all requests in flight.  adapter: directory in PEFT's form whose
-    weights never change; empty = `policy`.  policy: name of a slot whose weights change while
-    requests are in flight; empty too = the base model.  version: of `adapter`.
+    request_id: differs between all requests in flight.  adapter: directory in PEFT's form, or of
+    all weights; empty = the base model.  version: of it.  policy: whose newest weights it has, in a
+    slot where they change while requests are in flight; empty = they never change.
     seed: null = drawn.  stop_ids: null = the model's end tokens, empty = none.  top_k -1 and
     top_p 1 = the whole vocabulary.  num_top: alternatives per token.  num_prompt_top: the same for
     the prompt, null = it is not scored.  chosen: int32 [P - 1, C], further tokens to score at each

@@ -62,7 +62,8 @@ class StoredFile(_Source):
     """A safetensors file at an fsspec URL.
 
     difference: null = the file has all tensors; otherwise the lists of what changed.
-    scaling: null = it has weights; otherwise an adapter, whose products are multiplied by this.
+    scaling: null = it has weights, or it is a directory of PEFT's form on this machine; otherwise
+    an adapter, whose products are multiplied by this.
     checksum: of the bytes of an adapter's file.
     """
 

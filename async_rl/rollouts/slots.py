@@ -2,18 +2,23 @@
 
 Invariants
 - A slot is given to another policy only after `FreeSlot`, and a sample has tokens of one policy.
+- The weights of a policy never become older, and a sample waits for those that it names.
 - An adapter that is refused concerns its policy only.
 """
 
 from __future__ import annotations
 
-from async_rl.core.errors import DataError
+import asyncio
+from pathlib import Path
+
+from async_rl.core.checksums import damage
+from async_rl.core.errors import DataError, WeightsError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import NO_VERSION
 from async_rl.generation.engine import Place, Serves
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import FreeSlot, LoadReport, LoadWeights
-from async_rl.protocol.service import Sample, Sampled
+from async_rl.protocol.generator import FreeSlot
+from async_rl.protocol.service import LoadSlot, Sample, Sampled
+from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.sleeping import Sleeping
 
 
@@ -30,41 +35,60 @@ class Slots:
     def __init__(self, sleeping: Sleeping) -> None:
         self._sleeping = sleeping
         self._taken: dict[str, _Slot] = {}
+        self._changing = asyncio.Lock()
 
-    async def load(self, request: LoadWeights) -> LoadReport:
+    async def load(self, request: LoadSlot) -> Message:
         """Load weights into the slot of a policy, which at first takes a free one.
 
-        Raises DataError if all are taken, WeightsError for an adapter that is refused.
+        Raises DataError if all are taken, and for an adapter that is damaged or refused.
         """
-        if request.policy not in self._taken:
-            self._taken[request.policy] = _Slot(place=self._free_place())
-        place = self._taken[request.policy].place
-        return await place.load_weights(request.manifest, request.source)
+        await self._slot_with(request)
+        return Ok()
 
     async def free(self, request: FreeSlot) -> Message:
         """Free the slot of a policy, if it has one."""
-        slot = self._taken.pop(request.policy, None)
-        if slot is not None:
-            # The next policy must not be answered by these weights.
-            slot.place.clear()
+        async with self._changing:
+            slot = self._taken.pop(request.policy, None)
+            if slot is not None:
+                # The next policy must not be answered by these weights.
+                slot.place.clear()
         return Ok()
 
     async def sample(self, request: Sample) -> Sampled:
         """Draw sequences, from the engine itself if the request names no policy.
 
-        Raises DataError for a request that the engine refuses and for a policy without weights,
-        Unavailable if the engine died.
+        Raises DataError for a request that the engine refuses, and as `load`, Unavailable if the
+        engine died.
         """
         if not request.policy:
             return await self._engine().sample(request)
-        slot = self._taken.get(request.policy)
-        if slot is None or slot.place.version == NO_VERSION:
-            raise DataError(f"{request.policy} has no weights here; save them for sampling again")
+        slot = await self._slot_with(request)
         sampled = await slot.place.sample(request)
         if self._taken.get(request.policy) is not slot:
             # Another policy may have loaded its weights before the last token.
             raise DataError(f"{request.policy} was unloaded during the sample; ask for it again")
         return sampled
+
+    async def _slot_with(self, wanted: LoadSlot | Sample) -> _Slot:
+        """Return the slot of a policy with these weights or newer ones."""
+        async with self._changing:
+            slot = self._taken.get(wanted.policy)
+            if slot is None:
+                slot = _Slot(place=self._free_place())
+                self._taken[wanted.policy] = slot
+            if slot.place.version < wanted.version:
+                if problem := await asyncio.to_thread(damage, Path(wanted.adapter)):
+                    raise DataError(f"{wanted.policy}: {problem}; save its weights again")
+                # Nothing names the tensors of the base model, which is the same file everywhere.
+                manifest = Manifest(
+                    version=wanted.version, path="", tensors=[], total_bytes=0, checksum=0
+                )
+                try:
+                    await slot.place.load_weights(manifest, StoredFile(url=wanted.adapter))
+                except WeightsError as error:
+                    # It concerns this policy only, and must not end a process.
+                    raise DataError(str(error)) from error
+        return slot
 
     def _free_place(self) -> Place:
         taken = [slot.place for slot in self._taken.values()]

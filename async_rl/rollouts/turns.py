@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from async_rl.core.errors import DataError
 from async_rl.generation.engine import Samples
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import FreeSlot, LoadReport, LoadWeights
-from async_rl.protocol.service import Sample, Sampled
-from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.protocol.generator import FreeSlot
+from async_rl.protocol.service import LoadSlot, Sample, Sampled
+from async_rl.protocol.weights import Manifest
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
@@ -32,7 +32,6 @@ class Turns:
     def __init__(self, sleeping: Sleeping, model_path: Path) -> None:
         self._sleeping = sleeping
         self._base = model_path
-        self._newest: dict[str, LoadWeights] = {}
         self._current = ""
         """The policy or the directory whose weights the engine has; empty = the base model."""
         self._num_running = 0
@@ -41,17 +40,15 @@ class Turns:
         self._turn = asyncio.Lock()
         self._loading = asyncio.Lock()
 
-    async def load(self, request: LoadWeights) -> LoadReport:
-        """Note the newest weights of a policy, and load them if it is its turn."""
-        self._newest[request.policy] = request
+    async def load(self, request: LoadSlot) -> Message:
+        """Load the newest weights of a policy if it is its turn; later samples name them."""
         async with self._loading:
             if self._current == request.policy:
-                return await self._load(request.policy, request.manifest.version)
-        return LoadReport(version=request.manifest.version, pause_s=0.0)
+                await self._load(request)
+        return Ok()
 
-    async def free(self, request: FreeSlot) -> Message:
-        """Forget the weights of a policy."""
-        self._newest.pop(request.policy, None)
+    async def free(self, _: FreeSlot) -> Message:
+        """Keep the weights: those of other policies replace them at their turn."""
         return Ok()
 
     async def sample(self, request: Sample) -> Sampled:
@@ -65,7 +62,8 @@ class Turns:
             if name != self._current:
                 await self._is_idle.wait()
                 async with self._loading:
-                    await self._load(name, request.version)
+                    await self._load(request)
+                    self._current = name
             self._num_running += 1
             self._is_idle.clear()
         try:
@@ -77,19 +75,13 @@ class Turns:
             if not self._num_running:
                 self._is_idle.set()
 
-    async def _load(self, name: str, version: int) -> LoadReport:
-        folder = Path(name) if name else self._base
-        if (newest := self._newest.get(name)) is not None:
-            assert isinstance(newest.source, StoredFile), "the front sends no other"
-            folder = Path(newest.source.url)
-            version = newest.manifest.version
-        block, manifest = await asyncio.to_thread(_block_of, folder, version)
+    async def _load(self, wanted: LoadSlot | Sample) -> None:
+        folder = Path(wanted.adapter) if wanted.adapter else self._base
+        block, manifest = await asyncio.to_thread(_block_of, folder, wanted.version)
         try:
-            report = await self._sleeping.engine.load_weights(manifest)
+            await self._sleeping.engine.load_weights(manifest)
         finally:
             block.close()
-        self._current = name
-        return report
 
 
 def _block_of(folder: Path, version: int) -> tuple[SharedTensors, Manifest]:

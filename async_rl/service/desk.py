@@ -11,12 +11,10 @@ import asyncio
 import collections
 import logging
 import shutil
-from pathlib import Path
 from typing import Any
 
 from async_rl.core.errors import DataError
 from async_rl.service import forms
-from async_rl.service.address import folder_of
 from async_rl.service.forms import Call
 from async_rl.service.order import Order
 from async_rl.service.processes import Processes
@@ -62,13 +60,6 @@ class Desk:
 
     async def run(self) -> None:
         """Execute requests until the task is cancelled."""
-        newest = "is_inflight AND adapter IN (SELECT directory FROM checkpoints WHERE NOT is_gone)"
-        for sampler in self.store.all(Sampler, newest):
-            try:
-                adapter = Path(sampler.adapter)
-                await self._backend.load(folder_of(sampler.run_id), adapter, sampler.version)
-            except DataError as error:
-                _log.error("%s cannot be sampled: %s", sampler.sampler_id, error)
         async with asyncio.TaskGroup() as self._tasks:
             for request in self.store.all(Request, "answered_s IS NULL AND kind='sample'"):
                 self._start(request, self.store.known(Sampler, request.owner))
@@ -134,6 +125,10 @@ class Desk:
         self._drawing[sampler.session_id][request.request_id] = drawing
 
     async def _draw(self, request: Request, sampler: Sampler) -> None:
+        # Samplers in flight have the newest weights that any of them was made with.
+        if sampler.is_inflight:
+            newest = "is_inflight AND run_id=? ORDER BY rowid DESC"
+            sampler = self.store.one(Sampler, newest, sampler.run_id) or sampler
         try:
             form = forms.read(request.body or b"", forms.AskSample)
             sample = sample_of(form, sampler, self.model, request_id=request.request_id)

@@ -16,7 +16,7 @@ from async_rl.core.checksums import checksum
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
-from async_rl.protocol.service import Executed
+from async_rl.protocol.service import Executed, LoadSlot
 from async_rl.service import forms
 from async_rl.service.lines import Line
 from async_rl.service.processes import Processes
@@ -121,8 +121,13 @@ class Order:
             plan = await self._plan(request)
             executed = await line.execute(request, plan.directory, self._num_steps + 1)
             if plan.sampler is not None and plan.sampler.is_inflight:
-                directory = Path(plan.directory)
-                await self._backend.load(line.folder.name, directory, executed.version)
+                await self._backend.load(
+                    LoadSlot(
+                        policy=line.folder.name,
+                        adapter=plan.directory,
+                        version=executed.version,
+                    )
+                )
         except (DataError, Refused) as error:
             self._store.finish(request, error=str(error))
         else:

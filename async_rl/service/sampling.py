@@ -87,7 +87,7 @@ def sample_of(
         stop_texts=texts,
         # Texts alone stop next to the model's end tokens; an empty list stops nothing.
         stop_ids=None if stop is None or (texts and not ids) else ids,
-        adapter="" if sampler.is_inflight else sampler.adapter,
+        adapter=sampler.adapter,
         policy=folder_of(sampler.run_id) if sampler.is_inflight else "",
         version=sampler.version,
         num_top=form.topk_sample_logprobs,

@@ -11,24 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from composing import compose
 from rollouts_support import Alphabet, process
 from test_generator_groups import ScriptedEngine
 
+from async_rl.core.checksums import complete, sums_of
 from async_rl.core.errors import DataError, EngineDead, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, Sampling
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import Complete, FreeSlot, LoadReport, LoadWeights
+from async_rl.protocol.generator import Complete, FreeSlot, LoadReport
 from async_rl.protocol.membership import Member, Members
-from async_rl.protocol.service import Sample, Sampled
+from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.slots import Slots
 from async_rl.runtime.directory import Directory
 from async_rl.service.processes import Processes
-from async_rl.weights.adapters import Adapter, write_peft
 
 NONE = np.zeros(0, np.float32)
 
@@ -41,7 +40,7 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-def request(policy: str) -> Sample:
+def request(policy: str, adapter: str = "", version: int = 0) -> Sample:
     return Sample(
         request_id="r",
         token_ids=np.array([3], np.int32),
@@ -49,6 +48,8 @@ def request(policy: str) -> Sample:
         max_tokens=4,
         temperature=1.0,
         policy=policy,
+        adapter=adapter,
+        version=version,
     )
 
 
@@ -69,7 +70,7 @@ class Place:
     async def load_weights(self, manifest: Manifest, source: StoredFile) -> LoadReport:
         if self.error:
             raise self.error
-        self.loaded.append((Path(source.url).parent.name, manifest.version))
+        self.loaded.append((Path(source.url).name, manifest.version))
         self.version = manifest.version
         return LoadReport(version=manifest.version, pause_s=0.1)
 
@@ -129,7 +130,7 @@ class Service:
                 raise Unavailable(f"{member.name} exited")
             slots = self.slots[member.name]
             answers: dict[type[Message], Any] = {
-                LoadWeights: slots.load,
+                LoadSlot: slots.load,
                 FreeSlot: slots.free,
                 Sample: slots.sample,
             }
@@ -141,36 +142,46 @@ class Service:
     def places(self, number: int = 0) -> list[list[tuple[str, int]]]:
         return [place.loaded for place in self.engines[number].places]
 
-    async def load(self, run_id: str, version: int = 0) -> None:
-        folder = run_id.replace(":", ".")
-        directory = self._tmp_path / folder
-        tensors = {"q.lora_A.weight": torch.ones(2, 2)}
-        write_peft(directory, Adapter(tensors=tensors, scaling=2.0).to_bytes(), 2.0)
-        await self.front.load(folder, directory, version)
+    def directory_of(self, policy: str) -> Path:
+        directory = self._tmp_path / policy
+        if not directory.exists():
+            partial = self._tmp_path / f"{policy}.partial"
+            partial.mkdir()
+            (partial / "adapter_model.safetensors").write_bytes(b"1")
+            complete(partial, directory, sums_of(partial))
+        return directory
+
+    async def load(self, policy: str, version: int = 0) -> None:
+        adapter = str(self.directory_of(policy))
+        await self.front.load(LoadSlot(policy=policy, adapter=adapter, version=version))
+
+    async def sample(self, policy: str, version: int = 0) -> Sampled:
+        adapter = str(self.directory_of(policy)) if policy else ""
+        return await self.front.sample(request(policy, adapter, version))
 
 
 @in_a_loop
 async def test_a_slot_is_given_to_another_run_only_after_it_is_free(tmp_path: Path) -> None:
     service = Service(tmp_path, count=2)
-    for run_id, version in (("a:1", 0), ("b:1", 4), ("a:1", 1)):
+    for run_id, version in (("a.1", 0), ("b.1", 4), ("a.1", 1)):
         await service.load(run_id, version)
     for number in range(2):
         assert service.places(number) == [[("a.1", 0), ("a.1", 1)], [("b.1", 4)]]
     with pytest.raises(DataError, match=r"the 2 slots for .* taken by a\.1, b\.1; unload one"):
-        await service.load("c:1")
-    await service.front.sample(request("b.1"))
+        await service.load("c.1")
+    await service.sample("b.1", 4)
     with pytest.raises(DataError, match="the 2 slots"):
-        await service.load("c:1")
+        await service.load("c.1")
     await service.front.unload("a.1")
-    await service.load("c:1", 7)
+    await service.load("c.1", 7)
     for number in range(2):
         assert service.places(number)[0][-1] == ("c.1", 7)
     # A client that was silent has lost its slot, and takes one again when it samples.
     await service.front.unload("b.1")
-    await service.front.sample(request("b.1"))
+    await service.sample("b.1", 4)
     assert sorted(map(len, (service.places(0)[1], service.places(1)[1]))) == [1, 2]
     # The base model needs no slot.
-    await service.front.sample(request(""))
+    await service.sample("")
 
 
 @in_a_loop
@@ -178,13 +189,15 @@ async def test_a_later_generator_has_the_newest_weights_before_its_first_sample(
     tmp_path: Path,
 ) -> None:
     service = Service(tmp_path)
-    await service.load("a:1", 3)
+    await service.load("a.1", 3)
     service.add()
     service.remove("generator-0")
-    await service.front.sample(request("a.1"))
+    await service.sample("a.1", 3)
     assert service.places(1)[0] == [("a.1", 3)]
-    with pytest.raises(DataError, match="unknown has no weights here"):
-        await service.front.sample(request("unknown"))
+    # One that was sent before the newest weights does not take them back.
+    await service.load("a.1", 5)
+    await service.sample("a.1", 3)
+    assert service.places(1)[0] == [("a.1", 3), ("a.1", 5)]
 
 
 @in_a_loop
@@ -192,31 +205,33 @@ async def test_weights_that_cannot_be_loaded_concern_their_policy_only(tmp_path:
     """Any other error would end the front, again at each of its starts."""
     service = Service(tmp_path)
     service.engines[0].places[0].error = WeightsError("vLLM refuses the adapter")
-    with pytest.raises(DataError, match="generator-0: vLLM refuses"):
-        await service.load("a:1")
-    with pytest.raises(DataError, match="generator-0: vLLM refuses"):
-        await service.front.sample(request("a.1"))
-    with pytest.raises(DataError, match="nowhere has no adapter"):
-        await service.front.load("b.1", tmp_path / "nowhere", 0)
-    await service.front.sample(request(""))
+    for call in (service.load, service.sample):
+        with pytest.raises(DataError, match="vLLM refuses"):
+            await call("a.1")
+    (service.directory_of("b.1") / "adapter_model.safetensors").write_bytes(b"2")
+    with pytest.raises(
+        DataError, match=r"b\.1: adapter_model.* checksum .*; save its weights again"
+    ):
+        await service.load("b.1")
+    with pytest.raises(DataError, match=r"nowhere/sha256sums.txt cannot be read"):
+        await service.front.sample(request("b.1", str(tmp_path / "nowhere")))
+    await service.sample("")
 
 
 @in_a_loop
 async def test_a_sample_has_tokens_of_one_policy(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    slots, first = service.slots["generator-0"], service.engines[0].places[0]
-    with pytest.raises(DataError, match=r"a\.1 has no weights here"):
-        await slots.sample(request("a.1"))
-    await service.load("a:1")
+    first = service.engines[0].places[0]
+    await service.load("a.1")
     first.may_answer.clear()
-    drawing = asyncio.create_task(service.front.sample(request("a.1")))
+    drawing = asyncio.create_task(service.sample("a.1"))
     await first.is_drawing.wait()
     await service.front.unload("a.1")
     assert first.version == NO_VERSION
     # The same run in the same slot again: the tokens between were drawn from another one.
-    await service.load("b:1")
+    await service.load("b.1")
     await service.front.unload("b.1")
-    await service.load("a:1")
+    await service.load("a.1")
     assert service.places()[0] == [("a.1", 0), ("b.1", 0), ("a.1", 0)]
     first.may_answer.set()
     with pytest.raises(DataError, match=r"a\.1 was unloaded during the sample"):
@@ -226,17 +241,15 @@ async def test_a_sample_has_tokens_of_one_policy(tmp_path: Path) -> None:
 @in_a_loop
 async def test_a_refused_adapter_leaves_other_policies_as_they_are(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    await service.load("a:1")
+    await service.load("a.1")
     service.engines[0].places[1].error = WeightsError("its rank is above 8")
-    with pytest.raises(DataError, match="generator-0: its rank is above 8"):
-        await service.load("b:1")
-    await service.front.sample(request("a.1"))
-    with pytest.raises(DataError, match=r"b\.1 has no weights here"):
-        await service.slots["generator-0"].sample(request("b.1"))
+    with pytest.raises(DataError, match="its rank is above 8"):
+        await service.load("b.1")
+    await service.sample("a.1")
     # Its slot can be freed although nothing was loaded.
     await service.front.unload("b.1")
     service.engines[0].places[1].error = None
-    await service.load("c:1")
+    await service.load("c.1")
     assert service.places() == [[("a.1", 0)], [("c.1", 0)]]
 
 

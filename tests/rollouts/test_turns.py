@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from async_rl.core.errors import DataError
-from async_rl.protocol.generator import FreeSlot, LoadReport, LoadWeights
-from async_rl.protocol.service import Sample, Sampled
-from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.service import LoadSlot, Sample, Sampled
+from async_rl.protocol.weights import Manifest
 from async_rl.rollouts.turns import Turns
 from async_rl.weights.block import SharedTensorsReader, tensor_views
 
@@ -57,11 +57,6 @@ def request(name: str, **more: Any) -> Sample:
     return Sample(request_id=name, **form, **more)
 
 
-def load(policy: str, folder: str, version: int) -> LoadWeights:
-    manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
-    return LoadWeights(manifest=manifest, source=StoredFile(url=folder), policy=policy)
-
-
 async def test_samples_have_their_weights_and_start_in_the_order_of_arrival(
     tmp_path: Path,
 ) -> None:
@@ -100,19 +95,17 @@ async def test_the_weights_of_a_policy_change_under_its_samples_only(tmp_path: P
     engine = Engine()
     sleeping: Any = type("Sleeping", (), {"engine": engine})()
     turns = Turns(sleeping, Path(base))
-    assert (await turns.load(load("a", one, 4))).version == 4
+    await turns.load(LoadSlot(policy="a", adapter=one, version=4))
     assert engine.log == [], "nobody samples it yet"
-    running = asyncio.create_task(turns.sample(request("a", policy="a")))
+    running = asyncio.create_task(turns.sample(request("a", policy="a", adapter=one, version=4)))
     await engine.has_loaded.wait()
     other = asyncio.create_task(turns.sample(request("other", adapter=three)))
-    await turns.load(load("a", two, 5))
+    await turns.load(LoadSlot(policy="a", adapter=two, version=5))
     engine.may_answer.set()
     await asyncio.gather(running, other)
-    await turns.load(load("a", one, 6))
+    await turns.load(LoadSlot(policy="a", adapter=one, version=6))
     assert engine.log == ["load 1 v4", "load 2 v5", "a: 2 from 1", "load 3 v0", "other: 3"]
-    await turns.free(FreeSlot(policy="a"))
-    for wrong in (request("a", policy="a"), request("gone", adapter=str(tmp_path / "gone"))):
-        with pytest.raises(DataError, match="has no weights; save them for sampling again"):
-            await turns.sample(wrong)
+    with pytest.raises(DataError, match="has no weights; save them for sampling again"):
+        await turns.sample(request("gone", adapter=str(tmp_path / "gone")))
     await turns.sample(request("other again", adapter=three))
     assert engine.log[-1] == "other again: 3"

@@ -21,6 +21,7 @@ from async_rl.protocol.service import (
     CHANGING,
     Execute,
     Executed,
+    LoadSlot,
     Sample,
     Sampled,
     SampledSequence,
@@ -176,9 +177,9 @@ class Played:
             ids = (np.arange(count) + int(request.token_ids.sum()) + index) % MODEL.vocab_size
             versions = np.full(count, request.version)
             if request.policy:
-                # The weights change in the middle of the sequence.
-                newest = max(version for name, _, version in self.loaded if name == request.policy)
-                versions[count // 2 :] = newest
+                # As if the weights had changed in the middle of the sequence.
+                loaded = [version for name, _, version in self.loaded if name == request.policy]
+                versions[: count // 2] = min(loaded)
             sequences.append(
                 SampledSequence(
                     token_ids=ids.astype(np.int32),
@@ -206,10 +207,10 @@ class Played:
             prompt_logprobs=logprobs[:, :columns],
         )
 
-    async def load(self, policy: str, directory: Path, version: int) -> None:
-        self.on("load", policy)
-        assert directory.is_dir()
-        self.loaded.append((policy, str(directory), version))
+    async def load(self, request: LoadSlot) -> None:
+        self.on("load", request.policy)
+        assert Path(request.adapter).is_dir()
+        self.loaded.append((request.policy, request.adapter, request.version))
 
 
 def _number(request: Execute) -> int:

@@ -142,7 +142,7 @@ async def test_an_inflight_sampler_follows_its_run_and_a_batch_proves_its_origin
     played = Played()
     got = await use(tmp_path, "inflight", played)
     assert [(version) for _, _, version in played.loaded] == [0, 3]
-    # Played: the first half of the tokens has the version of the sampler, the rest the newest one.
+    # Played: the first half of the tokens has the first version, the rest the newest one.
     ages = {name: value for name, value in got["metrics"].items() if name.startswith("age")}
     assert ages == {"age_mean:mean": 1.5, "age_max:max": 3.0}
     assert f"logprobs[5] is -9.0, and {-3 / 7:.8f}"[:30] in got["refused"]

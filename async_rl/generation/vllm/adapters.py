@@ -59,9 +59,12 @@ class AppliedAdapter(VllmEngine):
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         assert isinstance(source, StoredFile), "model.lora.slots is the learner's setting too"
-        # vLLM reads an adapter from a directory of PEFT's form only.
         with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
-            await asyncio.to_thread(_fetch_peft, manifest, source, Path(directory))
+            # vLLM reads an adapter from a directory of PEFT's form only; a service has such ones.
+            if source.scaling is None:
+                directory = source.url
+            else:
+                await asyncio.to_thread(_fetch_peft, manifest, source, Path(directory))
             refusals = await self._vllm.beside("stage_adapter", self._index + 1, directory)
         for refusal in filter(None, refusals):
             raise WeightsError(

@@ -184,7 +184,7 @@ class VllmEngine:
         """
         self._vllm.require_clean()
         lora = self._lora if request.policy else None
-        if request.adapter:
+        if request.adapter and not request.policy:
             lora = self._vllm.directories.request(request.adapter)
 
         def versions(sample: CompletionOutput) -> IntArray:
