@@ -23,7 +23,6 @@ from async_rl.generation.opener import engine_opener
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.adapters import Adapter, write_peft
-from async_rl.weights.tensors import checksum
 
 PROMPT = np.arange(20, 32, dtype=np.int32)
 SLOTS = 4
@@ -75,13 +74,6 @@ def write_adapter(folder: Path, model: Any, name: str, rank: int) -> str:
     return str(folder / name)
 
 
-def in_slot(folder: Path, version: int) -> tuple[Manifest, StoredFile]:
-    file = folder / "adapter_model.safetensors"
-    found = checksum(np.frombuffer(file.read_bytes(), np.uint8))
-    manifest = Manifest(version=version, path="", tensors=[], total_bytes=0, checksum=0)
-    return manifest, StoredFile(url=file.as_uri(), scaling=SCALING, checksum=found)
-
-
 async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
     draw = Drawing(engine)
     # More than the slots, of several ranks; the last ones of them stay in all slots.
@@ -90,7 +82,8 @@ async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
         name: write_adapter(folder, model, name, 8 + 8 * (i % 2)) for i, name in enumerate(names)
     }
     place = engine.places[0]
-    await place.load_weights(*in_slot(Path(adapters["a0"]), 7))
+    manifest = Manifest(version=7, path="", tensors=[], total_bytes=0, checksum=0)
+    await place.load_weights(manifest, StoredFile(url=adapters["a0"]))
     said: dict[str, Any] = {"in_turn": {}}
     for name, directory in adapters.items():
         said["in_turn"][name] = await draw(adapter=directory, version=3, num_prompt_top=0)
