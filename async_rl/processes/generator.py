@@ -32,7 +32,6 @@ from async_rl.protocol.generator import (
     Continuation,
     Drain,
     EngineVersion,
-    FreeSlot,
     LoadWeights,
     Logprobs,
     Probe,
@@ -120,7 +119,6 @@ class Generator:
                 ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
                 LoadSlot: self._slots.load,
-                FreeSlot: self._slots.free,
             },
             devices=devices,
         )

@@ -1,5 +1,5 @@
 """Messages to a generator: load weights, score rows, continue a row of tokens, read tool calls,
-release the device, free a slot, drain.
+release the device, drain.
 """
 
 from __future__ import annotations
@@ -220,12 +220,6 @@ class WatchVersion(Request):
     # Not "the next version": a version that was loaded before the request arrived is reported too.
     known: EngineVersion
     wait_s: float
-
-
-class FreeSlot(Request):
-    """front -> generator: give the slot of this policy to another one that needs it."""
-
-    policy: str
 
 
 class Sleep(Request):

@@ -1,7 +1,7 @@
 """The adapters of a service whose weights change while they sample: each has a slot of the engine.
 
 Invariants
-- A slot is given to another policy only after `FreeSlot`, and a sample has tokens of one policy.
+- A sample has tokens of one policy: while it runs, its slot is of no other one.
 - The weights of a policy never become older, and a sample waits for those that it names.
 - An adapter that is refused concerns its policy only.
 """
@@ -9,24 +9,39 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, WeightsError
-from async_rl.core.frozen import frozen
 from async_rl.generation.engine import Place, Serves
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import FreeSlot
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.sleeping import Sleeping
 
 
-@frozen
 class _Slot:
-    """A slot as long as one policy has it."""
+    """policy: who has it; num_running: samples."""
 
-    place: Place
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.policy = ""
+        self.num_running = 0
+
+    async def load(self, wanted: LoadSlot | Sample) -> None:
+        """Have these weights or newer ones. Raises DataError for damaged or refused ones."""
+        if self.place.version >= wanted.version:
+            return
+        if problem := await asyncio.to_thread(damage, Path(wanted.adapter)):
+            raise DataError(f"{wanted.policy}: {problem}; save its weights again")
+        # Nothing names the tensors of the base model, which is the same file everywhere.
+        manifest = Manifest(version=wanted.version, path="", tensors=[], total_bytes=0, checksum=0)
+        try:
+            await self.place.load_weights(manifest, StoredFile(url=wanted.adapter))
+        except WeightsError as error:
+            # It concerns this policy only, and must not end a process.
+            raise DataError(str(error)) from error
 
 
 class Slots:
@@ -34,74 +49,57 @@ class Slots:
 
     def __init__(self, sleeping: Sleeping) -> None:
         self._sleeping = sleeping
-        self._taken: dict[str, _Slot] = {}
-        self._changing = asyncio.Lock()
+        self._slots: Sequence[_Slot] = ()
+        """The one that has waited longest for a sample is the first."""
+        self._changing = asyncio.Condition()
+        self._turn = asyncio.Lock()
 
     async def load(self, request: LoadSlot) -> Message:
-        """Load weights into the slot of a policy, which at first takes a free one.
+        """Load the newest weights of a policy if it has a slot; later samples name them.
 
-        Raises DataError if all are taken, and for an adapter that is damaged or refused.
+        Raises DataError for an adapter that is damaged or refused.
         """
-        await self._slot_with(request)
-        return Ok()
-
-    async def free(self, request: FreeSlot) -> Message:
-        """Free the slot of a policy, if it has one."""
         async with self._changing:
-            slot = self._taken.pop(request.policy, None)
-            if slot is not None:
-                # The next policy must not be answered by these weights.
-                slot.place.clear()
+            for slot in self._slots:
+                if slot.policy == request.policy:
+                    await slot.load(request)
         return Ok()
 
     async def sample(self, request: Sample) -> Sampled:
-        """Draw sequences, from the engine itself if the request names no policy.
+        """Draw sequences: from the engine itself if the request names no policy, else as soon as
+        the policy has a slot or another one needs its slot no more.
 
         Raises DataError for a request that the engine refuses, and as `load`, Unavailable if the
         engine died.
         """
-        if not request.policy:
-            return await self._engine().sample(request)
-        slot = await self._slot_with(request)
-        sampled = await slot.place.sample(request)
-        if self._taken.get(request.policy) is not slot:
-            # Another policy may have loaded its weights before the last token.
-            raise DataError(f"{request.policy} was unloaded during the sample; ask for it again")
-        return sampled
-
-    async def _slot_with(self, wanted: LoadSlot | Sample) -> _Slot:
-        """Return the slot of a policy with these weights or newer ones."""
-        async with self._changing:
-            slot = self._taken.get(wanted.policy)
-            if slot is None:
-                slot = _Slot(place=self._free_place())
-                self._taken[wanted.policy] = slot
-            if slot.place.version < wanted.version:
-                if problem := await asyncio.to_thread(damage, Path(wanted.adapter)):
-                    raise DataError(f"{wanted.policy}: {problem}; save its weights again")
-                # Nothing names the tensors of the base model, which is the same file everywhere.
-                manifest = Manifest(
-                    version=wanted.version, path="", tensors=[], total_bytes=0, checksum=0
-                )
-                try:
-                    await slot.place.load_weights(manifest, StoredFile(url=wanted.adapter))
-                except WeightsError as error:
-                    # It concerns this policy only, and must not end a process.
-                    raise DataError(str(error)) from error
-        return slot
-
-    def _free_place(self) -> Place:
-        taken = [slot.place for slot in self._taken.values()]
-        for place in self._engine().places:
-            if place not in taken:
-                return place
-        raise DataError(
-            f"the {len(taken)} slots for samplers whose weights change are taken by"
-            f" {', '.join(sorted(self._taken))}; unload one of them, or raise model.lora.slots when"
-            " the service is resumed"
-        )
-
-    def _engine(self) -> Serves:
+        policy = request.policy
         engine = self._sleeping.engine
         assert isinstance(engine, Serves), "a service's configuration asks for such an engine"
-        return engine
+        if not policy:
+            return await engine.sample(request)
+        # In the order of arrival, so that no policy waits forever for the slot of another one.
+        async with self._turn, self._changing:
+            self._slots = self._slots or [_Slot(place) for place in engine.places]
+            if not self._slots:
+                raise DataError(
+                    "model.lora.slots leaves no slot for samplers of kind inflight; resume the"
+                    " service with at least 4"
+                )
+            slot, *_ = await self._changing.wait_for(lambda: self._usable(policy))
+            if slot.policy != policy:
+                # It must not be answered by these weights.
+                slot.place.clear()
+                slot.policy = policy
+            self._slots = [*(other for other in self._slots if other is not slot), slot]
+            await slot.load(request)
+            slot.num_running += 1
+        try:
+            return await slot.place.sample(request)
+        finally:
+            slot.num_running -= 1
+            async with self._changing:
+                self._changing.notify_all()
+
+    def _usable(self, policy: str) -> list[_Slot]:
+        own = [slot for slot in self._slots if slot.policy == policy]
+        return own or [slot for slot in self._slots if not slot.num_running]

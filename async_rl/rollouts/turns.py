@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from async_rl.core.errors import DataError
 from async_rl.generation.engine import Samples
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import FreeSlot
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest
 from async_rl.rollouts.sleeping import Sleeping
@@ -45,10 +44,6 @@ class Turns:
         async with self._loading:
             if self._current == request.policy:
                 await self._load(request)
-        return Ok()
-
-    async def free(self, _: FreeSlot) -> Message:
-        """Keep the weights: those of other policies replace them at their turn."""
         return Ok()
 
     async def sample(self, request: Sample) -> Sampled:

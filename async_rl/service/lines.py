@@ -38,27 +38,21 @@ class Line:
         self.work = 0
         self.is_known = False
         """The learner has executed all that is answered."""
-        self._is_held = True
-        """A generator may have a slot for it."""
         self._unsaved_s = 0.0
         """Work that no state has."""
         self._has_gradients = False
 
     async def leave(self) -> None:
-        """Free the memory of the learner and the slot of the run, until its next request."""
+        """Free the memory of the learner, until the next request of the run."""
         if self.is_known:
             await self.save()
             await self._call("restore")
             self.is_known = False
-        if self._is_held:
-            await self._backend.unload(self.folder.name)
-            self._is_held = False
 
     async def execute(self, request: Request, directory: str, step: int) -> Executed:
         """Execute the next request, after those that the learner has lost. Raises DataError if it
         is refused.
         """
-        self._is_held = True
         if not self.is_known:
             await self._repeat()
         executed = await self._execute(request, directory, step)
@@ -71,7 +65,6 @@ class Line:
         """Save and forget what is due now that this request has its answer in the store."""
         if request.kind == "unload_model":
             self.is_known = False
-            await self.leave()
             self._forget(request.seq_id)
         elif request.kind == "optim_step" and self._unsaved_s >= _SAVE_S:
             await self.save()

@@ -79,7 +79,7 @@ class Order:
         self._has_work.set()
 
     def release(self, run_id: str) -> None:
-        """Free the memory and the slot of a run, until its next request."""
+        """Free the memory of a run, until its next request."""
         self._leaving.add(run_id)
         self._has_work.set()
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 from typing import Any
 
 from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable
 from async_rl.protocol.base import Message
-from async_rl.protocol.generator import FreeSlot
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import Execute, Executed, LoadSlot, Sample, Sampled
 from async_rl.runtime.context import ProcessContext
@@ -76,8 +74,8 @@ class Processes:
                 self._busy[life] -= 1
 
     async def load(self, request: LoadSlot) -> None:
-        """Let the policy have these weights on every generator; a later one loads what a sample
-        names. Raises DataError if a generator has no free slot or refuses them.
+        """Let the policy continue with these weights on every generator; others load what a sample
+        names. Raises DataError if a generator refuses them.
         """
         for member in self._directory.of_role("generator"):
             try:
@@ -85,12 +83,3 @@ class Processes:
             except Unavailable as error:
                 if self._directory.find(member.name) == member:
                     raise DataError(f"{member.name}: {error}") from error
-
-    async def unload(self, policy: str) -> None:
-        """Free the slot of a policy on every generator. Its samples in flight fail; a later one
-        takes a slot again.
-        """
-        for member in self._directory.of_role("generator"):
-            # A generator that has left has no slots.
-            with contextlib.suppress(Unavailable):
-                await self._call(member, FreeSlot(policy=policy))

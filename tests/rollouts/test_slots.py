@@ -21,7 +21,7 @@ from async_rl.core.types import NO_VERSION, Sampling
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import Complete, FreeSlot, LoadReport
+from async_rl.protocol.generator import Complete, LoadReport
 from async_rl.protocol.membership import Member, Members
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
@@ -82,6 +82,12 @@ class Place:
         return Sampled(sequences=[], prompt_ids=np.zeros((1, 0), np.int32), prompt_logprobs=NONE)
 
 
+async def settle() -> None:
+    """Let the tasks do what they can without a file."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 class Service:
     """Generators with two slots each, and the front's side of them."""
 
@@ -131,7 +137,6 @@ class Service:
             slots = self.slots[member.name]
             answers: dict[type[Message], Any] = {
                 LoadSlot: slots.load,
-                FreeSlot: slots.free,
                 Sample: slots.sample,
             }
             answer: Message = await answers[type(message)](message)
@@ -161,96 +166,80 @@ class Service:
 
 
 @in_a_loop
-async def test_a_slot_is_given_to_another_run_only_after_it_is_free(tmp_path: Path) -> None:
-    service = Service(tmp_path, count=2)
-    for run_id, version in (("a.1", 0), ("b.1", 4), ("a.1", 1)):
-        await service.load(run_id, version)
-    for number in range(2):
-        assert service.places(number) == [[("a.1", 0), ("a.1", 1)], [("b.1", 4)]]
-    with pytest.raises(DataError, match=r"the 2 slots for .* taken by a\.1, b\.1; unload one"):
-        await service.load("c.1")
-    await service.sample("b.1", 4)
-    with pytest.raises(DataError, match="the 2 slots"):
-        await service.load("c.1")
-    await service.front.unload("a.1")
-    await service.load("c.1", 7)
-    for number in range(2):
-        assert service.places(number)[0][-1] == ("c.1", 7)
-    # A client that was silent has lost its slot, and takes one again when it samples.
-    await service.front.unload("b.1")
-    await service.sample("b.1", 4)
-    assert sorted(map(len, (service.places(0)[1], service.places(1)[1]))) == [1, 2]
-    # The base model needs no slot.
+async def test_policies_take_turns_on_the_slots_and_none_waits_forever(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    first, second = service.engines[0].places
+    for place in (first, second):
+        place.may_answer.clear()
+    done: list[str] = []
+
+    async def draw(policy: str, version: int) -> None:
+        await service.sample(policy, version)
+        done.append(f"{policy} v{version}")
+
+    drawing = []
+    for policy, version in (("a", 1), ("b", 4), ("c", 0), ("b", 4)):
+        drawing.append(asyncio.create_task(draw(policy, version)))
+        if len(drawing) <= 2:
+            await service.engines[0].places[len(drawing) - 1].is_drawing.wait()
+        await settle()
+    # The third has no slot, and the fourth may not keep the second's busy.
+    assert service.places() == [[("a", 1)], [("b", 4)]]
+    # Its weights change while it samples; one that has no slot loads when it samples.
+    await service.load("a", 2)
+    await service.load("c", 1)
+    assert service.places() == [[("a", 1), ("a", 2)], [("b", 4)]]
+    first.may_answer.set()
+    await asyncio.gather(drawing[0], drawing[2])
+    # The first slot has no sample any more, so the third is in it.
+    assert done == ["a v1", "c v0"]
+    assert service.places()[0] == [("a", 1), ("a", 2), ("c", 0)]
+    second.may_answer.set()
+    await asyncio.gather(*drawing)
+    assert service.places()[1] == [("b", 4)]
+    # The slot of the least recent sample is given away; the base model needs none.
+    await service.sample("a", 2)
+    assert service.places()[0][-1] == ("a", 2)
     await service.sample("")
+    service.engines[0].places = []
+    service.slots["generator-0"] = Slots(SimpleNamespace(engine=service.engines[0]))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"model\.lora\.slots leaves no slot"):
+        await service.sample("a", 2)
 
 
 @in_a_loop
-async def test_a_later_generator_has_the_newest_weights_before_its_first_sample(
-    tmp_path: Path,
-) -> None:
+async def test_a_sample_has_the_weights_that_it_names_or_newer_ones(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    await service.load("a.1", 3)
+    await service.sample("a", 3)
     service.add()
     service.remove("generator-0")
-    await service.sample("a.1", 3)
-    assert service.places(1)[0] == [("a.1", 3)]
+    await service.sample("a", 3)
     # One that was sent before the newest weights does not take them back.
-    await service.load("a.1", 5)
-    await service.sample("a.1", 3)
-    assert service.places(1)[0] == [("a.1", 3), ("a.1", 5)]
+    await service.load("a", 5)
+    await service.sample("a", 3)
+    assert service.places(1)[0] == [("a", 3), ("a", 5)]
 
 
 @in_a_loop
 async def test_weights_that_cannot_be_loaded_concern_their_policy_only(tmp_path: Path) -> None:
     """Any other error would end the front, again at each of its starts."""
     service = Service(tmp_path)
-    service.engines[0].places[0].error = WeightsError("vLLM refuses the adapter")
-    for call in (service.load, service.sample):
-        with pytest.raises(DataError, match="vLLM refuses"):
-            await call("a.1")
-    (service.directory_of("b.1") / "adapter_model.safetensors").write_bytes(b"2")
-    with pytest.raises(
-        DataError, match=r"b\.1: adapter_model.* checksum .*; save its weights again"
-    ):
-        await service.load("b.1")
+    await service.sample("b", 1)
+    for place in service.engines[0].places:
+        place.error = WeightsError("vLLM refuses the adapter")
+    with pytest.raises(DataError, match="vLLM refuses"):
+        await service.sample("a", 1)
+    with pytest.raises(DataError, match="vLLM refuses"):
+        await service.load("b", 2)
+    for place in service.engines[0].places:
+        place.error = None
+    (service.directory_of("c") / "adapter_model.safetensors").write_bytes(b"2")
+    with pytest.raises(DataError, match=r"c: adapter_model.* checksum .*; save its weights again"):
+        await service.sample("c", 1)
     with pytest.raises(DataError, match=r"nowhere/sha256sums.txt cannot be read"):
-        await service.front.sample(request("b.1", str(tmp_path / "nowhere")))
+        await service.front.sample(request("c", str(tmp_path / "nowhere")))
+    await service.sample("a", 1)
     await service.sample("")
-
-
-@in_a_loop
-async def test_a_sample_has_tokens_of_one_policy(tmp_path: Path) -> None:
-    service = Service(tmp_path)
-    first = service.engines[0].places[0]
-    await service.load("a.1")
-    first.may_answer.clear()
-    drawing = asyncio.create_task(service.sample("a.1"))
-    await first.is_drawing.wait()
-    await service.front.unload("a.1")
-    assert first.version == NO_VERSION
-    # The same run in the same slot again: the tokens between were drawn from another one.
-    await service.load("b.1")
-    await service.front.unload("b.1")
-    await service.load("a.1")
-    assert service.places()[0] == [("a.1", 0), ("b.1", 0), ("a.1", 0)]
-    first.may_answer.set()
-    with pytest.raises(DataError, match=r"a\.1 was unloaded during the sample"):
-        await drawing
-
-
-@in_a_loop
-async def test_a_refused_adapter_leaves_other_policies_as_they_are(tmp_path: Path) -> None:
-    service = Service(tmp_path)
-    await service.load("a.1")
-    service.engines[0].places[1].error = WeightsError("its rank is above 8")
-    with pytest.raises(DataError, match="its rank is above 8"):
-        await service.load("b.1")
-    await service.sample("a.1")
-    # Its slot can be freed although nothing was loaded.
-    await service.front.unload("b.1")
-    service.engines[0].places[1].error = None
-    await service.load("c.1")
-    assert service.places() == [[("a.1", 0)], [("c.1", 0)]]
 
 
 class Failing(ScriptedEngine):

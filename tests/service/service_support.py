@@ -92,9 +92,6 @@ class Played:
         self.memory.clear()
         self._known.clear()
 
-    async def unload(self, policy: str) -> None:
-        self.on("unload", policy)
-
     async def find_learner(self, run_id: str) -> None:
         self.on("find_learner", run_id)
         self._known.add(run_id)

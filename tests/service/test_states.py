@@ -94,9 +94,6 @@ class Learner:
     async def find_learner(self, run_id: str) -> None:
         self._known.add(run_id)
 
-    async def unload(self, policy: str) -> None:
-        raise AssertionError(policy)
-
     async def execute(self, request: Execute) -> Executed:
         if request.run_id not in self._known:
             raise Unavailable("it left")
