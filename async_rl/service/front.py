@@ -110,36 +110,32 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
     saved = "training_runs/{run_id}/checkpoints/{kind}/{name}"
     served = {"max_context_length": model.context_tokens, "trainable": True, "sampleable": True}
     models = {"supported_models": [{"model_name": model.name, **served}]}
-    handlers: dict[str, dict[str, Callable[[Call], Any]]] = {
-        "GET": {
-            "healthz": lambda _: {"status": "ok"},
-            "get_server_capabilities": lambda _: models,
-            "samples/{sequence_id}": api.sequence,
-            f"{saved}/external_weights_urls": api.urls,
-            **{path: partial(api.shown, query) for path, query in QUERIES.items()},
-        },
-        "POST": {
-            "client/config": lambda _: _CONFIG,
-            "client/dynamic_config": lambda _: {"sample_cancel_enabled": True},
-            "telemetry": lambda _: {"status": "accepted"},
-            "create_session": api.create_session,
-            "session_heartbeat": api.heartbeat,
-            "sessions/{session_id}/finish": api.finish,
-            "create_custom_loss": api.create_loss,
-            "create_model": api.create_model,
-            "get_info": partial(api.shown, GET_INFO),
-            "unload_model": api.unload,
-            "forward_backward": api.forward_backward,
-            "load_weights": api.load_weights,
-            "create_sampling_session": api.create_sampler,
-            "asample": desk.sample,
-            "retrieve_future": partial(_retrieve, desk.store),
-            "cancel_future": desk.cancel,
-            "weights_info": partial(api.shown, WEIGHTS_INFO),
-            **{kind: partial(api.numbered, kind) for kind in ("optim_step", *SAVES)},
-        },
-        "DELETE": {saved: api.delete},
-        "PUT": {f"{saved}/ttl": api.set_ttl},
+    handlers: dict[str, Callable[[Call], Any]] = {
+        "GET healthz": lambda _: {"status": "ok"},
+        "GET get_server_capabilities": lambda _: models,
+        "GET samples/{sequence_id}": api.sequence,
+        f"GET {saved}/external_weights_urls": api.urls,
+        **{f"GET {path}": partial(api.shown, query) for path, query in QUERIES.items()},
+        "POST client/config": lambda _: _CONFIG,
+        "POST client/dynamic_config": lambda _: {"sample_cancel_enabled": True},
+        "POST telemetry": lambda _: {"status": "accepted"},
+        "POST create_session": api.create_session,
+        "POST session_heartbeat": api.heartbeat,
+        "POST sessions/{session_id}/finish": api.finish,
+        "POST create_custom_loss": api.create_loss,
+        "POST create_model": api.create_model,
+        "POST get_info": partial(api.shown, GET_INFO),
+        "POST unload_model": api.unload,
+        "POST forward_backward": api.forward_backward,
+        "POST load_weights": api.load_weights,
+        "POST create_sampling_session": api.create_sampler,
+        "POST asample": desk.sample,
+        "POST retrieve_future": partial(_retrieve, desk.store),
+        "POST cancel_future": desk.cancel,
+        "POST weights_info": partial(api.shown, WEIGHTS_INFO),
+        **{f"POST {kind}": partial(api.numbered, kind) for kind in ("optim_step", *SAVES)},
+        f"DELETE {saved}": api.delete,
+        f"PUT {saved}/ttl": api.set_ttl,
     }
 
     async def handle(handler: Callable[[Call], Any], request: HttpRequest) -> Response:
@@ -159,9 +155,8 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
 
     return Starlette(
         routes=[
-            Route(f"/api/v1/{path}", partial(handle, handler), methods=[method])
-            for method, paths in handlers.items()
-            for path, handler in paths.items()
+            Route(f"/api/v1/{call.split()[1]}", partial(handle, handler), methods=call.split()[:1])
+            for call, handler in handlers.items()
         ],
         exception_handlers={
             **HANDLERS,

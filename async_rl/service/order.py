@@ -170,13 +170,10 @@ class Order:
         if not name and (number is None or kind != "sampler_weights"):
             name = f"{request.seq_id:06d}"
         path = f"tinker://{run_id}/{kind}/{name}"
-        folder = self._line(run_id).folder / kind
-        directory = str(folder / (name or f"~{number}"))
+        # A load of an older one of this name may be repeated, so its directory stays.
+        directory = str(self._line(run_id).folder / kind / f"{name}~{request.seq_id}")
         if name and not form.overwrite and store.one(Checkpoint, "path=? AND NOT is_gone", path):
             raise DataError(f"{path} exists; choose another name, or overwrite it")
-        # A load of the old one may be repeated, so its directory stays.
-        if store.one(Checkpoint, "directory=?", directory):
-            directory = str(folder / f"{name}~{request.seq_id}")
         saved = Checkpoint(
             directory=directory,
             path=path,

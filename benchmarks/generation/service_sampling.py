@@ -193,9 +193,9 @@ def compare(model: Path, directory: Path, options: argparse.Namespace) -> None:
         children.append(through)
         adapter = through.started["adapter"]
         if adapter:
-            parts = adapter.removeprefix("tinker://").split("/")
-            folder = run_dir / "service" / "runs" / parts[0].replace(":", ".")
-            adapter = str(folder.joinpath(*parts[1:]))
+            run, kind, name = adapter.removeprefix("tinker://").split("/")
+            folder = run_dir / "service" / "runs" / run.replace(":", ".") / kind
+            adapter = str(next(folder.glob(f"{name}~*")))
         alone = Child("--engine", str(model), adapter)
         children.append(alone)
         for side in children:

@@ -224,9 +224,9 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         assert info.json()["train_mlp"] is True
         # The replaced files go, and then the expired ones.
         directory = tmp_path / "runs" / folder(run) / "weights"
-        assert (directory / "one").exists()
+        assert (directory / "one~1").exists()
         await api.desk.sweep()
-        assert not (directory / "one").exists()
+        assert not (directory / "one~1").exists()
         assert (directory / "one~3").exists()
         clock.now_s += 3601
         await api.desk.sweep()
@@ -298,7 +298,7 @@ async def test_files_that_a_repeated_load_needs_stay(tmp_path: Path) -> None:
         path = (await saved(api, run, 1, "one"))["path"]
         load = {"model_id": run, "seq_id": 2, "path": path, "optimizer": False}
         await api.result(await api.post("load_weights", **load))
-        directory = tmp_path / "runs" / folder(run) / "weights" / "one"
+        directory = tmp_path / "runs" / folder(run) / "weights" / "one~1"
         await api.http.delete(f"training_runs/{run}/checkpoints/weights/one")
         await api.desk.sweep()
         assert directory.exists()
@@ -424,7 +424,7 @@ async def test_a_finished_session_refuses_requests_and_loses_its_ephemeral_sampl
         run = await api.create()
         save = {"model_id": run, "seq_id": 1, "sampling_session_seq_id": 0}
         await api.result(await api.post("save_weights_for_sampler", **save))
-        directory = tmp_path / "runs" / folder(run) / "sampler_weights" / "~0"
+        directory = tmp_path / "runs" / folder(run) / "sampler_weights" / "~1"
         assert directory.exists()
         for reason in ("success", "errored"):
             body = {"reason": {"type": reason}, "detail": None}
@@ -648,7 +648,7 @@ async def test_the_files_of_an_open_sampler_stay_and_those_of_older_inflight_one
             )
         await api.http.delete(f"training_runs/{run}/checkpoints/sampler_weights/one")
         await api.desk.sweep()
-        assert {it.name for it in folders.iterdir()} == {"one", "~3"}
+        assert {it.name for it in folders.iterdir()} == {"one~1", "~3"}
         # The older sampler of the same slot has the newer weights.
         request_id = await api.post("asample", **ask(f"{api.session_id}:sample:2"))
         await api.samples(request_id)
@@ -739,7 +739,7 @@ async def test_a_sampler_of_a_checkpoint_has_its_version_and_one_name(tmp_path: 
         sample = played.sampled[-1]
         assert (sample.version, sample.top_k) == (1, -1)
         assert sample.max_tokens == MODEL.context_tokens - 3
-        assert sample.adapter.endswith("/sampler_weights/one")
+        assert sample.adapter.endswith("/sampler_weights/one~2")
 
 
 async def test_tokens_of_other_weights_have_no_age(tmp_path: Path) -> None:
@@ -828,7 +828,7 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
         # The played learner writes no checksums.
         assert verdicts()[2][0] == "broken"
         assert verdicts()[2][1].endswith(
-            "a/sha256sums.txt cannot be read (No such file or directory)"
+            "a~4/sha256sums.txt cannot be read (No such file or directory)"
         )
         made = await api.post("create_custom_loss", **graph(api.session_id, "torch.exp"))
         await api.forward_backward_result(

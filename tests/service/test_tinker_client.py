@@ -78,7 +78,7 @@ async def test_a_life_of_training_sampling_saving_and_resuming(tmp_path: Path) -
     assert got["prompt"] == [None, -1.0, -2.0]
     assert got["scored"] == [None, *[[[1, -1.5]] * 2] * 2]
     ephemeral, base = played.sampled[0], played.sampled[1]
-    assert ephemeral.adapter == str(tmp_path / "runs" / folder(run) / "sampler_weights" / "~0")
+    assert ephemeral.adapter == str(tmp_path / "runs" / folder(run) / "sampler_weights" / "~3")
     assert (ephemeral.version, ephemeral.stop_ids, base.stop_ids) == (1, (7,), None)
     assert (base.adapter, base.policy, base.version) == ("", "", 0)
 
