@@ -7,16 +7,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import DataError, Unavailable
-from async_rl.core.frozen import frozen
 from async_rl.core.types import IntArray
-from async_rl.protocol.service import Executed, LoadSlot
+from async_rl.protocol.service import LoadSlot
 from async_rl.service import forms
 from async_rl.service.lines import Line
 from async_rl.service.processes import Processes
@@ -35,21 +32,6 @@ SAVES: Mapping[str, str] = {
 _NUM_STEPS = """
 SELECT count(*) FROM requests WHERE kind='optim_step' AND answered_s IS NOT NULL AND error=''
 """
-
-
-@frozen
-class Plan:
-    """directory: from where the learner loads, or to where it saves, or the custom loss that it
-    computes.  answer: if the learner's own
-    is not the client's.  saved, sampler: the rows of what is made.  versions: int32 arrays, of the
-    trained tokens that weights of this run have drawn.
-    """
-
-    directory: str = ""
-    answer: dict[str, Any] | None = None
-    saved: Checkpoint | None = None
-    sampler: Sampler | None = None
-    versions: Sequence[IntArray] = ()
 
 
 class Order:
@@ -118,51 +100,48 @@ class Order:
             if self._is_alone and other is not line:
                 await other.leave()
         try:
-            plan = await self._plan(request)
-            executed = await line.execute(request, plan.directory, self._num_steps + 1)
-            if plan.sampler is not None and plan.sampler.is_inflight:
-                await self._backend.load(
-                    LoadSlot(
-                        policy=line.folder.name,
-                        adapter=plan.directory,
-                        version=executed.version,
-                    )
-                )
+            await self._perform(request, line)
         except (DataError, Refused) as error:
             self._store.finish(request, error=str(error))
-        else:
-            self._complete(request, plan, executed)
         await line.answered(request)
 
-    async def _plan(self, request: Request) -> Plan:
-        """Return the plan of a request. Raises DataError, Refused for a batch or a path that cannot
-        be used.
+    async def _perform(self, request: Request, line: Line) -> None:
+        """Execute a request and store its answer. Raises DataError, Refused for a batch or a path
+        that cannot be used.
         """
         body = request.body or b""
         kind = request.kind
         if kind in SAVES:
-            return self._plan_of_save(request, forms.read(body, forms.Save))
+            await self._save(request, line, forms.read(body, forms.Save))
+            return
+        store = self._store
+        used = ""
+        versions: list[IntArray] = []
+        answer = {"type": kind, "model_id": request.owner}
         if kind in ("forward", "forward_backward"):
             parsed = await asyncio.to_thread(parse_forward_backward, body)
             forms.refuse(parsed.loss_fn)
-            return Plan(
-                directory=str(parsed.config.get("loss_id", "")),
-                versions=check(parsed.data, request.owner, self._store),
-            )
-        if kind == "optim_step":
-            return Plan()
-        answer = {"model_id": request.owner}
-        if kind != "load_weights":
-            return Plan(answer=answer)
-        path = forms.read(body, forms.Load).path
-        found = self._store.checkpoint(path, "weights")
-        return Plan(directory=found.directory, answer={**answer, "path": path})
+            used = str(parsed.config.get("loss_id", ""))
+            versions = check(parsed.data, request.owner, store)
+        if kind == "load_weights":
+            answer["path"] = forms.read(body, forms.Load).path
+            used = store.checkpoint(answer["path"], "weights").directory
+        executed = await line.execute(request, used, self._num_steps + 1)
+        content = msgspec.json.encode(answer)
+        # What the learner computes has an answer of its own.
+        if executed.body:
+            content = with_ages(executed.body, versions, executed.version)
+        with store.transaction():
+            if kind == "unload_model":
+                store.change("UPDATE runs SET is_unloaded=1 WHERE run_id=?", request.owner)
+            store.finish(request, content, directory=used, outcome=checksum(executed.body))
+        self._num_steps += kind == "optim_step"
 
-    def _plan_of_save(self, request: Request, form: forms.Save) -> Plan:
+    async def _save(self, request: Request, line: Line, form: forms.Save) -> None:
+        """Save, and store what is made: a checkpoint, and perhaps its sampler."""
         if form.age_encryption_recipients:
             forms.refuse("age_encryption_recipients")
         store = self._store
-        now_s = self._store.now()
         run_id = request.owner
         kind = SAVES[request.kind]
         number = form.sampling_session_seq_id
@@ -170,66 +149,56 @@ class Order:
         if not name and (number is None or kind != "sampler_weights"):
             name = f"{request.seq_id:06d}"
         path = f"tinker://{run_id}/{kind}/{name}"
-        # A load of an older one of this name may be repeated, so its directory stays.
-        directory = str(self._line(run_id).folder / kind / f"{name}~{request.seq_id}")
         if name and not form.overwrite and store.one(Checkpoint, "path=? AND NOT is_gone", path):
             raise DataError(f"{path} exists; choose another name, or overwrite it")
+        session_id = store.known(Run, run_id).session_id
+        sampler_id = f"{session_id}:sample:{number}"
+        if not name and store.one(Sampler, "sampler_id=?", sampler_id):
+            raise DataError(f"the sampling session {sampler_id} exists")
+        # A load of an older one of this name may be repeated, so its directory stays.
+        directory = line.folder / kind / f"{name}~{request.seq_id}"
+        executed = await line.execute(request, str(directory), self._num_steps + 1)
+        version = executed.version
+        is_inflight = not name and form.kind == "inflight"
+        if is_inflight:
+            await self._backend.load(
+                LoadSlot(policy=line.folder.name, adapter=str(directory), version=version)
+            )
+        now_s = store.now()
         saved = Checkpoint(
-            directory=directory,
+            directory=str(directory),
             path=path,
             run_id=run_id,
             kind=kind,
             name=name,
             created_s=now_s,
             user_metadata=forms.words(form.user_metadata),
+            version=version,
+            size_bytes=sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()),
             expires_s=now_s + form.ttl_seconds if form.ttl_seconds else None,
         )
-        answer = {"path": path}
-        sampler = None
-        if not name:
-            session_id = store.known(Run, run_id).session_id
-            sampler = Sampler(
-                sampler_id=f"{session_id}:sample:{number}",
-                session_id=session_id,
-                run_id=run_id,
-                adapter=directory,
-                is_inflight=form.kind == "inflight",
-            )
-            if store.one(Sampler, "sampler_id=?", sampler.sampler_id):
-                raise DataError(f"the sampling session {sampler.sampler_id} exists")
-            answer = {"sampling_session_id": sampler.sampler_id}
-        return Plan(directory=directory, answer=answer, saved=saved, sampler=sampler)
-
-    def _complete(self, request: Request, plan: Plan, executed: Executed) -> None:
-        """Store the answer, and what the request has made."""
-        store = self._store
-        sampler = plan.sampler
-        run_id = request.owner
-        answer = with_ages(executed.body, plan.versions, executed.version)
-        if plan.answer is not None:
-            answer = msgspec.json.encode({"type": request.kind, **plan.answer})
+        sampler = Sampler(
+            sampler_id=sampler_id,
+            session_id=session_id,
+            run_id=run_id,
+            adapter=saved.directory,
+            is_inflight=is_inflight,
+            version=version,
+        )
+        answer = {"type": request.kind}
         with store.transaction():
-            if plan.saved is not None:
-                # Samplers in flight have the newer weights now.
-                store.change(
-                    "UPDATE checkpoints SET is_gone=1 WHERE path=? AND name!='' OR ? AND directory"
-                    " IN (SELECT adapter FROM samplers WHERE run_id=? AND is_inflight)",
-                    plan.saved.path,
-                    sampler is not None and sampler.is_inflight,
-                    run_id,
-                )
-                files = Path(plan.directory).rglob("*")
-                size = sum(file.stat().st_size for file in files if file.is_file())
-                made = {"version": executed.version, "size_bytes": size}
-                store.add(msgspec.structs.replace(plan.saved, **made))
-            if sampler is not None:
-                store.add(msgspec.structs.replace(sampler, version=executed.version))
-            if request.kind == "unload_model":
-                store.change("UPDATE runs SET is_unloaded=1 WHERE run_id=?", run_id)
-            store.finish(
-                request,
-                answer,
-                directory="" if plan.saved else plan.directory,
-                outcome=checksum(executed.body),
+            # Samplers in flight have the newer weights now.
+            store.change(
+                "UPDATE checkpoints SET is_gone=1 WHERE path=? AND name!='' OR ? AND directory IN"
+                " (SELECT adapter FROM samplers WHERE run_id=? AND is_inflight)",
+                path,
+                is_inflight,
+                run_id,
             )
-        self._num_steps += request.kind == "optim_step"
+            store.add(saved)
+            if name:
+                answer["path"] = path
+            else:
+                answer["sampling_session_id"] = sampler_id
+                store.add(sampler)
+            store.finish(request, msgspec.json.encode(answer))

@@ -125,7 +125,7 @@ class Played:
         if kind != "save_state":
             self.executed.append((run_id, _number(request), kind))
             self.bodies.append(request.body)
-        body, tokens = b"{}", 1
+        body, tokens = b"", 1
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
             if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo", "custom"):
