@@ -154,15 +154,16 @@ class Api:
         form = call.read(forms.NewSampler)
         self._desk.session(form.session_id)
         self._check_base(form.base_model)
+        made: Json = {}
+        if form.model_path is not None:
+            saved = self._store.checkpoint(form.model_path, "sampler_weights")
+            made = {"run_id": saved.run_id, "adapter": saved.directory, "version": saved.version}
         sampler = Sampler(
             sampler_id=f"{form.session_id}:sample:{form.sampling_session_seq_id}",
             session_id=form.session_id,
             model_path=form.model_path,
+            **made,
         )
-        if form.model_path is not None:
-            saved = self._store.checkpoint(form.model_path, "sampler_weights")
-            made = {"run_id": saved.run_id, "adapter": saved.directory, "version": saved.version}
-            sampler = msgspec.structs.replace(sampler, **made)
         known = self._store.one(Sampler, "sampler_id=?", sampler.sampler_id)
         if known is None:
             self._store.add(sampler)

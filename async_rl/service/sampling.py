@@ -150,11 +150,12 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
     own, top, chosen, drawn = np.split(sampled.prompt_logprobs, ends, axis=1)
     _, top_ids, chosen_ids, drawn_ids = np.split(sampled.prompt_ids, ends, axis=1)
     skipped = max(len(own) - (form.prompt_logprobs_last_n or len(own) - 1), 1)
+    is_empty = np.arange(len(own))[:, None] < skipped
     if form.prompt_logprobs:
-        response.prompt_logprobs = _bytes(_without(own, skipped, np.nan), "<f4")
+        response.prompt_logprobs = _bytes(np.where(is_empty, np.nan, own), "<f4")
     if num_top:
-        empty = _without(top, skipped, -99999)
-        _fill(response.topk_prompt_logprobs, _without(top_ids, skipped, 0), empty)
+        shown = np.where(is_empty, -99999, top)
+        _fill(response.topk_prompt_logprobs, np.where(is_empty, 0, top_ids), shown)
     if cells is not None:
         made = response.target_prompt_logprobs
         fill(made, np.where(chosen_ids < 0, 0, chosen)[1:][_places(cells)])
@@ -169,13 +170,6 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
         fill(response.prompt_alt_tokens.tokens, drawn_ids[1:])
         fill(response.prompt_alt_tokens.logprobs, drawn[1:])
     return bytes(response.SerializeToString())
-
-
-def _without(rows: AnyArray, count: int, empty: float) -> AnyArray:
-    """Return a copy whose first rows are empty."""
-    rows = rows.copy()
-    rows[:count] = empty
-    return rows
 
 
 def sequences(store: Store) -> Callable[[str], Drawn]:
