@@ -12,7 +12,6 @@ from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import Execute, Executed, LoadSlot, Sample, Sampled
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.membership import Life, life_of
-from async_rl.weights.tensors import checksum
 
 _LONGEST_S = 3600.0
 """A request takes minutes at most; a process that hangs is ended by the supervisor before this."""
