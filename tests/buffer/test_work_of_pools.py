@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from buffer_support import (
     settle,
     take,
     tickets,
-    within,
 )
 
 from async_rl.config.base import replace
@@ -34,10 +32,6 @@ BIG, JUDGE = "generator-big-0", "generator-judge-0"
 def with_pools(config: RunConfig, **work: Any) -> RunConfig:
     pools = {name: PoolConfig(count=1, work=what) for name, what in work.items()}
     return replace(config, generators=replace(config.generators, pools=pools))
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(within(scenario, 30.0))
 
 
 async def test_a_pool_for_evaluation_gets_all_of_it_and_no_training_prompt(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,9 +27,7 @@ _FORK = warm_context()
 
 
 class Generator:
-    """misfortune: what happens to its process at tensor 3 of version 1: kill, stop, wait (until
-    `go_on`).
-    """
+    """misfortune: what happens to its process at tensor 3 of version 1: kill, stop."""
 
     def __init__(self, *, misfortune: str = "", devices: tuple[str, ...] = ("cpu",)) -> None:
         self.devices = list(devices)
@@ -41,23 +38,10 @@ class Generator:
         self.is_asked = asyncio.Event()
         self.on_death: Callable[[], None] = list
         self._pipe, theirs = _FORK.Pipe()
-        self._gate = _FORK.Event()
-        self._is_at_gate = _FORK.Event()
-        self.process = _FORK.Process(
-            target=_serve,
-            args=(theirs, _Script(misfortune, self._is_at_gate, self._gate), devices),
-            daemon=True,
-        )
+        self.process = _FORK.Process(target=_serve, args=(theirs, misfortune, devices), daemon=True)
         self.process.start()
         theirs.close()
         self._pipe.recv()  # it is up, so that deadlines are about broadcasts
-
-    async def is_waiting(self) -> None:
-        """Returns once its misfortune to wait has begun."""
-        await asyncio.to_thread(self._is_at_gate.wait, 60)
-
-    def go_on(self) -> None:
-        self._gate.set()
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         assert isinstance(request, LoadWeights)
@@ -93,25 +77,14 @@ def digest(tensors: Any) -> str:
     return found.hexdigest()
 
 
-@dataclass
-class _Script:
-    misfortune: str
-    is_at_gate: Any
-    gate: Any
-
-    def follow(self, tensors: Any) -> Any:
-        for index, tensor in enumerate(tensors):
-            if index == 3 and self.misfortune == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif index == 3 and self.misfortune == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            elif index == 3 and self.misfortune == "wait":
-                self.is_at_gate.set()
-                self.gate.wait()
-            yield tensor
+def _met_by(misfortune: str, tensors: Any) -> Any:
+    for index, tensor in enumerate(tensors):
+        if index == 3 and misfortune:
+            os.kill(os.getpid(), signal.SIGKILL if misfortune == "kill" else signal.SIGSTOP)
+        yield tensor
 
 
-def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
+def _serve(pipe: Connection, misfortune: str, devices: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     pipe.send("up")
     # On the CPU all ranks are threads of this process; a GPU's number stands behind a colon.
@@ -130,7 +103,7 @@ def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
             try:
                 with receivers[rank].receive(request.manifest, request.source) as tensors:
                     said[rank] = digest(
-                        script.follow(tensors) if request.manifest.version == 1 else tensors
+                        _met_by(misfortune, tensors) if request.manifest.version == 1 else tensors
                     )
             except BroadcastBroken as error:
                 errors.append(str(error))

@@ -122,28 +122,6 @@ def test_a_learner_that_ends_leaves_no_member_in_a_communicator_that_it_has_not_
     assert [g.digests for g in generators.values()] == [[[expected(0)]]] * 2
 
 
-def test_a_member_that_hangs_holds_up_the_end_of_the_learner_for_seconds_only(
-    fleet: Callable[..., Learner], caplog: pytest.LogCaptureFixture
-) -> None:
-    generators = {"a": Generator(misfortune="wait")}
-    learner = fleet(generators, "timeouts.start_s=3000")
-    waited_s = []
-
-    async def story() -> None:
-        learner.serve(*generators)
-        await push(learner, 0)
-        await learner.pusher.publish(1)
-        await generators["a"].is_waiting()
-        started_s = time.monotonic()
-        await learner.pusher.settle()
-        waited_s.append(time.monotonic() - started_s)
-        generators["a"].process.kill()
-
-    learner.run(story)
-    assert 3 < waited_s[0] < 20
-    assert "version 1 is still being loaded after 8 s" in caplog.text
-
-
 @pytest.mark.parametrize("misfortune", ["kill", "stop"])
 def test_the_others_get_the_version_in_another_load_when_one_is_lost(
     misfortune: str, fleet: Callable[..., Learner]

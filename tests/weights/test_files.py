@@ -23,7 +23,6 @@ from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_views
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.media import LearnerSide
-from async_rl.weights.membership import Membership
 from async_rl.weights.tensors import checksum, tensor_spec
 
 TENSORS = {
@@ -142,20 +141,6 @@ def test_old_versions_are_deleted_unless_somebody_reads_them(tmp_path: Path) -> 
         assert written(3, {2}) == ["version_2", "version_3"]
     files.close()
     assert list(tmp_path.glob("*")) == []
-
-
-async def test_a_version_that_a_member_still_loads_is_kept(tmp_path: Path) -> None:
-    files = sender(str(tmp_path))
-    load: Any = None
-    fleet = Membership()
-    fleet.follow([("a", 1)])
-    fleet.publish(1)
-    fleet.begin([("a", 1)])
-    with publisher() as weights:
-        for version in (1, 2):
-            await files.leave(fleet)
-            await files.source(weights.write(version, TENSORS.values()), load, ("a", 1))
-    assert sorted(path.stem for path in tmp_path.glob("*")) == ["version_1", "version_2"]
 
 
 @pytest.mark.parametrize(
