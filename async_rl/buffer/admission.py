@@ -275,4 +275,4 @@ class Admission:
             return self.num_active
         # A group that was returned is trained in its old turn. If younger groups counted too, they
         # would fill the bound, and the oldest group could never start again.
-        return self._replay.num_before(group_id) + bisect.bisect(self._training, group_id - 1)
+        return self._replay.num_before(group_id) + bisect.bisect_left(self._training, group_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +162,26 @@ async def test_parked_generators_share_the_freed_tickets(tmp_path: Path) -> None
         for name in "ab":
             await tickets(service, 1, generator=name, credit=0)
         assert [len(await task) for task in parked] == [2, 2]
+
+
+async def test_a_generator_that_lags_keeps_a_share_of_its_credit_and_no_more(
+    tmp_path: Path,
+) -> None:
+    settings: Any = {"groups_per_step": 3, "max_staleness": 0, "group_size": 1}
+    async with opened(tmp_path, **settings) as service:
+        (ticket,) = await tickets(service, 0, credit=1)
+        await put(service, ticket)
+        held = [ticket.group_id, *await put_all(service)]
+        await take(service, 0)
+        lagging, present = (
+            asyncio.create_task(tickets(service, version, generator=name, credit=credit, wait_s=60))
+            for version, name, credit in ((0, "a", 1), (1, "b", 8))
+        )
+        await settle()
+        await commit(service, 1, held)
+        assert [t.group_id for t in await present] == [3, 4]
+        assert await tickets(service, 1, generator="a", credit=0) == []
+        assert [t.group_id for t in await lagging] == [5]
 
 
 async def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:

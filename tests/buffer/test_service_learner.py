@@ -24,6 +24,7 @@ from buffer_support import (
     sync,
     take,
     tickets,
+    within,
 )
 
 from async_rl.buffer.service import BufferService
@@ -189,17 +190,24 @@ async def test_a_lost_ticket_is_given_again_for_the_present_weights_of_the_gener
     assert {ticket.admitted_version for ticket in await tickets(service, 0, held=[])} == {0}
 
 
-async def test_a_parked_take_of_a_learner_that_restarted_leases_nothing(
-    service: BufferService,
+@pytest.mark.parametrize("has_restarted", [True, False])
+async def test_a_parked_take_of_a_learner_that_restarted_or_dropped_a_batch_leases_nothing(
+    has_restarted: bool, service: BufferService
 ) -> None:
     given = await tickets(service, 0)
-    parked = asyncio.create_task(take(service, 0, wait_s=60))
-    await settle()
-    await sync(service, 0)
-    assert (await parked).groups == []
     for ticket in given[:2]:
         await put(service, ticket)
-    assert service.state.queue()["ready"] == 2
+    assert await taken_ids(service, 0) == [0, 1]
+    parked = asyncio.create_task(take(service, 1, wait_s=60))
+    await settle()
+    if has_restarted:
+        await sync(service, 0)
+    else:
+        await service.drop_batch(DropBatch(train_version=0, group_ids=[0, 1], message="bad"))
+    assert (await within(parked)).groups == []
+    for ticket in given[2:]:
+        await put(service, ticket)
+    assert service.state.queue()["ready"] == (4 if has_restarted else 2)
 
 
 async def test_a_learner_that_is_one_commit_ahead_has_trained_its_batch(

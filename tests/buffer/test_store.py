@@ -143,6 +143,8 @@ async def test_a_change_that_fails_leaves_no_part_of_itself(tmp_path: Path) -> N
             with pytest.raises(InfrastructureError, match="transitions"):
                 await store.flush()
             assert other.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+            other.execute("PRAGMA busy_timeout=0")
+            other.execute("BEGIN IMMEDIATE")  # nothing holds the file any more
 
 
 async def test_others_read_while_it_writes(tmp_path: Path) -> None:
@@ -226,10 +228,17 @@ async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: 
         assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-async def test_sqlite_syncs_the_log_before_it_moves_it_into_the_file(tmp_path: Path) -> None:
+async def test_the_connection_has_the_settings_on_which_the_promises_rest(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     async with open_store(tmp_path) as store:
-        assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)
+        for name, value in {
+            "synchronous": 1,  # the log, before it is moved into the file
+            "journal_mode": "wal",
+            "wal_autocheckpoint": 0,
+            "page_size": 16384,
+            "temp_store": 2,  # triggers are in memory, whatever is full
+        }.items():
+            assert store._connection.execute(f"PRAGMA {name}").fetchone() == (value,), name
         # A process whose event loop has failed exits although its disk hangs.
         added = set(threading.enumerate()) - before
         assert [t.daemon for t in added if t.name.startswith("store ")] == [True, True]
@@ -342,3 +351,5 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
             assert f"(pid {reader.pid}); end the transaction" in caplog.text
             while store._is_log_long:
                 await write_next(store)
+            # The next commit waits again for a person who writes.
+            assert store._connection.execute("PRAGMA busy_timeout").fetchone() == (10**9,)

@@ -5,8 +5,11 @@ own code makes of that.
 from __future__ import annotations
 
 import inspect
+import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +18,15 @@ from generation_support import make_model, run_scenario
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from async_rl.core.codec import decode, encode
-from async_rl.protocol.weights import DeviceChunk
-from async_rl.weights.ipc import described, mapping_arguments, packed
+from async_rl.protocol.weights import DeviceChunk, Manifest
+from async_rl.weights.ipc import (
+    ExportedWeights,
+    described,
+    mapping_arguments,
+    packed,
+    receive_from_device,
+)
+from async_rl.weights.tensors import layout
 
 
 def test_the_reader_maps_with_the_arguments_that_torch_gave_the_writer() -> None:
@@ -66,6 +76,51 @@ def test_a_version_is_packed_into_chunks_of_bounded_size_and_one_of_a_larger_ten
     ]
     values = torch.cat([buffer for _, buffer in found]).view(torch.float32)
     assert values.tolist() == [0.0] * 10 + [1.0] * 15 + [2.0] * 8 + [3.0] * 50 + [4.0] * 2
+
+
+def test_a_version_is_exported_once_its_bytes_are_complete_and_freed_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA and vLLM played: the memory is that of this process."""
+    did: list[Any] = []
+
+    def noted(name: str) -> Any:
+        return lambda *_: did.append(name)
+
+    def reduced(buffer: torch.Tensor) -> tuple[None, tuple[Any, ...]]:
+        did.append("reduce")
+        return None, (None, None, None, 2, None, None, 0, *"abc", False, *"de", True)
+
+    def consume(handles: Any, names: Any, shapes: Any, dtypes: Any, sizes: Any, index: int) -> Any:
+        did.append((*handles, names, shapes, dtypes, sizes, index))
+        return ((name, torch.ones(1)) for name in names)
+
+    stream = SimpleNamespace(synchronize=noted("complete"))
+    properties = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "ipc_collect", noted("collect"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", noted("empty"))
+    monkeypatch.setattr("async_rl.weights.ipc.reduce_tensor", reduced)
+    module: Any = SimpleNamespace(packed_ipc_consumer=consume)
+    name = "vllm.distributed.weight_transfer.packed_tensor"
+    monkeypatch.setitem(sys.modules, name, module)
+    sizes = [12, 8]
+    cpu = torch.device("cpu")
+    exported = ExportedWeights([torch.ones(3), torch.ones(2)], sizes=sizes, device=cpu)
+    assert did == ["complete", "reduce"]
+    [chunk] = exported.block.chunks
+    assert (exported.block.gpu, chunk.num_tensors, chunk.size_bytes) == ("GPU-1", 2, 20)
+    entries, total = layout([("a", "float32", [3], 12), ("b", "float32", [2], 8)])
+    manifest = Manifest(version=1, path="", tensors=entries, total_bytes=total, checksum=0)
+    with receive_from_device(manifest, exported.block, torch.device("cuda", 7)) as tensors:
+        assert [name for name, _ in tensors] == ["a", "b"]
+    shapes = [[3], [2]]
+    assert did.pop() == ("GPU-1", ["a", "b"], shapes, ["float32"] * 2, sizes, 7)
+    memory = weakref.ref(exported._packed[0][1])
+    did.clear()
+    exported.close()
+    assert (memory(), did) == (None, ["collect", "empty"])
 
 
 @pytest.mark.slow

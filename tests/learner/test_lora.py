@@ -173,8 +173,17 @@ def test_a_checkpoint_of_other_base_weights_is_refused(model_path: Path, tmp_pat
         make_trainer(other, "grpo_code", *LORA).load(tmp_path / "step_1")
 
 
-def test_a_run_that_trains_all_weights_has_no_adapter(model_path: Path) -> None:
+def test_a_run_that_trains_all_weights_has_no_adapter_and_an_adapter_is_a_copy(
+    model_path: Path,
+) -> None:
     assert make_trainer(model_path, "grpo_code").adapter() is None
+    trainer = stepped(model_path, steps=1)
+    adapter = trainer.adapter()
+    assert adapter is not None
+    assert adapter.scaling == 2.0
+    before = {name: tensor.clone() for name, tensor in adapter.tensors.items()}
+    trainer.step(make_groups(seed=1, version=1), 1)
+    assert all(torch.equal(adapter.tensors[name], tensor) for name, tensor in before.items())
 
 
 def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(

@@ -154,6 +154,14 @@ def test_the_change_of_log_probs_shows_old_weights_that_the_tolerance_does_not(
     assert error < 0.03
 
 
+def test_the_share_is_the_slope_of_the_tokens_that_both_probes_have_and_has_its_error() -> None:
+    zeros = np.zeros(4, np.float32)
+    engine = np.array([2.0, 2.0, 0.0, 0.0, 9.0], np.float32)
+    # The slope 4 / 4 leaves residuals of 1: the error is 2 / sqrt(4 x 3).
+    found = followed_share((zeros, zeros), (engine, np.ones(5, np.float32)))
+    assert found == pytest.approx((1.0, 3**-0.5))
+
+
 def test_without_a_change_of_the_learner_nothing_is_followed() -> None:
     same = np.full(64, -1.0, np.float32)
     assert followed_share((same, same), (same, same)) == (None, None)
