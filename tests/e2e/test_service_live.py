@@ -75,8 +75,9 @@ def started(tmp_path: Path) -> Iterator[list[LiveRun]]:
 
 def state_of(run: LiveRun, path: str) -> bytes:
     name, kind, checkpoint = path.removeprefix("tinker://").split("/")
-    folder = run.run_dir / "service" / "runs" / name.replace(":", ".") / kind / checkpoint
-    return (folder / "state.safetensors").read_bytes()
+    folder = run.run_dir / "service" / "runs" / name.replace(":", ".") / kind
+    (saved,) = folder.glob(f"{checkpoint}~*")
+    return (saved / "state.safetensors").read_bytes()
 
 
 def test_a_service_that_loses_every_process_trains_the_same_bits(
