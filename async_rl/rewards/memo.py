@@ -69,7 +69,7 @@ class Memo(Generic[T]):
 
     def _forget_unless_lasting(self, key: bytes, task: asyncio.Task[T]) -> None:
         # After a failure the next request must start new work. This also reads the exception if
-        # nobody is left to receive it.
+        # no caller is left to receive it.
         failed = task.cancelled() or task.exception() is not None
         if failed or not self._lasts(task.result()):
             self._tasks.pop(key, None)

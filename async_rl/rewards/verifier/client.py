@@ -37,7 +37,7 @@ is one, and a program that breaks four is more likely at fault than the verifier
 """
 # Enough for a 99th percentile of 20 programs, and sorted in a fraction of a millisecond.
 _LATENCIES_KEPT = 2048
-# Of all verifiers together; a new connection costs a round trip.
+# For all verifiers together; a new connection costs a round trip.
 _MAX_IDLE_CONNECTIONS = 64
 
 

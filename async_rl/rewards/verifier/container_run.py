@@ -238,7 +238,7 @@ def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[s
                 failed.add(name)
             elif "skipped" not in outcomes:
                 passed.add(name)
-    # What expat has read, ElementTree reads too: it has the same parser.
+    # ElementTree reads everything that expat has read: it has the same parser.
     except (expat.ExpatError, LookupError, ValueError) as error:
         return f"the report cannot be read: {error}"
     # A name may stand for several cases.

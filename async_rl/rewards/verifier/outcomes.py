@@ -227,7 +227,7 @@ def ended(
     # The kernel's own limit may come first on a machine that delays the watch.
     if stopped_by == signal.SIGXCPU or (stopped_by == signal.SIGKILL and reply.cpu_s >= spec.cpu_s):
         return Ruling(Verdict.TIMEOUT, f"used {reply.cpu_s:.1f} s of CPU time")
-    # Runtimes exit with a status of their own when they get no memory.
+    # Runtimes exit with a separate status when they get no memory.
     if has_no_memory or reply.peak_bytes > _LARGE_SHARE * spec.memory_bytes:
         return Ruling(Verdict.MEMORY, "out of memory")
     if stopped_by == signal.SIGKILL:

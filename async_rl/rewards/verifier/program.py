@@ -23,7 +23,7 @@ from async_rl.sandbox.protocol import Ending, JobSpec, Mode, Reply
 T = TypeVar("T")
 # Tests that share a child: a message to a cell has at most 200 descriptors, two per stream.
 MOST_TESTS = 64
-# What a stream does in a shared child and would do alone.
+# A stream in a shared child would have these results alone, too.
 _LASTING = (Verdict.PASS, Verdict.COMPILE_ERROR)
 # A cell that fails says nothing about the program; a program that breaks two cells is suspect.
 _TRIES = 2

@@ -13,7 +13,7 @@ from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON, Language
 from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Verdict
 
-# What one request may take of a server that several clients share.
+# Several clients share a server: no request may take more of it.
 MAX_TIMEOUT_S = 300
 # In addition to the interpreter, as `sandbox.memory_mb`.
 MIN_MEMORY_MB = 16

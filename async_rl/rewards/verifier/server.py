@@ -183,7 +183,7 @@ async def _read(request: Request, expected: type[T]) -> T:
             return msgspec.msgpack.decode(body, type=expected)
         return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # msgspec names the path of a wrong field; a text that is no JSON has none.
+        # msgspec names the path of a wrong field; a text that is not JSON has none.
         where = "" if "`$" in str(error) else " - at `$`"
         raise HTTPException(400, f"bad request: {error}{where}") from error
 
