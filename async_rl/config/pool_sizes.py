@@ -23,12 +23,7 @@ _GENERATORS_PER_GATEWAY = 8
 """A call costs a gateway about 3 ms, so one core serves 300 calls per second. Eight engines make
 that many calls if each writes 10,000 tokens per second in answers of 256 tokens.
 """
-_ROLES: Mapping[str, Role] = {
-    VERIFIERS: "verifier",
-    GATEWAYS: "gateway",
-    "learner": "learner",
-    "buffer": "buffer",
-}
+_ROLES: Mapping[str, Role] = {VERIFIERS: "verifier", GATEWAYS: "gateway"}
 
 
 def pool_counts(config: RunConfig) -> dict[str, int]:
@@ -46,7 +41,7 @@ def pool_counts(config: RunConfig) -> dict[str, int]:
 
 
 def role_of(pool: str) -> Role:
-    """Return the role of the pool's processes; buffer and learner are pools of fixed size."""
+    """Return the role of the pool's processes."""
     return _ROLES.get(pool, "generator")
 
 
@@ -65,9 +60,7 @@ def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
 
 
 def process_name(pool: str, rank: int) -> str:
-    """Return the name of the pool's process of this rank. The only buffer has none."""
-    if pool == "buffer":
-        return pool
+    """Return the name of the pool's process of this rank."""
     plural, *name = pool.split(".")
     return "-".join([plural.removesuffix("s"), *name, str(rank)])
 

@@ -20,6 +20,8 @@ from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 
+_FIXED: Mapping[str, Role] = {"buffer": "buffer", "learner": "learner"}
+"""The role of each pool whose size never changes."""
 # On a full cluster a verifier, which can run on any node, must not take the node of a process that
 # needs GPUs.
 _START_ORDER = ("buffer", "learner", "generator", "verifier", "gateway")
@@ -64,10 +66,10 @@ def joining(
 
     If too few GPUs are free, the spec has too few; `has_its_gpus` reports it.
     """
-    role = role_of(pool)
+    role = _FIXED.get(pool) or role_of(pool)
     names = {spec.name for spec in in_use}
     rank = next(rank for rank in itertools.count() if process_name(pool, rank) not in names)
-    divided, gpus, num_sharing = _share(config, pool)
+    divided, gpus, num_sharing = _share(config, pool, role)
     gpu_numbers = _free_gpus(machine, gpus, in_use)
     near = divided
     # A process with a share of a GPU keeps its cores, because the machine then has one GPU and
@@ -89,7 +91,8 @@ def joining(
         # The driver's numbers. CUDA would otherwise number unequal GPUs by their speed.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return ProcessSpec(
-        name=process_name(pool, rank),
+        # The only buffer has no rank in its name.
+        name=pool if role == "buffer" else process_name(pool, rank),
         role=role,
         rank=rank,
         cores=cores,
@@ -99,11 +102,11 @@ def joining(
     )
 
 
-def _share(config: RunConfig, pool: str) -> tuple[Sequence[int], float, int]:
+def _share(config: RunConfig, pool: str, role: Role) -> tuple[Sequence[int], float, int]:
     """Return the cores that the processes of a pool divide, all of the machine if none are named;
     the GPUs of each; and how many processes divide the cores.
     """
-    match role_of(pool):
+    match role:
         case "learner":
             learner = config.learner
             return learner.cores, learner.gpus_each, learner.ranks
