@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ async def drawn(
     max_new_tokens: int = 100,
     drafts: bytes = b"",
     alternatives: Alternatives = NO_ALTERNATIVES,
+    prompt: Sequence[int] = SUPPORTED_PROMPT,
 ) -> list[Completion]:
     sampling = Sampling(
         temperature=TEMPERATURE,
@@ -53,7 +55,7 @@ async def drawn(
         drafts=drafts,
         alternatives=alternatives,
     )
-    return [done async for done in engine.generate(name, SUPPORTED_PROMPT, 6, sampling)]
+    return [done async for done in engine.generate(name, prompt, 6, sampling)]
 
 
 async def own_error(engine: Any) -> str:
@@ -69,9 +71,9 @@ async def own_error(engine: Any) -> str:
     return "none"
 
 
-async def refusal(engine: Any, name: str, support: Support) -> str:
+async def refusal(engine: Any, name: str, support: Support, **how: Any) -> str:
     try:
-        await drawn(engine, name, support)
+        await drawn(engine, name, support, **how)
     except DataError as error:
         return str(error)
     return "accepted"
@@ -140,6 +142,7 @@ async def scenario(
             Support(grammar=NEEDS_NO_TOKENS),
         )
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
+        refused.append(await refusal(engine, "beyond", Support(), prompt=[1, 100_000]))
         refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])
     drafts = proposed() if has_drafts else []

@@ -170,6 +170,8 @@ def test_what_cannot_be_drawn_is_refused_and_the_engine_lives(
     assert "Type should be a string" in said.refused[0]
     assert "logit_bias" in said.refused[1]
     assert "the grammar '{" in said.refused[2]
+    # Out of the vocabulary.
+    assert "100000" in said.refused[3]
     # An error of the project is not the request's fault.
-    assert said.refused[3] == "ValueError: ours"
+    assert said.refused[4] == "ValueError: ours"
     assert len(said.after) == 6

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from async_rl.batching.support import Grammars
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
-from async_rl.core.errors import ConfigError, Unavailable, WeightsError
+from async_rl.core.errors import ConfigError, DataError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import OpenEngine, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
@@ -122,6 +122,13 @@ class HfEngine:
     ) -> AsyncGenerator[Completion, None]:
         """Yield each completion as it finishes."""
         require_version(self.version)
+        largest = max(prompt_token_ids)
+        # The model would fail, and the engine with it.
+        if largest >= self._grammars.vocab_size:
+            raise DataError(
+                f"token id {largest} is not in the vocabulary, whose largest is"
+                f" {self._grammars.vocab_size - 1}; send ids of the vocabulary"
+            )
         samples = Samples(
             prompt_token_ids,
             num_samples,
