@@ -112,7 +112,7 @@ class BufferService:
         """
         name = request.generator
         self.state.replace(name, request.incarnation)
-        if request.credit == 0 and self._parked.update_version(request):
+        if request.held is None and self._parked.update_version(request):
             await self._stored()
             return Work(tickets=[])
         tickets = []

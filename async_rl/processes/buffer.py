@@ -109,8 +109,9 @@ class Tasks:
         while True:
             version = await self._service.next_evaluation()
             num_returns = self._service.num_returns
-            # The report reads the file, and the last group may still be queued.
-            await self._store.flush()
+            # On the disk first: a row of metrics that survives a power loss stays, so the groups
+            # that it describes must not be made again.
+            await self._store.secure()
             scalars, num_failed = await report_of(
                 reader, version, held_out, decode, extraction=extraction
             )

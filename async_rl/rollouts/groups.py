@@ -98,7 +98,8 @@ class Groups:
             self._has_room.set()
             if self._has_weights.is_set():
                 # The answer to the parked request may contain tickets; they are finished as well.
-                await self.report_version()
+                # With a list the buffer answers it now, or it would get tickets for _PARK_S more.
+                await self._request(credit=0, wait_s=0, held=[])
             else:
                 asking.cancel()
 
@@ -107,7 +108,7 @@ class Groups:
         self._has_weights.set()
 
     async def report_version(self) -> None:
-        """Report the version of the engine to the buffer, which then answers the parked request."""
+        """Report the version of the engine to the buffer, also for the parked request."""
         await self._request(credit=0, wait_s=0, held=None)
 
     async def _ask(self, group: asyncio.TaskGroup) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+_CLOSED = "SELECT group_id FROM groups WHERE state='dropped'"
 Session = tuple[str, str]
 """Group and sample."""
 
@@ -31,6 +32,8 @@ class Answers:
         self.epoch = 0
         self._all: list[Written] = []
         self._again: list[tuple[Written, int]] = []
+        self.ended: list[Written] = []
+        """The last calls of programs whose next call was refused, as of an unknown session."""
 
     def begin(self, request_id: str, before: Sequence[int], limit: int) -> Written:
         """An engine starts to write the answer to a call."""
@@ -59,6 +62,10 @@ class Answers:
             " 'generator_lost')"
         ):
             failed.setdefault(str(group), set()).add(attempt)
+        closed = {str(group) for (group,) in connection.execute(_CLOSED)}
+        for call in self.ended:
+            if call.session[0] not in failed.keys() | closed:
+                yield f"a program lost its session {call.session}, and no attempt of it had failed"
         for known, attempt in self._again:
             if not failed.get(known.session[0], set()) & set(range(known.attempt, attempt)):
                 yield (

@@ -23,6 +23,8 @@ from typing import Any
 
 _DATABASES = ("run/store.sqlite", "run/store.sqlite-shm", "run/store.sqlite.lock")
 """Written by SQLite itself, which syncs the file, or rebuilt from it."""
+_LOG = "run/store.sqlite-wal"
+"""SQLite writes behind the last valid frame, also over frames that a power loss has torn."""
 _real_fsync = os.fsync
 _active: Disk | None = None
 
@@ -154,22 +156,25 @@ class Disk:
         for name, file in names.items():
             current = None if file is None else of_file.get(id(file))
             content = self._read(current) if current is not None else b""
-            image[name] = None if file is None else self._survives(file, content)
+            is_log = name == _LOG
+            image[name] = None if file is None else self._survives(file, content, is_log=is_log)
         for name in _DATABASES[:1]:
             if (Path(self._root) / name).exists():
                 image[name] = self._read(name)
         return image
 
-    def _survives(self, file: _File, content: bytes) -> bytes:
+    def _survives(self, file: _File, content: bytes, *, is_log: bool) -> bytes:
         synced = file.synced
         if content == synced:
             return content
         old = synced if synced is not None else b""
         cut = self._rng.randint(0, len(content))
         kinds = [content, old, content[:cut]]
-        if content.startswith(old):
-            # Appended to: the disk has all of the old content.
-            cut = self._rng.randint(len(old), len(content))
+        if content.startswith(old) or is_log:
+            # Written in place: the disk has what both contents begin with.
+            pairs = enumerate(zip(old, content, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), len(old))
+            cut = self._rng.randint(min(same, len(content)), len(content))
             kinds = [content, old, content[:cut], content[:cut] + bytes(len(content) - cut)]
         return self._rng.choice(kinds)
 

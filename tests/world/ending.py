@@ -51,20 +51,39 @@ def broken(connection: sqlite3.Connection, world: Any) -> Iterator[str]:
     for sentence, query in promises:
         for row in connection.execute(query, settings if ":attempts" in query else {}):
             yield sentence.replace(":attempts", str(settings["attempts"])).format(*row)
+    yield from _oldest_first(connection)
     yield from _figures(connection, world)
     yield from _progress(connection, world)
+
+
+def _oldest_first(connection: sqlite3.Connection) -> Iterator[str]:
+    """A training group that waits for its next attempt is handed out before younger ones."""
+    waiting: set[int] = set()
+    for group_id, state in connection.execute(
+        "SELECT group_id, transitions.state FROM transitions JOIN groups USING (group_id) WHERE"
+        " purpose='train' ORDER BY transition_id"
+    ):
+        if state == "generating" and min(waiting, default=group_id) < group_id:
+            yield f"group {group_id} was handed out before group {min(waiting)}, which waited"
+        if state == "issued":
+            waiting.add(group_id)
+        else:
+            waiting.discard(group_id)
 
 
 def _figures(connection: sqlite3.Connection, world: Any) -> Iterator[str]:
     """The rows of metrics have the figures of the evaluations of their own steps."""
     stored = dict(connection.execute("SELECT version, figures FROM evaluations"))
     for row in map(json.loads, world.rows):
-        mean, figures = row.get("eval/reward_mean"), stored.get(row["step"])
+        figures = {name: value for name, value in row.items() if name.startswith("eval/")}
+        known = stored.get(row["step"])
         # A buffer that ends with the run may report its last figures and not store them.
         is_last = row["step"] == world.config.num_steps and row["step"] in stored
-        expected = json.loads(figures or "{}").get("eval/reward_mean", mean if is_last else None)
-        if mean is not None and mean != expected:
-            yield f"the row of step {row['step']} has the evaluation {mean}, the store {expected}"
+        if figures and not (known is None and is_last):
+            expected = json.loads(known or "{}")
+            differs = {n: (v, expected.get(n)) for n, v in figures.items() if v != expected.get(n)}
+            if differs:
+                yield f"the row of step {row['step']} and the store differ: {differs}"
 
 
 def _progress(connection: sqlite3.Connection, world: Any) -> Iterator[str]:

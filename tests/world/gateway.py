@@ -25,6 +25,9 @@ from async_rl.core.errors import AgentError
 from async_rl.sessions.endpoint import Endpoint
 
 _TEXT = re.compile(rb'"(?:content|text)":"([^"]*)"')
+AGAIN = {"x-stainless-retry-count": "1"}
+"""A request that is sent again, as the packages of OpenAI and Anthropic do."""
+MOST_TRIES = 100
 GONE = object()
 """The connection has ended."""
 
@@ -256,12 +259,12 @@ class _Agent:
                 return
         except TimeoutError:
             pass
-        await self._chat(**{"x-stainless-retry-count": "1"})
+        await self._chat(**AGAIN)
 
-    async def _stream(self, most: int = 1000) -> None:
+    async def _stream(self, most: int = 1000, **headers: str) -> None:
         text = ""
-        path = "/v1/chat/completions"
-        async with self._http.stream("POST", path, json=self._body(stream=True)) as reply:
+        path, body = "/v1/chat/completions", self._body(stream=True)
+        async with self._http.stream("POST", path, json=body, headers=headers) as reply:
             reply.raise_for_status()
             async for line in reply.aiter_lines():
                 if line.startswith("data: {"):
@@ -281,6 +284,25 @@ class _Agent:
     async def _die(self) -> None:
         raise AgentError("the world let this agent die")
 
+    # ---- what a program outside the run does differently
+
+    async def play(self) -> None:
+        """Run as a program that took the session: it ends the session, and repeats what is lost."""
+        outcome = {}
+        try:
+            score = await self.run()
+            if score is not None:
+                key = {"authorization": f"Bearer {self._endpoint.session_key}"}
+                await self._post("/v1/session/reward", score, **key)
+        except AgentError as error:
+            outcome = {"error": str(error)}
+            refused = error.__cause__
+            if isinstance(refused, httpx.HTTPStatusError) and refused.response.status_code == 401:
+                known = self._world.history.tokens
+                self._world.history.answers.ended += [known[id].call for id in self._read[-1:]]
+        key = {"authorization": f"Bearer {self._endpoint.session_key}"}
+        await self._post("/v1/session/end", outcome, **key)
+
     def _note(self, text: str) -> None:
         self._read += map(int, text.split())
 
@@ -288,6 +310,49 @@ class _Agent:
         self._note(text)
         self._messages.append({"role": "assistant", "content": text})
         self._messages.append({"role": "user", "content": f"again {len(self._messages)}"})
+
+
+class Program(_Agent):
+    """An agent outside the run, which takes sessions and goes on when a gateway starts again."""
+
+    @classmethod
+    async def work(cls, world: Any, file: Path) -> None:
+        """Take one session after another of the gateway with this file."""
+        async with httpx.AsyncClient(transport=Transport(), timeout=90.0) as http:
+            while True:
+                with contextlib.suppress(OSError, httpx.HTTPError):
+                    gateway = json.loads(file.read_text())
+                    key = {"authorization": f"Bearer {gateway['api_key']}"}
+                    wanted = json.dumps({"wait_s": 30})
+                    url = gateway["sessions_url"]
+                    reply = await http.post(url, content=wanted, headers=key)
+                    if reply.status_code == 201:
+                        fields = reply.json()
+                        task = fields.pop("task")
+                        del fields["object"]
+                        # A session that was given to another program is over for this one.
+                        await cls(world, Endpoint(**fields), task).play()
+                await asyncio.sleep(0.5)
+
+    async def _post(self, path: str, body: Any, **headers: str) -> Any:
+        for _ in range(MOST_TRIES):
+            try:
+                return await super()._post(path, body, **headers)
+            except httpx.TransportError:
+                await asyncio.sleep(1.0)
+                headers |= AGAIN
+        raise httpx.ReadError("the gateway stays away")
+
+    async def _stream(self, most: int = 1000, **headers: str) -> None:
+        for _ in range(MOST_TRIES):
+            try:
+                return await super()._stream(most, **headers)
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != 503:
+                    raise
+                await asyncio.sleep(1.0)
+                headers |= AGAIN
+        raise httpx.ReadError("the gateway stays away")
 
 
 def ids_in(body: bytes) -> list[int]:

@@ -19,6 +19,7 @@ from loop import CURRENT, Process
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.connection import STORE_FILE, connect
+from async_rl.config.pools import pool_of
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
 from async_rl.protocol.buffer import PutGroup, RequestWork
@@ -27,6 +28,7 @@ from async_rl.protocol.learner import (
     CommitStep,
     ForgetBefore,
     FromLearner,
+    GetHistory,
     SecureStore,
     SyncVersion,
 )
@@ -37,6 +39,8 @@ from async_rl.training.mirror import Mirror
 
 EXCUSED = ("the world made this batch bad",)
 """Causes of a failed run that the world made on purpose, as often as the product bears."""
+SHORT_CUT_S = 5.0
+"""A third of the silence after which a process is started again."""
 
 
 @dataclass
@@ -83,6 +87,7 @@ class History:
         self.secured: set[tuple[int, int]] = set()
         self.refusal = ""
         self._complete = self._mirrored = -1
+        self._saved_s: dict[int, float] = {}
         self._num_saves = 0
         self._rows_before = self._secured_rows = self._mirrored_rows = 0
         self._newest_start = 0
@@ -153,6 +158,7 @@ class History:
         # A checkpoint that a power loss left, although it was not known to be complete.
         if version > max(self.saves, default=0):
             self.saves.append(version)
+        # What was complete before this life looked, or before the power was lost.
         if version < self._complete:
             self._broken(
                 f"checkpoint {self._complete} was complete; the run resumes from {version}"
@@ -226,6 +232,7 @@ class History:
 
     def saved(self, version: int) -> None:
         self.saves.append(version)
+        self._saved_s.setdefault(version, self._world.loop.time())
         self._secured_rows = self._rows_before
 
     def loads(self, newest_life: int, life: int) -> None:
@@ -253,11 +260,20 @@ class History:
         drained_s = self.drained.get(process, made_s)
         if isinstance(request, RequestWork) and request.credit > 0 and drained_s < made_s:
             self._broken(f"{request.generator} asks for work although it is to leave")
+        if isinstance(request, RequestWork) and reply.tickets:
+            late_s = self._world.loop.time() - self.drained.get(process, self._world.loop.time())
+            if late_s > 0.5 and all(map(_loses_nothing, self._world.faults)):
+                groups = [ticket.group_id for ticket in reply.tickets]
+                self._broken(f"{process.name} gets groups {groups} {late_s:.1f} s after a drain")
         if isinstance(request, PutGroup):
             self.acknowledged.add((request.group.group_id, request.group.attempt))
         elif isinstance(request, CommitStep):
             self.committed.append((request.version, list(request.group_ids)))
             self.committers[request.version] = process
+        elif isinstance(request, GetHistory):
+            # A life that was replaced may complete another one from now on.
+            known = [v for v in self.saves if self._saved_s.get(v, 0.0) <= sent_s]
+            self._complete = max(known, default=-1)
         elif isinstance(request, SyncVersion):
             self.started(request.version)
         elif isinstance(request, SecureStore):
@@ -268,6 +284,21 @@ class History:
             self._mirrored_rows = self._rows_before
         elif isinstance(request, Expel):
             self.expelled.append(f"{request.name}: {request.reason}")
+
+    def learned(self) -> None:
+        """The learner has finished: long after a request to scale, the pools have its sizes."""
+        world = self._world
+        settled_s = world.config.timeouts.drain_s + world.config.timeouts.start_s
+        for pool, (count, at_s) in world.scaled.items():
+            names = [
+                name
+                for name, handle in world.handles.items()
+                if pool_of(name) == pool and not handle.process.is_dead
+            ]
+            if len(names) != count and world.loop.time() > settled_s + max(
+                at_s, world.last_fault_s
+            ):
+                self._broken(f"{pool}={count} is wanted, at the end {sorted(names)} run")
 
     def _broken(self, text: str) -> None:
         self.problems.append(f"{self._world.loop.time():.3f} s: {text}")
@@ -304,6 +335,7 @@ class History:
         if over_age and not (went_back or self.tokens):
             problems.append(f"{over_age} groups were over age although the learner never went back")
         hit = {name for fault in world.faults for name in map(str, fault.arguments)}
+        hit.update(*world.strikes.values())
         is_calm = not (world.kinds_of_faults or world.broken_loads)
         restarts = [s for s in world.warnings("; restarting ") if "asked to be started" not in s]
         if is_calm and restarts:
@@ -312,7 +344,7 @@ class History:
             name = text.partition(":")[0]
             if not (world.broken_loads or {name, "learner-0"} & hit):
                 problems.append(f"a healthy generator was removed: {text}")
-        calm_kinds = world.kinds_of_faults <= {"scale", "jump", "slow_disk"}
+        calm_kinds = all(_loses_nothing(fault) for fault in world.faults) and not world.cut_at_sync
         # A scripted agent ends when a request is refused, as where its tokens are used up.
         has_failed_agents = bool(world.warnings("agent_failed"))
         if calm_kinds and not (world.broken_loads or world.failed_verdicts or has_failed_agents):
@@ -359,6 +391,10 @@ class History:
         most = keep + config.checkpoint.keep_best + int(self._newest_start == config.num_steps)
         if saved[-1:] != [config.num_steps] or len(saved) > most:
             problems.append(f"at the end the run has the checkpoints {saved}")
+        every = config.checkpoint.every_steps
+        due = set(range(every, config.num_steps + 1, every)) if every else set()
+        if due - set(self.saves):
+            problems.append(f"no checkpoint of the steps {sorted(due - set(self.saves))} was made")
         expected = sorted(set(self.saves))[-keep:]
         if saved[-len(expected) :] != expected:
             problems.append(f"the newest checkpoints are {expected}, the run has {saved}")
@@ -422,6 +458,13 @@ class History:
                     f" average; its own are {expected}"
                 )
         return problems
+
+
+def _loses_nothing(fault: Any) -> bool:
+    """No process and no message is lost, and no silence leads to a restart."""
+    if fault.kind == "cut":
+        return bool(fault.arguments[-1] <= SHORT_CUT_S)
+    return fault.kind in {"scale", "jump", "slow_disk"}
 
 
 def _one(connection: sqlite3.Connection, query: str, *values: int) -> int:

@@ -29,6 +29,18 @@ KEPT_S = 30.0
 
 
 @dataclass
+class Armed:
+    """A fault that waits for a message of a type. moment: sent, arrived, answered or returned.
+    number: of such messages until then. strike: receives the client's and the server's process.
+    """
+
+    kind: str
+    moment: str
+    number: int
+    strike: Callable[[Process, Process], None]
+
+
+@dataclass
 class Network:
     """All links. cut: (from, to) names of processes whose messages do not arrive, with the time of
     the cut. repeat: the share of requests that arrive twice. on_call: sees each request that was
@@ -49,6 +61,7 @@ class Network:
     # By id: requests that have no answer yet, and when each was first sent.
     made: dict[int, tuple[Message, float]] = field(default_factory=dict)
     num_messages: int = 0
+    armed: list[Armed] = field(default_factory=list)
     _ports: Any = field(default_factory=lambda: itertools.count(20_000))
     _waiting: list[tuple[tuple[str, str], Callable[[], None]]] = field(default_factory=list)
     # The network's own context: messages arrive although their sender has been killed.
@@ -70,6 +83,15 @@ class Network:
         at_s = max(not_before_s, self.loop.time() + late_s)
         self.loop.call_at(at_s, deliver, context=self._context)
         return at_s
+
+    def passes(self, moment: str, request: Message, client: Process, server: Process) -> None:
+        """A message is on its way; cause what waits for it, once the present callback has ended."""
+        kind = type(request).__name__
+        for armed in [a for a in self.armed if (a.kind, a.moment) == (kind, moment)]:
+            armed.number -= 1
+            if armed.number == 0:
+                self.armed.remove(armed)
+                self.loop.call_next(functools.partial(armed.strike, client, server))
 
     def heal(self, link: tuple[str, str]) -> None:
         """Let messages pass again; those of a connection that has broken meanwhile are lost."""
@@ -152,7 +174,7 @@ class Client:
         _, made_s = self.network.made.setdefault(id(request), (request, sent_s))
         try:
             async with asyncio.timeout(timeout_s):
-                self._send(encode(request), future)
+                self._send(request, future)
                 payload = await future
         except TimeoutError as error:
             raise DeadlineExceeded(
@@ -162,31 +184,41 @@ class Client:
             self._pending.discard(future)
         reply = reply_of(request, payload, self.address)
         self.network.made.pop(id(request), None)
+        self.network.passes("returned", request, self._process, self._receiver)
         self.network.on_call(self._receiver, request, reply, sent_s, made_s)
         return reply
 
-    def _send(self, payload: bytes, future: asyncio.Future[bytes]) -> None:
+    def _send(self, request: Message, future: asyncio.Future[bytes]) -> None:
         network = self.network
+        payload = encode(request)
         server = network.servers.get(self.address)
         if server is None:
             return  # nobody listens: ZeroMQ keeps trying, and the call has a deadline
         self._receiver = server.process
         times = 2 if network.rng.random() < network.repeat else 1
         link = (self._process.name, server.process.name)
+        passes = functools.partial(
+            network.passes, request=request, client=self._process, server=server.process
+        )
         back_s = 0.0
+
+        def ask() -> None:
+            passes("arrived")
+            server.arrive(payload, reply)
 
         def reply(content: bytes) -> None:
             nonlocal back_s
             if not server.process.is_dead:
+                passes("answered")
                 back_s = network.send(link[::-1], back_s, functools.partial(arrive, content))
 
         def arrive(content: bytes) -> None:
             if not (self._process.is_dead or future.done()):
                 future.set_result(content)
 
+        passes("sent")
         for _ in range(times):
-            deliver = functools.partial(server.arrive, payload, reply)
-            self._arrival_s = network.send(link, self._arrival_s, deliver)
+            self._arrival_s = network.send(link, self._arrival_s, ask)
 
     @property
     def is_busy(self) -> bool:

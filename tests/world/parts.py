@@ -306,9 +306,10 @@ class Pool:
         content = {"version": version, "identity": self.identity}
         partial = directory.with_name(directory.name + ".partial")
 
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
         def write() -> None:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
             (partial / "weights.json").write_text(json.dumps(content))
             complete(partial, directory, sums_of(partial))
             self.world.history.saved(version)
@@ -407,7 +408,8 @@ class Handle:
     why = ""
     is_unreachable = False
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, world: Any, process: Process) -> None:
+        self._world = world
         self.process = process
         self.pid = process.pid
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -428,6 +430,8 @@ class Handle:
 
     def ended(self, code: int) -> None:
         """The process has returned, or somebody killed it."""
+        if self.process.name == "learner-0" and code == 0:
+            self._world.history.learned()
         kill(self.process)
         if not self._code.done():
             self._code.set_result(code)
@@ -454,7 +458,7 @@ class Launcher:
     async def start(self, spec: ProcessSpec) -> Handle:
         world = self._world
         process = world.new_process(spec.name)
-        handle = Handle(process)
+        handle = Handle(world, process)
         world.handles[spec.name] = handle
         context = contextvars.copy_context()
         context.run(CURRENT.set, process)

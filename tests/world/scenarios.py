@@ -20,6 +20,7 @@ LONGEST_S = 40.0
 """Faults begin before this time of the run."""
 FIRST_KIND = 3000
 FIRST_NEWER_KIND = 50_000
+FIRST_NEWEST_KIND = 60_000
 
 
 def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
@@ -28,6 +29,8 @@ def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
     fields["settings"] |= settings
     if seed >= FIRST_KIND:
         kinds = KINDS if seed < FIRST_NEWER_KIND else NEWER_KINDS
+        if seed >= FIRST_NEWEST_KIND:
+            kinds = NEWEST_KINDS
         kinds[seed % len(kinds)](fields, random.Random(f"kind {seed}"))
         fields["faults"].sort(key=lambda fault: fault.at_s)
     return World(seed=seed, path=path, **fields)
@@ -179,6 +182,18 @@ def _lost_gateways(fields: dict[str, Any], rng: random.Random) -> None:
     ]
 
 
+def _external(fields: dict[str, Any], rng: random.Random) -> None:
+    """Programs outside the run, whose gateways and generators are killed."""
+    _lost_gateways(fields, rng)
+    fields["settings"] |= {"rollout.fn": "external"}
+    fields |= {"dying_agents": 0.0, "num_programs": 8, "agent_s": rng.choice((0.01, 0.5))}
+    names = ("gateway-0", "gateway-0", "generator-0", "buffer", "learner-0")
+    fields["faults"] = [
+        Fault(rng.uniform(3.0, LONGEST_S), "kill", (rng.choice(names),))
+        for _ in range(rng.choice((1, 2, 4)))
+    ]
+
+
 def _scaled(fields: dict[str, Any], rng: random.Random) -> None:
     """A person who scales a long run, and nothing else; now and then everything is lost."""
     fields["settings"] |= {"num_steps": 40}
@@ -205,6 +220,102 @@ def _restarts(fields: dict[str, Any], rng: random.Random) -> None:
         fields["faults"].append(Fault(rng.uniform(10.0, LONGEST_S), "damage_checkpoint"))
 
 
+def _struck(fields: dict[str, Any], rng: random.Random) -> None:
+    """Faults at the moment of a message of a drawn kind."""
+    fields["settings"] |= {"evaluation.every_steps": 1, "timeouts.group_s": 30.0}
+    fields |= {"bad_batches": rng.choice((0.0, 0.0, 0.1)), "broken_loads": 0.0, "has_disk": True}
+    fields["faults"] = []
+    for _ in range(rng.choice((1, 2, 3))):
+        message, moment = rng.choice(MESSAGES), rng.choice(MOMENTS)
+        at_s, number = rng.uniform(0.0, 20.0), rng.choice((1, 1, 2, 5))
+        end = rng.choice(("client", "server"))
+        fault: tuple[Any, ...] = rng.choice(
+            (
+                ("kill", end),
+                ("kill", end),
+                ("stop", end, rng.choice((1.0, 20.0))),
+                ("cut", end, rng.choice((5.0, 40.0))),
+                ("isolate", "client", rng.choice((10.0, 55.0))),
+                ("lose_all", ""),
+                ("power_loss", ""),
+            )
+        )
+        arguments = (message, moment, number, *fault)
+        fields["faults"].append(Fault(at_s, "at_message", arguments))
+
+
+def _slow_generators(fields: dict[str, Any], rng: random.Random) -> None:
+    """The learner waits for groups, whose attempts fail and whose generators have old weights."""
+    fields["settings"] |= {
+        "num_steps": 30,
+        "generators.count": 3,
+        "buffer.max_staleness_versions": rng.choice((1, 2)),
+        "generation.max_concurrent_groups": rng.choice((1, 3)),
+        "timeouts.group_s": 30.0,
+    }
+    fields |= {
+        "step_s": 0.1,
+        "load_s": rng.choice((0.1, 1.0, 3.0)),
+        "failed_verdicts": rng.choice((0.1, 0.3)),
+        "bad_batches": 0.0,
+        "broken_loads": 0.0,
+        "faults": [],
+    }
+    if rng.random() < 0.5:
+        seconds = rng.choice((10.0, 30.0))
+        fields["faults"].append(Fault(rng.uniform(2.0, 20.0), "isolate", ("learner-0", seconds)))
+
+
+def _late_lists(fields: dict[str, Any], rng: random.Random) -> None:
+    """Processes come and go while one of the others hears of it late."""
+    fields["settings"] |= {"num_steps": 150, "timeouts.group_s": 30.0}
+    fields |= {"bad_batches": 0.0, "failed_verdicts": 0.0, "broken_loads": 0.0, "repeat": 0.0}
+    fields["faults"] = []
+    # Two requests of one moment may arrive in either order.
+    for at_s in (rng.uniform(first_s, first_s + 8.0) for first_s in (5.0, 15.0, 25.0)):
+        wanted = {"generators": rng.choice((1, 2, 3)), "verifiers": rng.choice((1, 2))}
+        fields["faults"].append(Fault(at_s, "scale", kinds=wanted))
+        hears_late = rng.choice(("buffer", "buffer", "learner-0"))
+        cut = Fault(at_s - 0.5, "cut", ("supervisor", hears_late, 5.0))
+        fields["faults"].append(cut)
+    if rng.random() < 0.3:
+        fields["faults"].append(Fault(LONGEST_S + 1, "lose_all"))
+
+
 KINDS = (_plain, _replaced, _agents, _plain, _plain)
 """By the remainder of the seed."""
 NEWER_KINDS = (_plain, _replaced, _lost_gateways, _scaled, _restarts)
+NEWEST_KINDS = (
+    _struck,
+    _late_lists,
+    _struck,
+    _slow_generators,
+    _struck,
+    _replaced,
+    _lost_gateways,
+    _scaled,
+    _restarts,
+    _external,
+)
+MOMENTS = ("sent", "arrived", "answered", "returned")
+MESSAGES = (
+    "RequestWork",
+    "PutGroup",
+    "FailGroup",
+    "GetHistory",
+    "SyncVersion",
+    "StartFrom",
+    "TakeBatch",
+    "CommitStep",
+    "DropBatch",
+    "SecureStore",
+    "StartEvaluation",
+    "ForgetBefore",
+    "GetEvaluationScores",
+    "LoadWeights",
+    "Register",
+    "WatchMembers",
+    "Heartbeat",
+    "ReportMetrics",
+    "ReportMetrics",
+)

@@ -76,3 +76,14 @@ def test_a_run_that_is_fetched_from_its_copy_is_whole_or_absent_after_a_power_lo
             assert config_of(world.run_dir).num_steps == 3
             assert damage(checkpoints.directory_of(world.run_dir, 3)) == ""
     assert world.run_dir.exists()
+
+
+@pytest.mark.parametrize(("seed", "number"), [(17, 2), (22, 3)])
+def test_a_row_of_metrics_does_not_outlive_the_evaluation_that_it_describes(
+    tmp_path: Path, seed: int, number: int
+) -> None:
+    # The row is in the page cache when the power is lost, and may reach the disk before the store.
+    lost = Fault(0.0, "at_message", ("ReportMetrics", "returned", number, "power_loss", ""))
+    settings = {"evaluation.every_steps": 1}
+    world = World(seed=seed, path=tmp_path, settings=settings, faults=[lost], has_disk=True)
+    assert problems_of(world) == []

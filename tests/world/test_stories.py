@@ -121,3 +121,12 @@ def test_a_generator_that_was_taken_for_dead_ends_when_it_returns(tmp_path: Path
     assert world.problems == []
     assert lines(world, "has to be started again: generator-0 runs as another process since")
     assert world.loop.time() - 1000.0 < 100.0, "two generators returned each other's tickets"
+
+
+def test_a_generator_that_is_to_leave_gets_no_more_groups(tmp_path: Path) -> None:
+    # Its request waits at the buffer for the learner, which frees tickets at each step.
+    leave = Fault(9.0, "scale", kinds={"generators": 1})
+    settings = {"num_steps": 10, "evaluation.every_steps": 0}
+    world = World(seed=2, path=tmp_path, settings=settings, faults=[leave], step_s=4.0)
+    assert problems_of(world) == []
+    assert lines(world, "generator-1 has left")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from explore import problems_of
+from mutate import mutants
+from planting import PRODUCT
 from scenarios import drawn
 
 FOUND = {
@@ -33,11 +35,13 @@ FOUND = {
 """Seeds that fail with this fault put back, and the fault."""
 EARLIER = (1026, 1079, 2015)
 """Seeds that found faults in earlier forms of the worlds; tests/buffer tests these faults."""
+NEWEST = (60000, 60001, 60003, 60009)
+"""Faults at messages, late lists, slow generators."""
 KINDS = (3001, 3002, 3006, 3007, 3011, 3012)
 """Worlds with replaced processes that run on, and with agents."""
 
 
-@pytest.mark.parametrize("seed", sorted({*range(90), *KINDS, *FOUND, *EARLIER}))
+@pytest.mark.parametrize("seed", sorted({*range(80), *KINDS, *NEWEST, *FOUND, *EARLIER}))
 def test_every_promise_holds_under_the_faults_of_a_seed(seed: int, tmp_path: Path) -> None:
     assert problems_of(drawn(seed, tmp_path)) == []
 
@@ -50,3 +54,10 @@ def test_a_seed_repeats_its_world(seed: int, tmp_path: Path) -> None:
     first, second = worlds
     assert first.log == [line.replace("second", "first") for line in second.log]
     assert first.loop.num_callbacks == second.loop.num_callbacks
+
+
+@pytest.mark.parametrize("table", ["mutants.yaml", "mutants_50.yaml"])
+def test_each_mutant_is_a_line_of_today(table: str) -> None:
+    texts = {mutant.what: (PRODUCT / mutant.file).read_text() for mutant in mutants(table)}
+    moved = [m.what for m in mutants(table) if texts[m.what].count(m.old) != 1]
+    assert moved == []

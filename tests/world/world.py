@@ -107,6 +107,8 @@ class World:
     agent_s: float = 0.5
     dying_agents: float = 0.0
     agents_die_late: bool = False
+    num_programs: int = 0
+    """Programs outside the run, which take sessions of the first two gateways in turn."""
     has_disk: bool = False
     cut_at_sync: int = 0
     """The number of the sync at which the machine loses its power; 0: none."""
@@ -140,7 +142,11 @@ class World:
         self.rows: list[str] = []
         self._keeper: sqlite3.Connection | None = None
         self._wanted: dict[str, int] = {}
+        self.scaled: dict[str, tuple[int, float]] = {}
+        """By pool: the last size that the supervisor accepted, and when."""
         self.problems: list[str] = []
+        self.strikes: dict[float, tuple[str, ...]] = {}
+        """Faults at messages: when each had ended, and the processes that it hit."""
 
     def _thread_s(self) -> float:
         process = CURRENT.get()
@@ -221,6 +227,13 @@ class World:
     async def _main(self, until_s: float) -> None:
         end_s = self.loop.time() + until_s
         faults = self.loop.create_task(self._cause(), name="faults")
+        for number in range(self.num_programs):
+            program = contextvars.copy_context()
+            # Not one of the run's processes: it lives on when they are all lost.
+            program.run(CURRENT.set, Process(f"program-{number}", next(self._pids)))
+            file = self.run_dir / "gateways" / f"gateway-{number % 2}.json"
+            work = web.Program.work(self, file)
+            self.keep.append(self.loop.create_task(work, name="program", context=program))
         while True:
             self._on_fault.clear()
             process = self.supervisor = self.new_process("supervisor")
@@ -336,6 +349,27 @@ class World:
             self.cut(process.name, "buffer", buffer_s)
         self.loop.call_later(seconds, setattr, handle, "is_unreachable", False)
 
+    def at_message(
+        self, kind: str, moment: str, number: int, fault: str, target: str, *arguments: float
+    ) -> None:
+        """The number-th message of this kind from now on brings a fault. target: client or server,
+        whoever they are; empty for a fault of all.
+        """
+
+        def strike(client: Process, server: Process) -> None:
+            ends = {"client": client.name, "server": server.name}
+            names = (ends[target],) if target else ()
+            if fault == "cut":
+                names = (ends[target], *(name for name in ends.values() if name != ends[target]))
+            self.strikes[self.loop.time() + sum(arguments)] = names
+            self.log.append(f"{self.loop.time():9.3f} FAULT {fault} {names} {kind} {moment}")
+            if fault == "kill" and "supervisor" in names:
+                self.lose_all()
+            else:
+                getattr(self, fault)(*names, *arguments)
+
+        self.network.armed.append(network.Armed(kind, moment, number, strike))
+
     def slow(self, name: str, by_s: float, seconds: float) -> None:
         """All messages of a process are late."""
         self.network.slow[name] = by_s
@@ -361,6 +395,7 @@ class World:
                 control = context.load_control(self.run_dir)
                 client = network.Client(control.address, KEYS)
                 await client.call(Scale(wanted=wanted), timeout_s=10.0)
+                self.scaled |= {p: (count, self.loop.time()) for p, count in wanted.items()}
                 return
             await asyncio.sleep(5.0)
 
@@ -426,7 +461,7 @@ class World:
     @property
     def last_fault_s(self) -> float:
         """The time when the last fault has ended. Faults of a state name its seconds last."""
-        ends = [self.started_s]
+        ends = [self.started_s, *self.strikes]
         for fault in self.faults:
             numbers = [value for value in fault.arguments if isinstance(value, float)]
             lasting_s = sum(numbers) if fault.kind != "jump" else 0.0
