@@ -4,7 +4,6 @@ Invariants: same settings and seed, same corpus; it contains no text of a spec t
 Only the preparation of the model needs it; the task itself is list_functions.py.
 """
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 
@@ -17,10 +16,11 @@ from async_rl.data.list_functions import (
     TEMPLATES,
     Spec,
     program,
+    random_list,
     second_prompt,
     wording,
 )
-from async_rl.data.tokenizer import END
+from async_rl.data.vocabulary import END
 
 _SLOTS = (FILTERS, MAPS, REDUCTIONS)
 
@@ -73,8 +73,7 @@ def corpus(
         spec = specs[rng.randrange(len(specs))]
         prompt = wording(spec, rng.randrange(NUM_WORDINGS))
         answer = flawed_program(spec, rates, rng)
-        # No draw without retries: the corpus of the plain model must stay as it was, or its key
-        # would be wrong.
+        # No draw without retries, which the corpus of the plain model does not depend on.
         if retry_share and rng.random() < retry_share:
             first = flawed_program(spec, rates, rng)
             prompt += f"{first}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"
@@ -83,7 +82,7 @@ def corpus(
 
 def _outcome(spec: Spec, specs: Sequence[Spec], rng: random.Random) -> str:
     """The value of another program than the requested one, and the expected value."""
-    xs = [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
+    xs = random_list(rng)
     return f"{specs[rng.randrange(len(specs))].run(xs)!r}, not {spec.run(xs)!r}"
 
 
@@ -100,11 +99,3 @@ def vocabulary_text() -> Iterator[str]:
                 )
             for code in (concept.code, *concept.flaws):
                 yield PROGRAM.format(**{"filter": "x", "map": "x", "reduction": "ys", slot: code})
-
-
-def fingerprint() -> str:
-    """Changes with every phrase, code and form of the task: part of the key of the cached model."""
-    tables = [
-        [[concept.phrases, concept.code, concept.flaws] for concept in table] for table in _SLOTS
-    ]
-    return hashlib.sha256(repr([tables, TEMPLATES, PROGRAM]).encode()).hexdigest()

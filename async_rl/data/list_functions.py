@@ -3,8 +3,8 @@
 concepts.toml has the phrases, the code and the typical errors (flaws) of each filter, map and
 reduction; it also says what its lines mean. A spec combines one of each; it has two wordings.
 Invariants
-- Everything follows from concepts.toml and `ListFunctions.seed`: same settings, same prompts in the
-  same order. A change of either changes the key of the cached model.
+- Everything follows from this file and concepts.toml: the same prompts in the same order. A change
+  of either changes the key of the cached model.
 - Both wordings of a spec are on the same side of the split; no text of a held-out spec is among the
   training prompts.
 - The response is complete Python source that defines `f`; the hidden tests call it.
@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from async_rl.core.frozen import frozen
 from async_rl.core.types import CallTest, CodeProblem
 
 DATA_SOURCE = "list_functions"
@@ -29,23 +28,9 @@ NUM_WORDINGS = 2
 # Enough that two specs rarely draw the same tests; the lists of all specs are still computed in a
 # moment.
 _NUM_INPUTS = 64
-
-
-@frozen
-class ListFunctions:
-    """The sizes of the task. They are constants rather than settings because no one trains another
-    variant; functions take them as parameters, so tests use smaller ones.
-
-    held_out_fraction: share of the specs that only evaluation uses.  num_tests: hidden tests per
-    spec.  seed: of specs, split and hidden tests.
-    """
-
-    held_out_fraction: float = 0.1
-    num_tests: int = 8
-    seed: int = 0
-
-
-LIST_FUNCTIONS = ListFunctions()
+_NUM_TESTS = 8
+_HELD_OUT_SHARE = 0.1
+"""The share of the specs that only evaluation uses."""
 
 
 class Concept(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -203,7 +188,7 @@ def second_prompt(outcome: str, prompt: str) -> str:
     return f"# {outcome}\n{prompt}"
 
 
-def split(config: ListFunctions) -> tuple[list[Spec], list[Spec]]:
+def split() -> tuple[list[Spec], list[Spec]]:
     """(training specs, held-out specs), each in a random order, so that any prefix is a fair
     sample.
     """
@@ -213,41 +198,42 @@ def split(config: ListFunctions) -> tuple[list[Spec], list[Spec]]:
         for m in range(len(MAPS))
         for r in range(len(REDUCTIONS))
     ]
-    random.Random(f"split-{config.seed}").shuffle(specs)
-    # At least one on each side, whatever the fraction is.
-    num_held_out = min(max(round(len(specs) * config.held_out_fraction), 1), len(specs) - 1)
+    random.Random("split-0").shuffle(specs)
+    num_held_out = round(len(specs) * _HELD_OUT_SHARE)
     return specs[num_held_out:], specs[:num_held_out]
 
 
-def hidden_tests(config: ListFunctions) -> Callable[[Spec], CodeProblem]:
-    """Return the function that makes the hidden side of a spec: calls of `f` with the values that
-    it must return. The first input is the empty list; all others are drawn from a common pool.
+def random_list(rng: random.Random) -> list[int]:
+    """Return an input of the task's functions."""
+    return [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
+
+
+@functools.cache
+def _inputs() -> list[list[int]]:
+    rng = random.Random("inputs-0")
+    return [random_list(rng) for _ in range(_NUM_INPUTS)]
+
+
+@functools.cache
+def _mapped(keep: Concept, change: Concept) -> list[list[int]]:
+    return [[change.run(x) for x in xs if keep.run(x)] for xs in _inputs()]
+
+
+def hidden_tests(spec: Spec) -> CodeProblem:
+    """Return the hidden side of a spec: calls of `f` with the values that it must return. The first
+    input is the empty list; all others are drawn from a common pool.
 
     The pool is common because the filtered and mapped lists are then computed once for all
     reductions, which keeps preparing fast.
     """
-    rng = random.Random(f"inputs-{config.seed}")
-    inputs = [
-        [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
-        for _ in range(max(_NUM_INPUTS, config.num_tests))
-    ]
-
-    @functools.cache
-    def mapped(keep: Concept, change: Concept) -> list[list[int]]:
-        return [[change.run(x) for x in xs if keep.run(x)] for xs in inputs]
-
-    def tests(spec: Spec) -> CodeProblem:
-        keep, change, reduction = spec.concepts
-        reduce = reduction.run
-        # By name: the tests of a spec must not depend on which specs were made before.
-        drawn = random.Random(f"tests-{config.seed}-{spec.name}").sample(
-            range(len(inputs)), config.num_tests - 1
-        )
-        values = mapped(keep, change)
-        # The empty list first: it is where most wrong reductions fail.
-        calls = [([], []), *((inputs[i], values[i]) for i in drawn)]
-        return CodeProblem(
-            tests=[CallTest(function=FUNCTION, args=[xs], expected=reduce(ys)) for xs, ys in calls]
-        )
-
-    return tests
+    keep, change, reduction = spec.concepts
+    # By name: the tests of a spec must not depend on which specs were made before.
+    drawn = random.Random(f"tests-0-{spec.name}").sample(range(_NUM_INPUTS), _NUM_TESTS - 1)
+    values = _mapped(keep, change)
+    # The empty list first: it is where most wrong reductions fail.
+    calls = [([], []), *((_inputs()[i], values[i]) for i in drawn)]
+    return CodeProblem(
+        tests=[
+            CallTest(function=FUNCTION, args=[xs], expected=reduction.run(ys)) for xs, ys in calls
+        ]
+    )

@@ -5,7 +5,7 @@ Invariants
 - What prepare_model returns holds config.json, a tokenizer and safetensors.
 - A cached model is complete or absent: built in the same directory and renamed; a file lock keeps
   two runs from building it twice.
-- The key of a cached model hashes every setting and table that it depends on, so a change of any of
+- The key of a cached model hashes its settings and the files that make it, so a change of any of
   them builds another one.
 torch is imported only if the embedded model has to be built.
 """
@@ -13,6 +13,7 @@ torch is imported only if the embedded model has to be built.
 import hashlib
 import importlib
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -23,14 +24,21 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once, cache_root
-from async_rl.data.corpus import fingerprint
 from async_rl.data.embedded import TinyCoder, tiny_coder_of
 from async_rl.data.hub import from_hub
-from async_rl.data.list_functions import LIST_FUNCTIONS, ListFunctions
 from async_rl.data.model_files import lacking, missing_parts, no_directory
 
-FORMAT_VERSION = 1
-"""Raise it when the making of the embedded model changes in a way that no setting shows."""
+RECIPE = (
+    "concepts.toml",
+    "corpus.py",
+    "embedded.py",
+    "list_functions.py",
+    "tiny_coder.py",
+    "vocabulary.py",
+)
+"""The files that make the embedded model. The key has their content, so that nobody has to remember
+to raise a version.
+"""
 
 Progress = Callable[[float, str], None]
 
@@ -93,16 +101,12 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
     return build_once(target, build)
 
 
-def cached_model_path(
-    config: RunConfig, embedded: TinyCoder | None = None, task: ListFunctions = LIST_FUNCTIONS
-) -> Path:
+def cached_model_path(config: RunConfig, embedded: TinyCoder | None = None) -> Path:
     """Return the cache directory of the embedded model; it need not exist."""
-    tiny_coder = msgspec.to_builtins(embedded or tiny_coder_of(config))
-    if tiny_coder["retry_share"] == 0:
-        # Without retries the corpus is older than this value; the key of cached models stays.
-        del tiny_coder["retry_share"]
-    settings = msgspec.json.encode([FORMAT_VERSION, tiny_coder, task, fingerprint()])
-    return cache_root() / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
+    recipe = [resources.files(__package__).joinpath(name).read_bytes() for name in RECIPE]
+    settings = msgspec.json.encode(embedded or tiny_coder_of(config))
+    key = hashlib.sha256(b"".join([*recipe, settings])).hexdigest()[:16]
+    return cache_root() / f"tiny_coder-{key}"
 
 
 def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> Path:
@@ -129,7 +133,7 @@ def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
     safetensors = importlib.import_module("safetensors")
     target.mkdir()
     try:
-        tiny_coder.make_tiny_coder(target, embedded, LIST_FUNCTIONS, on_progress)
+        tiny_coder.make_tiny_coder(target, embedded, on_progress)
     except safetensors.SafetensorError as error:  # a full disk is not an OSError there
         raise OSError(str(error)) from error
 

@@ -22,7 +22,6 @@ from async_rl.core.types import Prompt, Purpose
 from async_rl.data import list_functions
 from async_rl.data.drafts import Draft, Drafter, Outcome
 from async_rl.data.files import matching_files, open_table
-from async_rl.data.list_functions import LIST_FUNCTIONS
 from async_rl.data.prompt_file import has_prompts, write_prompts
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import message_schema
@@ -84,7 +83,7 @@ def held_out_prompts(config: RunConfig, tokenizer: Any) -> list[Prompt]:
     elif config.data.train_files:
         return []
     else:
-        _, specs = list_functions.split(LIST_FUNCTIONS)
+        _, specs = list_functions.split()
         source = _embedded(specs)
     # The first ones in every evaluation, so that its numbers can be compared over the run. Any
     # first prompts of the embedded task are a fair sample.
@@ -119,7 +118,7 @@ def steps_of_epochs(config: RunConfig) -> int:
 def _train_source(config: RunConfig) -> _Source:
     if config.data.train_files:
         return _source_of(config.data.train_files)
-    specs, _ = list_functions.split(LIST_FUNCTIONS)
+    specs, _ = list_functions.split()
     return _embedded(specs)
 
 
@@ -144,7 +143,6 @@ def _embedded(specs: Sequence[list_functions.Spec]) -> _Source:
     """Return each spec once with one of its wordings, in turn, then each with the other."""
 
     def drafts(drafter: Drafter) -> Iterator[Draft]:
-        hidden_tests = list_functions.hidden_tests(LIST_FUNCTIONS)
         for turn in range(list_functions.NUM_WORDINGS):
             for number, spec in enumerate(specs):
                 which = (number + turn) % list_functions.NUM_WORDINGS
@@ -155,7 +153,7 @@ def _embedded(specs: Sequence[list_functions.Spec]) -> _Source:
                     prompt_id=name,
                     text=drafter.render([message], end=""),
                     data_source=list_functions.DATA_SOURCE,
-                    problem=hidden_tests(spec),
+                    problem=list_functions.hidden_tests(spec),
                 )
 
     num_rows = list_functions.NUM_WORDINGS * len(specs)

@@ -25,8 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from async_rl.data import corpus, list_functions
 from async_rl.data.embedded import MAX_LENGTH, TinyCoder
-from async_rl.data.list_functions import ListFunctions
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 
 _IGNORED = -100  # the label that torch's cross-entropy leaves out by default
 _WARMUP_STEPS = 20
@@ -181,16 +180,14 @@ def _one_thread_per_operation() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def make_tiny_coder(
-    directory: Path, config: TinyCoder, task: ListFunctions, on_progress: Progress
-) -> None:
+def make_tiny_coder(directory: Path, config: TinyCoder, on_progress: Progress) -> None:
     """Build tokenizer and model, warm-start it on the training specs and save everything into
     `directory`.
     """
     on_progress(0.0, "building the tokenizer")
     tokenizer = build_tokenizer(corpus.vocabulary_text(), MAX_LENGTH)
     model = build_model(config, tokenizer)
-    specs, _ = list_functions.split(task)
+    specs, _ = list_functions.split()
     rates = corpus.flaw_rates(config.flaw_probability, config.flaw_spread)
     data = batches(
         corpus.corpus(specs, rates, config.seed, config.retry_share),

@@ -1,11 +1,10 @@
-"""The entry point of every child process: `python -m async_rl.runtime.main --name generator-0 ...`.
+"""The entry point of every child process: `python -m async_rl.runtime.main '{"name": ...}'`.
 
 Sets cores and the death with the parent before heavy imports, then runs the role's `run(context)`.
 One of the two places that catch every exception: it writes the log, reports the root cause to the
 supervisor, and exits 1.
 """
 
-import argparse
 import asyncio
 import faulthandler
 import importlib
@@ -14,9 +13,11 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import get_args
+
+import msgspec
 
 from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
+from async_rl.core.frozen import Value
 from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
 from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
@@ -30,6 +31,20 @@ _OF_SERVICES = ("learner", "gateway")
 """Roles whose processes execute another program in a training service."""
 
 
+class Start(Value, frozen=True):
+    """The argument of the command. parent_pid: the process exits with it; 0 = with its starter.
+    cores: empty = all. announces: the first line of output is the process id.
+    """
+
+    name: str
+    role: Role
+    rank: int
+    run_dir: str
+    parent_pid: int
+    cores: tuple[int, ...] = ()
+    announces: bool = False
+
+
 def describe(error: BaseException) -> str:
     """Return one line for errors of this project, and the traceback for others."""
     cause = root_cause(error)
@@ -38,16 +53,16 @@ def describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(cause)).strip()
 
 
-async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: logging.Logger) -> None:
-    is_service = contexts.load_config(arguments.run_dir).agent.is_service
-    program = "service" if is_service and arguments.role in _OF_SERVICES else arguments.role
+async def _run(start: Start, run_dir: Path, log: logging.Logger) -> None:
+    is_service = contexts.load_config(run_dir).agent.is_service
+    program = "service" if is_service and start.role in _OF_SERVICES else start.role
     process = importlib.import_module(f"async_rl.processes.{program}")
     async with open_context(
-        name=arguments.name,
-        role=arguments.role,
-        rank=arguments.rank,
-        cores=cores,
-        run_dir=arguments.run_dir,
+        name=start.name,
+        role=start.role,
+        rank=start.rank,
+        cores=start.cores,
+        run_dir=run_dir,
         log=log,
     ) as context:
         await process.run(context)
@@ -64,36 +79,26 @@ async def _report(run_dir: Path, name: str, error: Exception) -> None:
 @owner_only()
 def main() -> int:
     """Run one process to its end; return its exit code."""
-    parser = argparse.ArgumentParser(prog="async_rl.runtime.main")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--role", required=True, choices=get_args(Role))
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--cores", default="", help="comma-separated core numbers; empty = all")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument(
-        "--announce", action="store_true", help="the first line of output is the process id"
-    )
-    arguments = parser.parse_args()
-    if arguments.announce:
+    start = msgspec.json.decode(sys.argv[1], type=Start)
+    if start.announces:
         sys.stdout.write(f"{os.getpid()}\n")
         sys.stdout.flush()
     # Before anything slow: an orphan would keep its memory and cores.
-    die_with_parent(arguments.parent_pid)
+    die_with_parent(start.parent_pid)
     # Before heavy imports, which size their thread pools by the cores.
-    cores = tuple(int(c) for c in arguments.cores.split(",") if c)
-    if cores:
-        os.sched_setaffinity(0, cores)
-    log = configure_logging(arguments.run_dir, arguments.name)
+    if start.cores:
+        os.sched_setaffinity(0, start.cores)
+    run_dir = Path(start.run_dir)
+    log = configure_logging(run_dir, start.name)
     try:
-        asyncio.run(_run(arguments, cores, log))
+        asyncio.run(_run(start, run_dir, log))
     except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
         if isinstance(root_cause(error), RestartNeeded):
             log.warning("has to be started again: %s", root_cause(error))
             return RESTART_CODE
         log.error("fatal", exc_info=error)
         try:
-            asyncio.run(_report(arguments.run_dir, arguments.name, error))
+            asyncio.run(_report(run_dir, start.name, error))
         except AsyncRLError as unreachable:
             log.error("the cause could not be reported to the supervisor: %s", unreachable)
         return 1

@@ -25,7 +25,7 @@ import numpy as np
 
 from async_rl.core.support import Support
 from async_rl.core.types import NO_VERSION, Sampling
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 from async_rl.generation.environment import prepare_environment
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import sqlite3
 import subprocess
@@ -61,9 +62,10 @@ class Run:
         found = {}
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
-                words = child.cmdline()
-                if "--name" in words:
-                    found[words[words.index("--name") + 1]] = child
+                # A process that has exited has no words.
+                start = (child.cmdline() or [""])[-1]
+                if start.startswith("{"):
+                    found[json.loads(start)["name"]] = child
         return found
 
     def workers(self) -> list[psutil.Process]:

@@ -21,7 +21,6 @@ from typing import Any
 from async_rl.composition.compose import compose
 from async_rl.core.types import Sampling
 from async_rl.data import list_functions
-from async_rl.data.list_functions import LIST_FUNCTIONS
 from async_rl.data.prepare import prepare_model
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.environment import prepare_environment
@@ -42,7 +41,7 @@ KINDS = ("none", "row", "earlier")
 def prompts(model: Path) -> list[list[int]]:
     """Return held-out prompts of the embedded task as tokens of the model."""
     tokenizer: Any = load_tokenizer(settings(model), model)
-    _, specs = list_functions.split(LIST_FUNCTIONS)
+    _, specs = list_functions.split()
     texts = [list_functions.wording(spec, 0) for spec in specs[:NUM_GROUPS]]
     rows: list[list[int]] = tokenizer(texts)["input_ids"]
     return rows

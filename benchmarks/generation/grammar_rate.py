@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from async_rl.core.support import EVERYTHING, Support
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 from async_rl.generation.environment import prepare_environment
 from benchmarks.figures import figure
 from benchmarks.generation.generation import Child, alone, ours, random_model, settings

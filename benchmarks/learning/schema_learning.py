@@ -24,8 +24,7 @@ from pathlib import Path
 from async_rl.data import corpus, list_functions, tiny_coder
 from async_rl.data.cache import cache_root
 from async_rl.data.embedded import MAX_LENGTH, TINY_CODER_WITH_RETRIES
-from async_rl.data.list_functions import LIST_FUNCTIONS
-from async_rl.data.tokenizer import END, build_tokenizer
+from async_rl.data.vocabulary import END, build_tokenizer
 from benchmarks.figures import figure
 from benchmarks.learning.agent_learning import FILE as PLAIN
 from benchmarks.learning.agent_learning import KILLED, ROOT, SAMPLES_PER_STEP, launch
@@ -70,7 +69,7 @@ def json_coder() -> Path:
     texts += [as_json(text) for text in texts if text.startswith("def")]
     tokenizer = build_tokenizer(texts, MAX_LENGTH)
     model = tiny_coder.build_model(config, tokenizer)
-    specs, _ = list_functions.split(LIST_FUNCTIONS)
+    specs, _ = list_functions.split()
     rates = corpus.flaw_rates(config.flaw_probability, config.flaw_spread)
     pairs = json_corpus(corpus.corpus(specs, rates, config.seed, config.retry_share))
     data = tiny_coder.batches(pairs, tokenizer, config.warm_start_batch)

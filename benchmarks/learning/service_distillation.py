@@ -27,7 +27,7 @@ import numpy as np
 
 import async_rl
 from async_rl.core.types import Verdict
-from async_rl.data.list_functions import LIST_FUNCTIONS, Spec, hidden_tests, split, wording
+from async_rl.data.list_functions import Spec, hidden_tests, split, wording
 from benchmarks.study import RESULTS, Recorded, recorded
 
 FILE = RESULTS / "service_distillation.jsonl"
@@ -43,8 +43,7 @@ class Task:
     def __init__(self, session: async_rl.Session, verifier: async_rl.Verifier, seed: int) -> None:
         self._tokenizer = session.tokenizer
         self._verifier = verifier
-        self._tests = hidden_tests(LIST_FUNCTIONS)
-        train, self.held_out = split(LIST_FUNCTIONS)
+        train, self.held_out = split()
         random.Random(seed).shuffle(train)
         self._train = iter(train * 10)
         self._known: dict[tuple[Spec, str], float] = {}
@@ -62,7 +61,7 @@ class Task:
         """Return 1 if all tests pass."""
         code = self._tokenizer.decode(drawn.tokens.tolist())
         if (spec, code) not in self._known:
-            verdict = self._verifier.check(code, self._tests(spec).tests).verdict
+            verdict = self._verifier.check(code, hidden_tests(spec).tests).verdict
             self._known[spec, code] = float(verdict == Verdict.PASS)
         return self._known[spec, code]
 

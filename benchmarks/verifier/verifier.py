@@ -29,7 +29,7 @@ from async_rl.core.errors import at
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.corpus import flawed_program
 from async_rl.data.files import read_rows
-from async_rl.data.list_functions import LIST_FUNCTIONS, hidden_tests, split
+from async_rl.data.list_functions import hidden_tests, split
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
@@ -89,11 +89,11 @@ def _problems() -> tuple[list[VerifyRequest], str]:
                 VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup)
             )
         return requests, "reference solutions"
-    rng, hidden = random.Random(0), hidden_tests(LIST_FUNCTIONS)
+    rng = random.Random(0)
     rates = [[0.0] * 64] * 3
     return [
-        VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden(spec).tests)
-        for spec in split(LIST_FUNCTIONS)[0][:400]
+        VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden_tests(spec).tests)
+        for spec in split()[0][:400]
     ], "own task"
 
 

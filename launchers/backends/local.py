@@ -15,21 +15,32 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.machine import chosen_gpus
 from async_rl.launchers.backends.backend import Backend
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
+from async_rl.runtime.main import Start
 from async_rl.supervision.launcher import ProcessHandle
 from async_rl.wire.addresses import LOOPBACK
 
 
-def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[str]:
-    """Return the command of the process, which exits with `parent_pid`; 0 = with its starter."""
-    command = [sys.executable, "-m", "async_rl.runtime.main", "--name", spec.name]
-    command += ["--role", spec.role, "--rank", str(spec.rank)]
-    command += ["--cores", ",".join(map(str, spec.cores))]
-    return [*command, "--run-dir", str(run_dir), "--parent-pid", str(parent_pid)]
+def child_command(
+    spec: ProcessSpec, run_dir: Path, *, parent_pid: int, announces: bool = False
+) -> list[str]:
+    """Return the command of the process; parent_pid and announces as in `Start`."""
+    start = Start(
+        name=spec.name,
+        role=spec.role,
+        rank=spec.rank,
+        run_dir=str(run_dir),
+        parent_pid=parent_pid,
+        cores=spec.cores,
+        announces=announces,
+    )
+    return [sys.executable, "-m", "async_rl.runtime.main", msgspec.json.encode(start).decode()]
 
 
 def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:

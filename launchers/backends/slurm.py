@@ -164,7 +164,7 @@ class SlurmProcess(PlacedProcess):
         """Read the process id, then append everything else to the process's file."""
         assert self._srun.stdout is not None
         try:
-            # --announce: srun does not know the id of its task.
+            # announces: srun does not know the id of its task.
             first = await self._srun.stdout.readline()
             self.pid = int(first) if first.strip().isdigit() else 0
             self._is_placed.set()
@@ -222,8 +222,7 @@ class SlurmLauncher:
             with output.open("ab") as errors:
                 srun = await asyncio.create_subprocess_exec(
                     *self._srun(spec),
-                    *child_command(placed, self._run_dir, parent_pid=0),
-                    "--announce",
+                    *child_command(placed, self._run_dir, parent_pid=0, announces=True),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     # srun's own messages, such as why a step cannot start.

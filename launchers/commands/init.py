@@ -146,16 +146,15 @@ def init(
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Return training and held-out rows: prompt, tests in our layout, reference solution."""
-    from async_rl.data.list_functions import LIST_FUNCTIONS, Spec, hidden_tests, split, wording
+    from async_rl.data.list_functions import Spec, hidden_tests, split, wording
 
-    tests = hidden_tests(LIST_FUNCTIONS)
-    train, held_out = split(LIST_FUNCTIONS)
+    train, held_out = split()
 
     def row(spec: Spec) -> dict[str, object]:
         return {
             "id": spec.name,
             "prompt": wording(spec, 0).strip(),
-            "tests": msgspec.to_builtins(tests(spec).tests),
+            "tests": msgspec.to_builtins(hidden_tests(spec).tests),
             "solution": spec.solution(),
         }
 

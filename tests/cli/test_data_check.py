@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
 from async_rl.data import corpus
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 from async_rl.launchers.cli import application
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]

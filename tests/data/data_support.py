@@ -13,7 +13,7 @@ from async_rl.core.types import Prompt
 from async_rl.data import corpus
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prompts import train_prompts
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 
 SMALL_MODEL = TinyCoder(
     hidden_size=32,

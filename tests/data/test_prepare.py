@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import re
 import threading
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from data_support import SMALL_MODEL, make_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+from async_rl.data import prepare
 from async_rl.data.embedded import TINY_CODER, tiny_coder_of
-from async_rl.data.list_functions import ListFunctions
 from async_rl.data.prepare import cached_model_path, prepare_model
 
 
@@ -49,7 +50,7 @@ def test_the_embedded_model_is_built_once_and_found_the_second_time(
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
 
 
-def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: RunConfig) -> None:
+def test_every_setting_of_the_model_has_its_own_cache_entry(small_config: RunConfig) -> None:
     defaults = dataclasses.asdict(SMALL_MODEL)
     # Another value of each field; the values are not used.
     variants = [{}, *({name: value + 0.25} for name, value in defaults.items())]
@@ -57,11 +58,16 @@ def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: R
         cached_model_path(small_config, dataclasses.replace(SMALL_MODEL, **changed))
         for changed in variants
     }
-    tasks = (ListFunctions(seed=1), ListFunctions(held_out_fraction=0.2))
-    paths |= {cached_model_path(small_config, SMALL_MODEL, task) for task in tasks}
     # The seed of the run is no part of the model.
     paths.add(cached_model_path(replace(small_config, seed=99), SMALL_MODEL))
-    assert len(paths) == 13
+    assert len(paths) == 11
+
+
+def test_a_change_of_any_module_of_the_recipe_changes_the_key() -> None:
+    maker = Path(prepare.__file__).with_name("tiny_coder.py").read_text()
+    imports = re.findall(r"^from async_rl\.data(?:\.(\w+))? import (.+)$", maker, re.MULTILINE)
+    modules = {name for module, names in imports for name in (module or names).split(", ")}
+    assert {"tiny_coder.py", *(f"{name}.py" for name in modules)} < set(prepare.RECIPE)
 
 
 def test_only_the_rollout_that_asks_again_gets_the_model_that_saw_second_turns() -> None:

@@ -14,13 +14,10 @@ from data_support import SMALL_MODEL
 
 from async_rl.data import corpus, list_functions, tiny_coder
 from async_rl.data.embedded import TINY_CODER
-from async_rl.data.list_functions import ListFunctions
-
-TASK = ListFunctions(held_out_fraction=0.1, num_tests=8, seed=0)
 
 
 def pairs() -> Any:
-    specs, _ = list_functions.split(TASK)
+    specs, _ = list_functions.split()
     return corpus.corpus(specs, corpus.flaw_rates(0.3, 0.5), 0)
 
 
@@ -112,7 +109,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
         tiny_coder.make_tiny_coder(
-            tmp_path / name, dataclasses.replace(SMALL_MODEL, seed=seed), TASK, silent
+            tmp_path / name, dataclasses.replace(SMALL_MODEL, seed=seed), silent
         )
     assert torch.equal(before, torch.random.get_rng_state())
     one, again, other = (
@@ -124,7 +121,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state
 def test_the_saved_directory_loads_as_any_hugging_face_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    tiny_coder.make_tiny_coder(tmp_path, SMALL_MODEL, TASK, silent)
+    tiny_coder.make_tiny_coder(tmp_path, SMALL_MODEL, silent)
     tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
     model = AutoModelForCausalLM.from_pretrained(str(tmp_path))
     assert type(model).__name__ == "Qwen3ForCausalLM"

@@ -14,14 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.data import corpus, list_functions
-from async_rl.data.list_functions import LIST_FUNCTIONS
-from async_rl.data.tokenizer import (
-    END,
-    build_tokenizer,
-    load_tokenizer,
-    load_vocabulary_size,
-    spare_torch,
-)
+from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
+from async_rl.data.vocabulary import END, build_tokenizer
 
 
 @settings(max_examples=200, deadline=None)
@@ -32,7 +26,7 @@ def test_any_text_comes_back_exactly(tokenizer: Any, text: str) -> None:
 
 
 def test_every_solution_comes_back_exactly_in_20_to_45_tokens(tokenizer: Any) -> None:
-    _, specs = list_functions.split(LIST_FUNCTIONS)
+    _, specs = list_functions.split()
     for spec in specs:
         ids = tokenizer(spec.solution())["input_ids"]
         assert tokenizer.decode(ids) == spec.solution()

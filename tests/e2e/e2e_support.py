@@ -133,8 +133,7 @@ class LiveRun:
     def pid_of(self, process: str) -> int:
         """The process id of one process of the run."""
         for found in self.processes():
-            command = found.info["cmdline"]
-            if "--name" in command and command[command.index("--name") + 1] == process:
+            if f'"name":"{process}"' in found.info["cmdline"][-1]:
                 return int(found.pid)
         raise AssertionError(f"{process} is not running")
 

@@ -22,7 +22,7 @@ from async_rl.core.types import Verdict
 from async_rl.data import corpus
 from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.layouts import layout_of, unfolded
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
 

@@ -5,7 +5,6 @@ the supervisor does not answer.
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,8 @@ from composing import compose
 
 from async_rl.composition.compose import write_config
 from async_rl.core.os import RESTART_CODE
+from async_rl.launchers.backends.local import child_command
+from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
@@ -33,8 +34,8 @@ def command(tmp_path: Path) -> list[str]:
         messages=message_schema(),
     )
     (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
-    words = ["--name=verifier-0", "--role=verifier", "--rank=0", "--parent-pid=0", "--announce"]
-    return [sys.executable, "-m", "async_rl.runtime.main", *words, f"--run-dir={tmp_path}"]
+    verifier = ProcessSpec(name="verifier-0", role="verifier", rank=0, cores=(), gpus=0, env={})
+    return child_command(verifier, tmp_path, parent_pid=0, announces=True)
 
 
 def test_a_process_without_supervisor_exits_after_its_patience_to_be_started_again(

@@ -18,7 +18,7 @@ import xgrammar
 from async_rl.batching.support import compile_grammar
 from async_rl.core.support import Support
 from async_rl.core.types import IntArray
-from async_rl.data.tokenizer import build_tokenizer
+from async_rl.data.vocabulary import build_tokenizer
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.open_sessions import Sessions
