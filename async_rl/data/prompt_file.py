@@ -1,6 +1,6 @@
 """The prompts of a run in `<run>/prompts.sqlite`, ready to be issued.
 
-The preparation of a run writes the file (supervision/preparation.py), the buffer reads it by row.
+The preparation of a run writes the file (prompts.py), the buffer reads it by row.
 So the buffer has no reader of data files, and the memory of either does not grow with the data.
 Invariants
 - The file is complete or absent: it is written under another name and renamed.
@@ -13,19 +13,17 @@ Invariants
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from async_rl.config.run import RunConfig
-from async_rl.core.codec import decode, encode
+from async_rl.core.codec import decode
 from async_rl.core.frozen import frozen
-from async_rl.core.os import sync
 from async_rl.core.types import Prompt, Purpose
 
 PROMPTS_FILE = "prompts.sqlite"
@@ -58,37 +56,9 @@ class RunPrompts:
         return self.held_out[index]
 
 
-def write_prompts(path: Path, key: str, prompts: Mapping[Purpose, Iterable[Prompt]]) -> None:
-    """Write the prompts row by row. key: names the settings that the prompts depend on."""
-    partial = path.with_suffix(".partial")
-    # The rest of a preparation that was killed.
-    partial.unlink(missing_ok=True)
-    # One transaction: a commit waits for the disk.
-    with contextlib.closing(sqlite3.connect(partial)) as connection, connection:
-        connection.execute("CREATE TABLE key (key TEXT)")
-        connection.execute("INSERT INTO key VALUES (?)", (key,))
-        for purpose, rows in prompts.items():
-            connection.execute(f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, prompt BLOB)")
-            values = ((number, encode(prompt)) for number, prompt in enumerate(rows))
-            connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?)", values)
-    partial.rename(path)
-    sync(path.parent)
-
-
-def has_prompts(path: Path, key: str) -> bool:
-    """Return whether the file has the prompts of these settings."""
-    if not path.exists():
-        return False
-    try:
-        with contextlib.closing(_opened(path)) as connection:
-            return bool(connection.execute("SELECT key FROM key").fetchall() == [(key,)])
-    except sqlite3.DatabaseError:
-        return False  # damaged, so it is written again
-
-
 def open_prompts(path: Path, config: RunConfig, *, vocabulary_size: int) -> RunPrompts:
     """Return the prompts of the run, which stay in the file except for the held-out prompts."""
-    connection = _opened(path)
+    connection = opened(path)
 
     def read(purpose: Purpose, row: int) -> Prompt:
         query = f"SELECT prompt FROM {purpose} WHERE row=?"
@@ -109,7 +79,8 @@ def open_prompts(path: Path, config: RunConfig, *, vocabulary_size: int) -> RunP
     )
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def opened(path: Path) -> sqlite3.Connection:
+    """Return a connection to the complete file."""
     # Nobody writes a file of this name, so no locks are needed, which some shared filesystems lack.
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
 

@@ -7,22 +7,26 @@ Invariants
   run.
 """
 
+import contextlib
 import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from async_rl.config.run import RunConfig
+from async_rl.core.codec import encode
 from async_rl.core.errors import ConfigError, DataError, PromptTooLong
 from async_rl.core.frozen import frozen
+from async_rl.core.os import sync
 from async_rl.core.types import Prompt, Purpose
 from async_rl.data import list_functions
 from async_rl.data.drafts import Draft, Drafter, Outcome
 from async_rl.data.files import matching_files, open_table
-from async_rl.data.prompt_file import has_prompts, write_prompts
+from async_rl.data.prompt_file import opened
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import message_schema
 
@@ -50,7 +54,7 @@ def prepare_prompts(
     on_rows: called with the number of training rows that are written and the number that there are.
     """
     key = _key(config)
-    if has_prompts(path, key):
+    if _has_prompts(path, key):
         return
     path.unlink(missing_ok=True)
     source = _train_source(config)
@@ -68,6 +72,34 @@ def prepare_prompts(
         on_rows(source.num_rows, source.num_rows)  # also if many rows were left out
 
     write_prompts(path, key, {Purpose.EVAL: held_out, Purpose.TRAIN: train()})
+
+
+def write_prompts(path: Path, key: str, prompts: Mapping[Purpose, Iterable[Prompt]]) -> None:
+    """Write the prompts row by row. key: names the settings that the prompts depend on."""
+    partial = path.with_suffix(".partial")
+    # The rest of a preparation that was killed.
+    partial.unlink(missing_ok=True)
+    # One transaction: a commit waits for the disk.
+    with contextlib.closing(sqlite3.connect(partial)) as connection, connection:
+        connection.execute("CREATE TABLE key (key TEXT)")
+        connection.execute("INSERT INTO key VALUES (?)", (key,))
+        for purpose, rows in prompts.items():
+            connection.execute(f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, prompt BLOB)")
+            values = ((number, encode(prompt)) for number, prompt in enumerate(rows))
+            connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?)", values)
+    partial.rename(path)
+    sync(path.parent)
+
+
+def _has_prompts(path: Path, key: str) -> bool:
+    """Return whether the file has the prompts of these settings."""
+    if not path.exists():
+        return False
+    try:
+        with contextlib.closing(opened(path)) as connection:
+            return bool(connection.execute("SELECT key FROM key").fetchall() == [(key,)])
+    except sqlite3.DatabaseError:
+        return False  # damaged, so it is written again
 
 
 def train_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:

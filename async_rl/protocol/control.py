@@ -42,15 +42,8 @@ class StopRun(Request):
     is_graceful: bool
 
 
-class Pools(Message):
-    """The current pools."""
-
-    pools: list[PoolCount]
-
-
 class Scale(Request):
     """Set the number of processes of these pools; other pools keep theirs."""
 
-    Reply = Pools
     # Numbers of processes, not differences: a repeated request must not add processes twice.
     wanted: dict[str, int]

@@ -24,7 +24,7 @@ import psutil
 
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.protocol.base import Message
-from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
+from async_rl.protocol.control import GetStatus, Scale, StatusReply, StopRun
 from async_rl.protocol.membership import PoolCount
 
 MARK = "launched.json"
@@ -123,9 +123,9 @@ def ask_scale(run_dir: Path, wanted: dict[str, int]) -> list[PoolCount]:
     """Ask the run for a number of processes per pool. Raises Unavailable if it does not answer,
     ConfigError if it refuses.
     """
-    reply = _call(run_dir, Scale(wanted=wanted))
-    assert isinstance(reply, Pools)
-    return reply.pools
+    _call(run_dir, Scale(wanted=wanted))
+    status = ask_status(run_dir)
+    return status.pools if status else []
 
 
 def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:

@@ -167,7 +167,7 @@ class ProcessContext:
 
     def peer(self, name_or_role: str) -> Peer:
         """Return a caller of the process with this name or role, across restarts."""
-        return Peer(name_or_role, self.directory, self.connections)
+        return Peer(name_or_role, self.connections)
 
     async def call_buffer(self, request: Message, *, wait_s: float = 0.0) -> Any:
         """Call the buffer, across its restarts. wait_s: the buffer may take this long to answer."""
@@ -177,7 +177,7 @@ class ProcessContext:
 
     def incarnation_of(self, member: Member) -> Incarnation:
         """Return a caller of this life of a process only."""
-        return Incarnation(member, self.directory, self.connections)
+        return Incarnation(member, self.connections)
 
     async def serve(
         self, handlers: Mapping[type[Message], Handler], *, devices: Sequence[str] = ()

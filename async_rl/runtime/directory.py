@@ -10,7 +10,8 @@ import collections
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, cast
 
 from async_rl.core.errors import DeadlineExceeded, SupervisorLost, Unavailable
@@ -29,6 +30,7 @@ heartbeats bridge (30 s) has lost the request or its reply. Above every `wait_s`
 _WATCH_S = 20.0  # a supervisor without news answers after this time
 
 
+@dataclass(frozen=True)
 class SupervisorCalls:
     """Calls the supervisor, again and again for `patience_s` while it does not answer.
 
@@ -36,20 +38,19 @@ class SupervisorCalls:
     not exit because of that.
     """
 
-    def __init__(self, client: RpcClient, *, patience_s: float) -> None:
-        self._client = client
-        self._patience_s = patience_s
+    client: RpcClient
+    patience_s: float
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
         """As RpcClient.call, with `timeout_s` for each attempt. Raises SupervisorLost."""
         # On top of the first attempt: a request for news may rightly wait longer than that.
-        deadline_s = time.monotonic() + timeout_s + self._patience_s
+        deadline_s = time.monotonic() + timeout_s + self.patience_s
         while True:
             try:
-                return await self._client.call(request, timeout_s=timeout_s)
+                return await self.client.call(request, timeout_s=timeout_s)
             except DeadlineExceeded as error:
                 if time.monotonic() >= deadline_s:
-                    raise SupervisorLost(f"{error}, for {self._patience_s:g} s") from error
+                    raise SupervisorLost(f"{error}, for {self.patience_s:g} s") from error
 
 
 class Directory:
@@ -144,15 +145,52 @@ class _Ended(Unavailable):
     """The process exited before it answered; its successor may be called."""
 
 
+class Connections:
+    """RpcClients by address, opened on first use.
+
+    Clients of processes that left the directory are closed when another one is opened.
+    """
+
+    def __init__(self, keys: Keys, directory: Directory) -> None:
+        self._keys = keys
+        self.directory = directory
+        self._clients: dict[str, RpcClient] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __call__(self, address: str) -> RpcClient:
+        """Return the client of this address."""
+        if not address.startswith("tcp://"):
+            raise Unavailable(f"{address!r} is not a ZeroMQ address")
+        client = self._clients.get(address)
+        if client is None:
+            # Here, because a client of a successor is the usual reason to open one.
+            self._close_unlisted()
+            client = self._clients[address] = RpcClient(address, self._keys)
+        return client
+
+    def _close_unlisted(self) -> None:
+        listed = {member.address for member in self.directory.members}
+        for address, client in list(self._clients.items()):
+            # A draining verifier or generator is unlisted while it still answers.
+            if address not in listed and not client.is_busy:
+                del self._clients[address]
+                closing = asyncio.create_task(client.close(linger_ms=0), name=f"close {address}")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close all clients."""
+        closing = [client.close() for client in self._clients.values()]
+        await asyncio.gather(*self._closing, *closing)
+        self._clients.clear()
+
+
+@dataclass(frozen=True)
 class Incarnation:
     """Calls one life of a process, and notices its end."""
 
-    def __init__(
-        self, member: Member, directory: Directory, connect: Callable[[str], RpcClient]
-    ) -> None:
-        self._member = member
-        self._directory = directory
-        self._connect = connect
+    member: Member
+    connections: Connections
 
     async def call(
         self, request: Message, *, timeout_s: float, again_s: float | None = None
@@ -161,7 +199,7 @@ class Incarnation:
 
         again_s: send the request again whenever it has waited for so long; the first answer counts.
         """
-        member = self._member
+        member = self.member
         gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")
         calls: list[asyncio.Task[Any]] = []
         done: set[asyncio.Task[Any]] = set()
@@ -186,42 +224,41 @@ class Incarnation:
 
     async def _call(self, request: Message, timeout_s: float) -> Any:
         # No await between the two: a client without a pending call may be closed.
-        return await self._connect(self._member.address).call(request, timeout_s=timeout_s)
+        return await self.connections(self.member.address).call(request, timeout_s=timeout_s)
 
     async def _gone(self) -> None:
+        directory = self.connections.directory
         while True:
-            revision = self._directory.revision
-            now = self._directory.find(self._member.name)
+            revision = directory.revision
+            now = directory.find(self.member.name)
             # A restarted process may get the port or the pid of its predecessor, not both.
-            if now is None or (now.pid, now.address) != (self._member.pid, self._member.address):
+            if now is None or (now.pid, now.address) != (self.member.pid, self.member.address):
                 return
-            await self._directory.changed(revision)
+            await directory.changed(revision)
 
 
+@dataclass(frozen=True)
 class Peer:
     """Calls the current process with a name or a role."""
 
-    def __init__(
-        self, name_or_role: str, directory: Directory, connect: Callable[[str], RpcClient]
-    ) -> None:
-        self._name_or_role = name_or_role
-        self._directory = directory
-        self._connect = connect
+    name_or_role: str
+    connections: Connections
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
         """As RpcClient.call, across restarts of the process.
 
         Raises Unavailable if no such process answers in time.
         """
+        directory = self.connections.directory
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    revision = self._directory.revision
-                    member = self._directory.find(self._name_or_role)
+                    revision = directory.revision
+                    member = directory.find(self.name_or_role)
                     if member is None:
-                        await self._directory.changed(revision)
+                        await directory.changed(revision)
                         continue
-                    life = Incarnation(member, self._directory, self._connect)
+                    life = Incarnation(member, self.connections)
                     with contextlib.suppress(_Ended):
                         # Longer than the timeout around it, which names the peer.
                         return await life.call(request, timeout_s=2 * timeout_s, again_s=AGAIN_S)
@@ -229,49 +266,9 @@ class Peer:
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:
             state = "did not answer"
-            if self._directory.find(self._name_or_role) is None:
+            if directory.find(self.name_or_role) is None:
                 state = "does not serve"
             raise Unavailable(
-                f"{self._name_or_role} {state}: {type(request).__name__} got no reply within"
+                f"{self.name_or_role} {state}: {type(request).__name__} got no reply within"
                 f" {timeout_s:g} s"
             ) from error
-
-
-class Connections:
-    """RpcClients by address, opened on first use.
-
-    Clients of processes that left the directory are closed when another one is opened.
-    """
-
-    def __init__(self, keys: Keys, directory: Directory) -> None:
-        self._keys = keys
-        self._directory = directory
-        self._clients: dict[str, RpcClient] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def __call__(self, address: str) -> RpcClient:
-        """Return the client of this address."""
-        if not address.startswith("tcp://"):
-            raise Unavailable(f"{address!r} is not a ZeroMQ address")
-        client = self._clients.get(address)
-        if client is None:
-            # Here, because a client of a successor is the usual reason to open one.
-            self._close_unlisted()
-            client = self._clients[address] = RpcClient(address, self._keys)
-        return client
-
-    def _close_unlisted(self) -> None:
-        listed = {member.address for member in self._directory.members}
-        for address, client in list(self._clients.items()):
-            # A draining verifier or generator is unlisted while it still answers.
-            if address not in listed and not client.is_busy:
-                del self._clients[address]
-                closing = asyncio.create_task(client.close(linger_ms=0), name=f"close {address}")
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
-
-    async def close(self) -> None:
-        """Close all clients."""
-        closing = [client.close() for client in self._clients.values()]
-        await asyncio.gather(*self._closing, *closing)
-        self._clients.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_rl.core.frozen import frozen
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.control import GetStatus, Pools, Scale, StopRun
+from async_rl.protocol.control import GetStatus, Scale, StopRun
 from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import (
     Expel,
@@ -95,7 +95,7 @@ class ControlService:
             Expel: _then_ok(self.fleet.expel),
             GetStatus: self._get_status,
             StopRun: _then_ok(self.stop.request),
-            Scale: self._scale,
+            Scale: _then_ok(lambda message: self.scaler.scale(message.wanted)),
         }
 
     async def _register(self, message: Register) -> Message:
@@ -136,10 +136,6 @@ class ControlService:
 
     async def _get_status(self, _: GetStatus) -> Message:
         return self.monitor.status()
-
-    async def _scale(self, message: Scale) -> Message:
-        self.scaler.scale(message.wanted, "as requested by a person")
-        return Pools(pools=self.registry.pools())
 
 
 def _then_ok(act: Callable[[Any], None]) -> Handler:

@@ -98,18 +98,19 @@ class Liveness:
         """
         start_s = self._config.start_s
         silence_s = self._config.silence_s
-        # The start may take as long as it advances; from the registration on, the short limit
-        # applies.
-        while not self._registry.is_serving(name):
-            left_s = start_s - self._registry.stuck_s(name)
-            if left_s <= 0:
-                return f"was not ready and made no progress for {start_s:g} s"
-            await in_time(self._registry.until_serving(name), left_s)
         while True:
-            left_s = silence_s - self._registry.quiet_s(name)
+            # The start may take as long as it advances; from the registration on, the short limit
+            # applies.
+            if self._registry.is_serving(name):
+                left_s = silence_s - self._registry.quiet_s(name)
+                reason = f"sent no heartbeat for {silence_s:g} s"
+            else:
+                left_s = start_s - self._registry.stuck_s(name)
+                reason = f"was not ready and made no progress for {start_s:g} s"
             if left_s <= 0:
-                return f"sent no heartbeat for {silence_s:g} s"
-            await asyncio.sleep(left_s)
+                return reason
+            # No longer than the short limit: the process may register meanwhile.
+            await asyncio.sleep(min(left_s, silence_s))
 
     def _as_silent(self, member: Member, quiet_s: float) -> Member:
         condition = f"; {_condition(member.pid)}" if self._is_local else ""

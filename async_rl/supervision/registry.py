@@ -58,9 +58,6 @@ class Registry:
         self.directory = Directory()
         self.directory.update(Members(revision=0, members=[]))
         self._entries: dict[str, _Entry] = {}
-        self._serving: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(
-            asyncio.Event
-        )
         # By role: the last revision that changed each member, also one that left, in their order.
         # Names are used again, so there are not many more than members.
         self._changes: collections.defaultdict[Role, dict[str, int]] = collections.defaultdict(dict)
@@ -107,7 +104,6 @@ class Registry:
             )
         )
         entry.is_serving = True
-        self._serving[message.name].set()
         self._publish(message.name)
 
     def beat(self, message: Heartbeat) -> None:
@@ -147,7 +143,6 @@ class Registry:
         self._enter(
             Member(name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time())
         )
-        self._serving.pop(name, None)
         self._publish(name)
 
     def drain(self, name: str) -> None:
@@ -165,7 +160,6 @@ class Registry:
     def forget(self, name: str) -> None:
         """Remove a process that has left for good."""
         self._entries.pop(name, None)
-        self._serving.pop(name, None)
 
     async def news(self, revision: int, roles: frozenset[Role]) -> None:
         """Return once a member of these roles has changed since a revision, or if the revision is
@@ -220,10 +214,6 @@ class Registry:
     def is_serving(self, name: str) -> bool:
         """Return whether the process has registered and has not exited."""
         return name in self._entries and self._entries[name].is_serving
-
-    async def until_serving(self, name: str) -> None:
-        """Wait until the process has registered."""
-        await self._serving[name].wait()
 
     def quiet_s(self, name: str) -> float:
         """Return the seconds since the last heartbeat of the process."""

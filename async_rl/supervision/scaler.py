@@ -89,16 +89,16 @@ class Scaler:
             self._reconcile()
             await asyncio.Event().wait()  # keep the group open for processes that leave
 
-    def scale(self, wanted: Mapping[str, int], reason: str) -> None:
-        """Set the number of processes of these pools. Raises ConfigError, and changes nothing, if
-        that is not possible.
+    def scale(self, wanted: Mapping[str, int]) -> None:
+        """Set the number of processes of these pools, as a person requests. Raises ConfigError, and
+        changes nothing, if that is not possible.
         """
         # All checks come before the first change, so that a request is done as a whole or not at
         # all.
         raise_if_any(self._refusals(wanted))
         for pool, count in wanted.items():
             if count != self.registry.wanted[pool]:
-                self._want(pool, count, reason)
+                self._want(pool, count, "as requested by a person")
         self._reconcile()
 
     def give_up(self, spec: ProcessSpec, reason: str) -> None:
@@ -191,7 +191,7 @@ class Scaler:
     async def _drain(self, name: str, member: Member | None) -> float:
         """Ask a generator or gateway to finish its groups; return the seconds that it may take."""
         if member is not None:
-            process = Incarnation(member, self.registry.directory, self.connect)
+            process = Incarnation(member, self.connect)
             try:
                 await process.call(Drain(), timeout_s=self.config.timeouts.call_s)
             except InfrastructureError as error:

@@ -173,7 +173,7 @@ async def gateway(folder: Path, address: str, num_sessions: int) -> None:
         config=settings(folder),
         directory=directory,
         activity=Activity(),
-        incarnation_of=lambda member: Incarnation(member, directory, connections),
+        incarnation_of=lambda member: Incarnation(member, connections),
     )
     engines = RemoteEngines(cast(Any, context))
     following = asyncio.create_task(engines.follow(lambda: None))

@@ -131,7 +131,7 @@ class Learner:
             log=logging.getLogger(__name__),
             directory=directory,
             supervisor=None,
-            incarnation_of=lambda member: Incarnation(member, directory, connections),
+            incarnation_of=lambda member: Incarnation(member, connections),
         )
         pool: Any = self
         pusher = Pusher(context, pool, Device(), rank_device=self._device, life=1)

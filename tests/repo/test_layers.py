@@ -39,7 +39,11 @@ ADAPTERS = {
         "async_rl/data/hub.py",
         "launchers/api/session.py",
     ),
-    "sqlite3": ("async_rl/buffer/store/", "async_rl/data/prompt_file.py"),
+    "sqlite3": (
+        "async_rl/buffer/store/",
+        "async_rl/data/prompt_file.py",
+        "async_rl/data/prompts.py",
+    ),
 }
 """Who may import what; everyone else reaches it through them."""
 

@@ -19,7 +19,7 @@ from async_rl.protocol.buffer import RequestWork, Work
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Connections, Directory, Peer
 from async_rl.wire.keys import Keys, create_keys
-from async_rl.wire.rpc import RpcClient, RpcServer
+from async_rl.wire.rpc import RpcServer
 
 ASK = RequestWork(generator="g", incarnation="i", version=0, credit=1, wait_s=0)
 
@@ -53,7 +53,7 @@ class Lives:
         self.directory.update(Members(revision=pid, members=[member]))
 
     async def ask(self) -> str:
-        reply: Work = await Peer("buffer", self.directory, self.connect).call(ASK, timeout_s=30)
+        reply: Work = await Peer("buffer", self.connect).call(ASK, timeout_s=30)
         return reply.waits_for
 
 
@@ -89,7 +89,7 @@ async def test_a_process_that_does_not_come_is_named_with_the_request_and_the_ti
 ) -> None:
     expected = r"buffer does not serve: RequestWork got no reply within 0\.1 s"
     with pytest.raises(Unavailable, match=expected):
-        await Peer("buffer", it.directory, it.connect).call(ASK, timeout_s=0.1)
+        await Peer("buffer", it.connect).call(ASK, timeout_s=0.1)
 
 
 async def test_only_the_connection_to_the_living_process_is_kept(it: Lives) -> None:
@@ -122,7 +122,10 @@ async def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
     monkeypatch.setattr("async_rl.runtime.directory.AGAIN_S", 0.01)
     num_sent = 0
 
-    class Lossy:
+    class Lossy(Connections):
+        def __call__(self, address: str) -> Any:
+            return self
+
         async def call(self, request: Message, *, timeout_s: float) -> Any:
             nonlocal num_sent
             num_sent += 1
@@ -133,6 +136,6 @@ async def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
     directory = Directory()
     member = Member(name="buffer", role="buffer", pid=1, address="a", state="", since_s=0.0)
     directory.update(Members(revision=1, members=[member]))
-    peer = Peer("buffer", directory, lambda address: cast(RpcClient, Lossy()))
+    peer = Peer("buffer", Lossy(cast(Keys, None), directory))
     work: Work = await peer.call(ASK, timeout_s=60)
     assert work.waits_for == "third"

@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
     async def act(run: ScaledRun) -> None:
         before = dict(run.registry.wanted)
         with pytest.raises(ConfigError, match=remedy):
-            run.scaler.scale(wanted, "test")
+            run.scaler.scale(wanted)
         assert run.registry.wanted == before
         assert not (tmp_path / SCALE_FILE).exists()
 
@@ -128,9 +128,9 @@ def test_gateways_are_scaled_and_asked_to_finish_their_groups(
     async def act(run: ScaledRun) -> None:
         start = ("buffer", "learner-0", "verifier-0", "generator-0", "gateway-0")
         await run.until(*start)
-        run.scaler.scale({"gateways": 3}, "test")
+        run.scaler.scale({"gateways": 3})
         await run.until(*start, "gateway-1", "gateway-2")
-        run.scaler.scale({"gateways": 1}, "test")
+        run.scaler.scale({"gateways": 1})
         # The scaler asks in a task of its own, before the processes leave.
         assert sorted([await asked.get(), await asked.get()]) == ["gateway-1", "gateway-2"]
         await run.until(*start)
@@ -151,9 +151,9 @@ def test_each_pool_is_scaled_by_itself_and_kept_for_a_later_life(
 
     async def act(run: ScaledRun) -> None:
         await run.until(*START)
-        run.scaler.scale({"generators.big": 3, "generators.judge": 0}, "test")
+        run.scaler.scale({"generators.big": 3, "generators.judge": 0})
         await run.until(*START[:-1], "generator-big-1", "generator-big-2")
-        run.scaler.scale({"generators.big": 1, "generators": 2}, "test")
+        run.scaler.scale({"generators.big": 1, "generators": 2})
         await run.until(*START[:-1], "generator-1")
         found = {pool.pool: (pool.wanted, pool.live, pool.work) for pool in run.registry.pools()}
         assert found == {
@@ -179,7 +179,7 @@ def test_a_wrong_pool_is_told_with_those_that_the_run_has(
 ) -> None:
     async def act(run: ScaledRun) -> None:
         with pytest.raises(ConfigError, match=remedy):
-            run.scaler.scale(wanted, "test")
+            run.scaler.scale(wanted)
 
     gpus = (
         "generators.pools.big.gpus_each=1",
@@ -197,7 +197,7 @@ def test_a_wrong_pool_is_told_with_those_that_the_run_has(
 def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.scaler.scale({"generators": 2}, "test")
+        run.scaler.scale({"generators": 2})
         run.scaler.give_up(run.fleet.children["generator-1"].spec, "failed: OutOfMemory")
         assert run.registry.wanted["generators"] == 1
 
@@ -212,10 +212,10 @@ def test_more_than_fits_in_memory_is_refused_with_figures_and_fewer_never(tmp_pa
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "generator-0")
         with pytest.raises(ConfigError, match=f"needs about {gb(needed_mb)} of memory"):
-            run.scaler.scale({"generators": 3}, "test")
+            run.scaler.scale({"generators": 3})
         assert run.registry.wanted["generators"] == 1
-        run.scaler.scale({"generators": 2}, "test")
-        run.scaler.scale({"generators": 1, "verifiers": 1}, "test")
+        run.scaler.scale({"generators": 2})
+        run.scaler.scale({"generators": 1, "verifiers": 1})
         assert run.registry.wanted == {"generators": 1, "verifiers": 1}
 
     with_run(config, tmp_path, act, dataclasses.replace(MACHINE, memory_mb=needed_mb - 1))
@@ -224,7 +224,7 @@ def test_more_than_fits_in_memory_is_refused_with_figures_and_fewer_never(tmp_pa
 def test_the_memory_of_this_machine_does_not_limit_a_cluster(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.scaler.scale({"generators": 9}, "test")
+        run.scaler.scale({"generators": 9})
         assert run.registry.wanted["generators"] == 9
 
     on_cluster = compose("grpo_code", ["launcher=ray"])

@@ -13,8 +13,7 @@ import pytest
 from async_rl.core.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import RequestWork, Work
-from async_rl.protocol.control import GetStatus, Pools, Scale
-from async_rl.protocol.generator import Drain
+from async_rl.protocol.control import GetStatus, Scale, StatusReply
 from async_rl.protocol.learner import CommitStep
 from async_rl.wire.keys import Keys, create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
@@ -209,4 +208,5 @@ async def test_calls_to_many_peers_need_no_thread_per_peer(keys: Keys) -> None:
 
 
 def test_every_request_names_its_reply() -> None:
-    assert (CommitStep.Reply, Drain.Reply, RequestWork.Reply, Scale.Reply) == (Ok, Ok, Work, Pools)
+    replies = (CommitStep.Reply, Scale.Reply, RequestWork.Reply, GetStatus.Reply)
+    assert replies == (Ok, Ok, Work, StatusReply)

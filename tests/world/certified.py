@@ -23,7 +23,8 @@ from world import World, clear
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.core.types import Purpose
-from async_rl.data.prompt_file import PROMPTS_FILE, write_prompts
+from async_rl.data.prompt_file import PROMPTS_FILE
+from async_rl.data.prompts import write_prompts
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.certificate.statements import Certificate
 
