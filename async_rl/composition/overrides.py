@@ -4,6 +4,7 @@ Invariants: text needs no quotes (paths with spaces, names that look like number
 name the same setting, so their order does not matter.  The schema reports unknown settings.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,24 +34,17 @@ def as_words(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
         raise ConfigError(f"{overrides}: is a single string; give a list, as in [{overrides!r}]")
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    return [f"{path}={_written(path, value)}" for path, value in schema.flatten(overrides)]
+    return [
+        f"{path}={show(value, functools.partial(_text, path))}"
+        for path, value in schema.flatten(overrides)
+    ]
 
 
-def _written(path: str, value: object) -> str:
-    match value:
-        case str() if _PLAIN.fullmatch(value):
-            return value
-        case str():
-            return _quoted(value)
-        case None | bool() | int() | float():
-            return show(value)
-        case Mapping():
-            inner = (f"{name}:{_written(path, entry)}" for name, entry in value.items())
-            return "{" + ",".join(inner) + "}"
-        case list() | tuple():
-            return "[" + ",".join(_written(path, entry) for entry in value) + "]"
-        case Path():
-            return _written(path, str(value))
+def _text(path: str, value: object) -> str:
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else _quoted(value)
     raise ConfigError(
         f"{path}: a {type(value).__name__} cannot be the value of a setting; give text, a number,"
         " True, False, None, a list or a dict"

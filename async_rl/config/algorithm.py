@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from async_rl.config.base import (
+    BelowOne,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Section,
+    Share,
     Tag,
     Text,
 )
@@ -49,7 +51,7 @@ class CriticConfig(Section):
 class DiscountedAdvantage(Section):
     """Rewards count for what came before them."""
 
-    gamma: Annotated[float, Field(gt=0, le=1)]
+    gamma: Share
     """discount of later rewards: of grpo, dr_grpo and rloo per call of an agent, of other
     estimators per token"""
 
@@ -130,7 +132,7 @@ class KlConfig(Section):
     controller: Annotated[FixedKl | AdaptiveKl, Tag]
     """adaptive changes the coefficient so that the KL approaches a target"""
     # Below 1: with 1 the reference is the policy and the KL always 0.
-    ref_ema_eta: Annotated[float, Field(ge=0, lt=1)]
+    ref_ema_eta: BelowOne
     """after each step the reference becomes eta x policy + (1 - eta) x reference; 0 = fixed
     reference"""
 

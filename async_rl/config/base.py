@@ -6,7 +6,7 @@ a field is its description; error messages and docs/configuration.md show it.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -34,9 +34,12 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
+Word = Annotated[str, Field(pattern="^\\w+$")]
 # Absolute, because the processes of a run start in other directories than the command line.
-LocalPath = Annotated[str, AfterValidator(absolute)]
+LocalPath = Annotated[str, Field(min_length=1), AfterValidator(absolute)]
 OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """Accepts one string where a list of strings is wanted."""
 Entries = Annotated[list[Annotated[str, Field(pattern="^\\w+=(?s:.+)$")]], OneOrMore]
@@ -81,13 +84,13 @@ def as_builtins(section: Section) -> dict[str, Any]:
     return section.model_dump(exclude_defaults=True)
 
 
-def show(value: Any) -> str:
-    """A value as a person would write it in an override."""
+def show(value: Any, text: Callable[[Any], str] = str) -> str:
+    """A value as a person would write it in an override. text: writes what is no number."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{show(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{show(inner, text)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(show, value)) + "]"
+        return "[" + ",".join(show(inner, text) for inner in value) + "]"
     # A whole number, as people write it where a setting may have a fraction.
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, int | float) else text(value)

@@ -7,7 +7,7 @@ Part of the schema in `run.py`, whose invariants hold here.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from async_rl.config.base import (
     LocalPath,
@@ -15,6 +15,7 @@ from async_rl.config.base import (
     PositiveFloat,
     PositiveInt,
     Section,
+    Share,
     Text,
     absolute,
     is_function,
@@ -40,7 +41,7 @@ class ScoreFilterConfig(Section):
     """remove prompts whose mean reward is above this value; null = none"""
     below: float | None
     """remove prompts whose mean reward is below this value; null = none"""
-    max_share: Annotated[float, Field(gt=0, le=1)]
+    max_share: Share
     """largest share of the active prompts removed at one time, those farthest beyond their bound
     first; one prompt always stays"""
 
@@ -57,12 +58,12 @@ class DataConfig(Section):
     """jsonl, json or parquet files, globs (*.parquet) or fsspec URLs; empty = the embedded task"""
     val_files: Files
     """files of the held-out evaluation; empty with train_files set = no evaluation"""
-    metadata_file: Annotated[LocalPath, Field(min_length=1)] | None
+    metadata_file: LocalPath | None
     """file with further columns of the rows, joined by id (AReaL's code metadata); null = the rows
     are complete"""
     epochs: PositiveFloat | None
     """passes over the training rows; num_steps=null is computed from it"""
-    tokenizer: Annotated[LocalPath, Field(min_length=1)] | None
+    tokenizer: LocalPath | None
     """directory of the tokenizer; null = the model's tokenizer"""
     prompt_key: Text
     """column with the prompt, a string or a chat list; where it is `prompt`, the layout of the row

@@ -16,8 +16,10 @@ from async_rl.config.base import (
     OneOrMore,
     PositiveInt,
     Section,
+    Share,
     Tag,
     Text,
+    Word,
     absolute,
     by_name,
 )
@@ -49,7 +51,7 @@ class LoraAdapter(Section):
     """columns of the matrix B and rows of A, whose product is added to a weight"""
     alpha: PositiveInt
     """the product is multiplied by alpha / rank"""
-    targets: Annotated[list[Annotated[str, Field(pattern="^\\w+$")]], OneOrMore]
+    targets: Annotated[list[Word], OneOrMore]
     """names of the linear layers with an adapter, for example q_proj; empty = all but the output
     head"""
     slots: NonNegativeInt
@@ -105,7 +107,7 @@ class VllmConfig(Section):
     """tokens processed in one engine step"""
     kv_cache_mb: NonNegativeInt
     """MB of KV cache per engine; 0 = determined by gpu_memory_utilization (GPU only)"""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
+    gpu_memory_utilization: Share
     """share of the GPU's memory for the engine"""
     enforce_eager: bool
     """disable compilation and CUDA graphs"""
@@ -221,7 +223,7 @@ class PoolConfig(Section):
     """instead of generation.vllm.max_num_batched_tokens"""
     kv_cache_mb: NonNegativeInt | None = None
     """instead of generation.vllm.kv_cache_mb"""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    gpu_memory_utilization: Share | None = None
     """instead of generation.vllm.gpu_memory_utilization"""
     cpus_each: PositiveInt | None = None
     """instead of launcher.generator_cpus"""

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from async_rl.config.base import (
+    BelowOne,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Section,
+    Word,
 )
-
-_Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
@@ -26,7 +26,7 @@ class OptimizerConfig(Section):
     weight_decay: NonNegativeFloat
     """decoupled weight decay"""
     # A file of YAML has lists only, which a strict tuple would refuse.
-    betas: Annotated[tuple[_Decay, _Decay], Field(strict=False)]
+    betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)]
     """AdamW's moment decays"""
     eps: PositiveFloat
     """AdamW's epsilon"""
@@ -91,7 +91,7 @@ class LearnerConfig(Section):
     activations; null = budget_tokens"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
-    shard_units: NonNegativeInt | list[Annotated[str, Field(pattern="^\\w+$")]]
+    shard_units: NonNegativeInt | list[Word]
     """modules that FSDP gathers separately: names of their classes, or the parameters from which a
     module is one; 0 = the blocks that the model must not split"""
     offload: Literal["none", "optimizer", "parameters"]

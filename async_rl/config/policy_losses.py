@@ -9,6 +9,9 @@ from pydantic import Field
 
 from async_rl.config.base import PositiveFloat, Section, Tag, Text
 
+_AboveOne = Annotated[float, Field(gt=1)]
+_Fraction = Annotated[float, Field(gt=0, lt=1)]
+
 
 class NoCorrection(Section):
     """Every behavior weight is 1."""
@@ -20,7 +23,7 @@ class CapCorrection(Section):
     """Truncated importance sampling: a weight above the maximum is capped."""
 
     kind: Literal["token_tis", "sequence_tis"]
-    max: Annotated[float, Field(gt=1)]
+    max: _AboveOne
     """cap (tis) or upper bound (mis) of exp(proximal - behavior)"""
 
 
@@ -28,9 +31,9 @@ class MaskCorrection(Section):
     """Masked importance sampling: tokens or sequences outside the bounds are masked."""
 
     kind: Literal["token_mis", "sequence_mis"]
-    max: Annotated[float, Field(gt=1)]
+    max: _AboveOne
     """cap (tis) or upper bound (mis) of exp(proximal - behavior)"""
-    min: Annotated[float, Field(gt=0, lt=1)]
+    min: _Fraction
     """lower bound of exp(proximal - behavior)"""
 
 
@@ -49,7 +52,7 @@ BehaviorCorrection = PluginCorrection | NoCorrection | CapCorrection | MaskCorre
 class PolicyLossConfig(Section):
     """The parameters of every policy loss."""
 
-    max_mean_ratio: Annotated[float, Field(gt=1)] | None
+    max_mean_ratio: _AboveOne | None
     """a sequence whose mean ratio is above this value is excluded from the update; null = off"""
 
 
@@ -64,11 +67,11 @@ class CorrectedLoss(PolicyLossConfig):
 class Clips(Section):
     """The bounds of a clipped surrogate."""
 
-    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    clip_low: _Fraction
     """the ratio is clipped below 1 - clip_low"""
     clip_high: PositiveFloat
     """the ratio is clipped above 1 + clip_high"""
-    clip_dual: Annotated[float, Field(gt=1)] | None
+    clip_dual: _AboveOne | None
     """bound on the loss of negative advantages; null = off"""
 
 
@@ -96,7 +99,7 @@ class CispoLoss(CorrectedLoss):
     """The ratio is a bounded constant factor of the policy gradient."""
 
     kind: Literal["cispo"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)] | None
+    clip_low: _Fraction | None
     """the ratio is clipped below 1 - clip_low; null = no lower bound, as published"""
     clip_high: PositiveFloat
     """the ratio is clipped above 1 + clip_high"""
@@ -112,7 +115,7 @@ class DppoLoss(BehaviorLoss):
     """The policy gradient within a trust region of the token's probability."""
 
     kind: Literal["dppo"]
-    max_shift: Annotated[float, Field(gt=0, lt=1)]
+    max_shift: _Fraction
     """a token whose probability moved further from the behavior policy's, towards its advantage,
     has no gradient"""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from async_rl.config.base import (
+    BelowOne,
     NonNegativeFloat,
     NonNegativeInt,
     OneOrMore,
@@ -16,8 +17,10 @@ from async_rl.config.base import (
     Section,
     Tag,
     Text,
+    Word,
 )
 
+_AbsolutePath = Annotated[str, Field(pattern="^/")]
 Extraction = Literal["auto", "fenced", "whole"]
 
 MOST_TIMEOUTS = 2
@@ -44,15 +47,15 @@ class SandboxConfig(Section):
     """run even if neither namespaces nor seccomp are available"""
     packages: Annotated[list[str], OneOrMore]
     """installed packages that programs may import besides the standard library, by import name"""
-    float_tolerance: Annotated[float, Field(ge=0, lt=1)]
+    float_tolerance: BelowOne
     """largest relative difference of floats that count as equal, in problems that state none; 0 =
     exact"""
-    checker_headers: Annotated[str, Field(pattern="^/")] | None
+    checker_headers: _AbsolutePath | None
     """directory with testlib.h and other headers that checkers in C++ include; null = none"""
     container_engine: Annotated[list[str], Field(min_length=1), OneOrMore]
     """command of Podman, with its global options, for tests that run in a container"""
     # By name, so that the rows of a data set do not depend on the paths of one machine.
-    rootfs: dict[str, Annotated[str, Field(pattern="^/")]]
+    rootfs: dict[str, _AbsolutePath]
     """directories with a root file system, by the name that container tests give as image; other
     names are images of the engine"""
 
@@ -125,7 +128,7 @@ class RemoteTerm(Term):
     attempts: PositiveInt
     """requests to a server that fails, within timeouts.group_s / 12"""
     # The name of a variable and not the token: config.yaml is copied to mirrors.
-    token_env: Annotated[str, Field(pattern="^\\w+$")] | None
+    token_env: Word | None
     """environment variable that contains the bearer token; null = send none"""
 
 

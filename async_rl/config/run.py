@@ -32,6 +32,7 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import Agent, RolloutConfig
 from async_rl.config.timeouts import TimeoutsConfig
 
+_Port = Annotated[int, Field(ge=0, le=65535)]
 PIECE_BYTES = 256 << 20
 """A broadcast over NCCL sends pieces of at most this size, two of them under way."""
 DEVICE_CHUNK_BYTES = 1 << 30
@@ -144,9 +145,9 @@ class CheckpointConfig(Section):
 class MonitoringConfig(Section):
     """Displays and exports of the run's metrics."""
 
-    tensorboard_port: Annotated[int, Field(ge=0, le=65535)] | None
+    tensorboard_port: _Port | None
     """port of the TensorBoard that starts with the run; 0 = a free one, null = none"""
-    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None
+    prometheus_port: _Port | None
     """port of the endpoint for Prometheus; 0 = a free one, null = none"""
     wandb: Text | None
     """project in Weights & Biases that also receives the metrics; null = none"""
@@ -177,7 +178,7 @@ class RunConfig(Section):
     run_name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None
     """name of the directory under output_dir: letters, digits, dots, dashes and underscores, at
     most 200; null = a generated unique name"""
-    output_dir: Annotated[LocalPath, Field(min_length=1)]
+    output_dir: LocalPath
     """directory of all runs"""
     num_steps: PositiveInt
     """learner steps; null at launch = computed from data.epochs"""

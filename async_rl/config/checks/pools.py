@@ -14,8 +14,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
 
 _TAKEN = (*get_args(Role), GENERATORS, VERIFIERS, GATEWAYS)
-_OF_VLLM = tuple(name for name, path in PLACES.items() if path.startswith("generation.vllm."))
-_OF_CLUSTERS = tuple(name for name, path in PLACES.items() if path.startswith("launcher."))
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
@@ -23,6 +21,11 @@ def pool_problems(config: RunConfig) -> Iterator[str]:
     pools = config.generators.pools
     for name, pool in pools.items():
         yield from _problems_of(config, name, pool)
+        if config.takes_turns:
+            yield (
+                f"generators.pools.{name} with placement=colocated: the learner shares its device"
+                " with the generators of one pool only; remove this pool"
+            )
     evaluating = [name for name, pool in pools.items() if pool.work == "evaluation"]
     # An evaluation belongs to one kind of pool. With both, its results would depend on which
     # generators are free.
@@ -57,21 +60,15 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
         )
     elif name in _TAKEN:
         yield f"{path}: {name} is a reserved name; choose another"
-    given = as_builtins(pool)
-    for key in _OF_VLLM:
-        if key in given and not config.generation.is_vllm:
-            yield (
-                f"{path}.{key}={given[key]} has no effect with"
-                f" generation.engine={config.generation.engine}; remove it"
-            )
-    for key in _OF_CLUSTERS:
-        if key in given and config.launcher.is_one_machine:
-            yield (
-                f"{path}.{key}={given[key]} has no effect with"
-                f" launcher={config.launcher.kind}, which uses one machine; remove it"
-            )
-    if pool.cores and not config.launcher.is_one_machine:
-        yield (
-            f"{path}.cores={pool.cores} has no effect with launcher={config.launcher.kind}, which"
-            " assigns the cores; remove it"
-        )
+    launcher = config.launcher
+    for key, value in as_builtins(pool).items():
+        place = PLACES.get(key, "")
+        if place.startswith("generation.vllm.") and not config.generation.is_vllm:
+            cause = f"generation.engine={config.generation.engine}"
+        elif place.startswith("launcher.") and launcher.is_one_machine:
+            cause = f"launcher={launcher.kind}, which uses one machine"
+        elif key == "cores" and value and not launcher.is_one_machine:
+            cause = f"launcher={launcher.kind}, which assigns the cores"
+        else:
+            continue
+        yield f"{path}.{key}={value} has no effect with {cause}; remove it"

@@ -40,12 +40,11 @@ def problems(config: RunConfig) -> Iterator[str]:
     # A pool inherits settings, and with them problems of the main pool: report each once.
     yield from dict.fromkeys(_pools(config))
     yield from pool_problems(config)
-    yield from _data(config)
+    yield from file_problems(config.data)
     yield from _sampling(config)
     yield from _batch(config)
     yield from _learner(config)
     yield from reward_problems(config)
-    yield from _weights(config)
     yield from _timeouts(config)
     yield from launcher_problems(config)
 
@@ -56,18 +55,6 @@ def _pools(config: RunConfig) -> Iterator[str]:
         own = config_of(config, pool)
         for problem in (*combination_problems(own), *_engine(own)):
             yield in_words_of(pool, config, problem)
-
-
-def _data(config: RunConfig) -> Iterator[str]:
-    yield from file_problems(config.data)
-    below = config.data.filter.below
-    clip = config.reward.clip
-    # The filter compares scaled rewards, which the clip bounds.
-    if below is not None and below <= -clip:
-        yield (
-            f"data.filter.below={below:g} with reward.clip={clip:g}: no reward is below it; raise"
-            " it, or set it to null"
-        )
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
@@ -157,48 +144,6 @@ def _learner(config: RunConfig) -> Iterator[str]:
             f"generation.vllm.extra={quantization} with"
             " algorithm.policy_loss.correction=none: the weights that draw the samples are rounded"
             " and those that are trained are not; set algorithm.policy_loss.correction=token_tis"
-        )
-
-
-def _weights(config: RunConfig) -> Iterator[str]:
-    every = config.weights.push_every_steps
-    bound = config.buffer.max_staleness_versions
-    # Admission waits for a newer version, which only the blocked step would make.
-    if every - 1 > bound:
-        yield (
-            f"weights.push_every_steps={every} with"
-            f" buffer.max_staleness_versions={bound}: between pushes generators are"
-            f" {every - 1} versions behind and admission would stop forever;"
-            f" raise buffer.max_staleness_versions to at least {every - 1}, or"
-            " lower weights.push_every_steps"
-        )
-    has_shared_gpu = (
-        config.takes_turns
-        and config.generators.gpus_each > 0
-        and config.learner.gpus_each > 0
-        and config.generation.is_vllm
-        and config.learner.ranks == 1
-    )
-    if config.weights.transfer.kind == "ipc" and not has_shared_gpu:
-        yield (
-            "weights.transfer=ipc: the weights remain in the memory of a GPU that a vLLM generator"
-            " and a learner of one rank share; set placement=colocated, generation.engine=vllm,"
-            " learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
-        )
-    if not config.takes_turns:
-        return
-    # Two handovers: the batches that are trained now, and the groups written since then.
-    if bound > 2 * every:
-        yield (
-            f"buffer.max_staleness_versions={bound} with placement=colocated and"
-            f" weights.push_every_steps={every}: one handover trains {every} batches, so groups"
-            " written more than two handovers ahead only become stale; set it to at most"
-            f" {2 * every}, or weights.push_every_steps to at least {-(-bound // 2)}"
-        )
-    for name in config.generators.pools:
-        yield (
-            f"generators.pools.{name} with placement=colocated: the learner shares its device with"
-            " the generators of one pool only; remove this pool"
         )
 
 
