@@ -6,10 +6,8 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
-import msgspec
 from pydantic import ValidationError
 
 from async_rl.composition.choices import FUNCTION
@@ -25,6 +23,7 @@ from async_rl.composition.schema import (
 )
 from async_rl.config.base import show
 from async_rl.config.run import RunConfig
+from async_rl.core.packaged import read_packaged
 
 _LISTED = 20
 
@@ -57,8 +56,7 @@ def hint(word: str, *, among: Sequence[str]) -> str:
 @functools.cache
 def known_names() -> dict[str, str]:
     """The setting here by its name in other trainers."""
-    text = resources.files(__package__).joinpath("known_names.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=dict[str, str])
+    return read_packaged(__package__, "known_names.yaml", dict[str, str])
 
 
 def value_at(tree: Any, path: str) -> Any:

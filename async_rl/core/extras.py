@@ -5,15 +5,11 @@ anything starts.
 """
 
 import importlib.util
-from importlib import resources
-
-import msgspec
 
 from async_rl.core.errors import ConfigError
+from async_rl.core.packaged import read_packaged
 
-_EXTRAS: dict[str, list[str]] = msgspec.toml.decode(
-    resources.files(__package__).joinpath("extras.toml").read_bytes()
-)
+_EXTRAS = read_packaged(__package__, "extras.toml", dict[str, list[str]])
 EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
 """The extra of each package that product code imports and that is not a base dependency."""
 _ENGINES = ("train", "cpu")

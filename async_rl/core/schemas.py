@@ -6,17 +6,13 @@ schemas.toml has the keywords; `benchmarks/generation/schemas.py` tries public s
 
 import json
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
-import msgspec
-
 from async_rl.core.errors import DataError
+from async_rl.core.packaged import read_packaged
 from async_rl.core.support import Support
 
-_TABLES: dict[str, dict[str, list[str]]] = msgspec.toml.decode(
-    resources.files(__package__).joinpath("schemas.toml").read_bytes()
-)
+_TABLES = read_packaged(__package__, "schemas.toml", dict[str, dict[str, list[str]]])
 _OF_TYPE = _TABLES["of_type"]
 _INSTEAD = _TABLES["instead"]
 _OTHER = _TABLES["other"]

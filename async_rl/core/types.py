@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
@@ -130,7 +129,7 @@ class AssertTest(Value, tag_field="kind", tag="assert"):
     """
 
     code: str
-    names: list[str] = msgspec.field(default_factory=list)
+    names: list[str] = []
 
     @property
     def own(self) -> frozenset[str]:
@@ -165,11 +164,11 @@ class ContainerTest(Value, tag_field="kind", tag="container"):
     image: Annotated[str, Meta(pattern=r"^[\w][\w./:@-]*$")]
     command: Annotated[list[str], Meta(min_length=1)]
     program: ContainerPath = "/work/solution.py"
-    files: dict[ContainerPath, str] = msgspec.field(default_factory=dict)
+    files: dict[ContainerPath, str] = {}
     prints: StdinTest | None = None
     report: ContainerPath | None = None
-    passing: list[str] = msgspec.field(default_factory=list)
-    failing: list[str] = msgspec.field(default_factory=list)
+    passing: list[str] = []
+    failing: list[str] = []
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60
     memory_mb: Annotated[int, Meta(ge=16)] = 1024
 

@@ -3,12 +3,12 @@
 import base64
 import pickletools
 import zlib
-from importlib import resources
 from typing import Any, Literal
 
 import msgspec
 
 from async_rl.core.errors import DataError
+from async_rl.core.packaged import read_packaged
 from async_rl.data.files import Row
 
 
@@ -31,9 +31,7 @@ class _Table(msgspec.Struct, frozen=True):
     sources: dict[str, Literal["gsm8k", "math", "pairs"]]
 
 
-_TABLE = msgspec.toml.decode(
-    resources.files(__package__).joinpath("layouts.toml").read_bytes(), type=_Table
-)
+_TABLE = read_packaged(__package__, "layouts.toml", _Table)
 REFUSED = _TABLE.refused
 SOURCES = _TABLE.sources
 

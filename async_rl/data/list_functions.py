@@ -15,11 +15,11 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import msgspec
 
+from async_rl.core.packaged import read_packaged
 from async_rl.core.types import CallTest, CodeProblem
 
 DATA_SOURCE = "list_functions"
@@ -118,9 +118,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 text; a test compares them with the code.
 """
 
-_TABLES = msgspec.toml.decode(
-    resources.files(__package__).joinpath("concepts.toml").read_bytes(), type=_Tables
-)
+_TABLES = read_packaged(__package__, "concepts.toml", _Tables)
 FILTERS = _TABLES.filters
 MAPS = _TABLES.maps
 REDUCTIONS = _TABLES.reductions

@@ -8,13 +8,13 @@ tests refuse a name that the table does not declare; docs and dashboards are gen
 import functools
 import re
 from collections.abc import Mapping
-from importlib import resources
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
+from async_rl.core.packaged import read_packaged
+
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
-_Table = TypeVar("_Table")
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
@@ -37,22 +37,15 @@ class MetricSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return f"{self.meaning} ({self.unit})"
 
 
-def _read(file: str, table: type[_Table]) -> _Table:
-    """Read a file next to this module. Raises msgspec.ValidationError, with the path, for a
-    malformed line.
-    """
-    text = resources.files(__package__).joinpath(file).read_bytes()
-    return msgspec.toml.decode(text, type=table)
-
-
+_SECTIONS = read_packaged(__package__, "catalogue.toml", dict[_Name, dict[_Name, MetricSpec]])
 METRICS: Mapping[str, MetricSpec] = {
     f"{section}/{part}": spec
-    for section, specs in _read("catalogue.toml", dict[_Name, dict[_Name, MetricSpec]]).items()
+    for section, specs in _SECTIONS.items()
     for part, spec in specs.items()
 }
 """All declared metrics by name; a name may contain placeholders."""
 
-FIRST_SCREEN = _read("first_screen.toml", dict[str, Chart])
+FIRST_SCREEN = read_packaged(__package__, "first_screen.toml", dict[str, Chart])
 """The ten charts to watch, by title."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from async_rl.protocol.base import Message, Request
 from async_rl.protocol.membership import Member, PoolCount
 
@@ -25,9 +23,9 @@ class StatusReply(Message):
     members: list[Member]
     metrics: dict[str, float]
     stalled: str = ""
-    restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
-    restarts: dict[str, int] = msgspec.field(default_factory=dict)
-    pools: list[PoolCount] = msgspec.field(default_factory=list)
+    restarted_because: dict[str, str] = {}
+    restarts: dict[str, int] = {}
+    pools: list[PoolCount] = []
 
 
 class GetStatus(Request):

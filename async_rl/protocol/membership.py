@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
 from async_rl.core.frozen import Value
 from async_rl.core.types import Role
 from async_rl.protocol.base import Message, Request
@@ -52,8 +50,8 @@ class Member(Value):
     address: str = ""
     waits_for: str = ""
     version: int = -1
-    counters: dict[str, float] = msgspec.field(default_factory=dict)
-    devices: list[str] = msgspec.field(default_factory=list)
+    counters: dict[str, float] = {}
+    devices: list[str] = []
 
 
 class Register(Request):
@@ -67,7 +65,7 @@ class Register(Request):
     role: Role
     pid: int
     address: str
-    devices: list[str] = msgspec.field(default_factory=list)
+    devices: list[str] = []
 
 
 class NextBeat(Message):
@@ -106,8 +104,8 @@ class Members(Message):
     members: list[Member]
     # Only the changes: the whole list to each process would grow with the square of their number.
     since: int = -1
-    left: list[str] = msgspec.field(default_factory=list)
-    roles: list[Role] = msgspec.field(default_factory=list)
+    left: list[str] = []
+    roles: list[Role] = []
 
 
 class WatchMembers(Request):

@@ -78,11 +78,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     cause: str
     metrics: dict[str, float]
-    members: list[Member] = msgspec.field(default_factory=list)
-    pools: list[PoolCount] = msgspec.field(default_factory=list)
+    members: list[Member] = []
+    pools: list[PoolCount] = []
     stalled: str = ""
-    restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
-    restarts: dict[str, int] = msgspec.field(default_factory=dict)
+    restarted_because: dict[str, str] = {}
+    restarts: dict[str, int] = {}
     tensorboard_url: str = ""
     started_s: float | None = None
 

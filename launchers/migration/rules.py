@@ -11,12 +11,12 @@ A key without a rule is refused.
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from importlib import resources
 from typing import Any, Literal
 
 import msgspec
 
 from async_rl.core.errors import ConfigError
+from async_rl.core.packaged import read_packaged
 
 Settings = dict[str, Any]
 Source = Mapping[str, Any]
@@ -185,5 +185,4 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_table(system: str) -> Table:
     """Read `<system>.yaml` of this package. Raises msgspec.ValidationError if it is malformed."""
-    text = resources.files(__package__).joinpath(f"{system}.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=Table)
+    return read_packaged(__package__, f"{system}.yaml", Table)

@@ -10,14 +10,12 @@ The history of compacted groups is deleted. Only their counts are checked, and t
 """
 
 from collections.abc import Iterator
-from importlib import resources
-
-import msgspec
 
 from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema, schema_of
 from async_rl.config.run import BufferConfig
 from async_rl.core.frozen import Value
+from async_rl.core.packaged import read_packaged
 
 _OTHER_TABLES = f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}"
 # One cause usually breaks a promise for thousands of groups.
@@ -25,9 +23,7 @@ _MAX_REPORTED = 20
 
 
 # The sentences by kind, with their queries.
-_CHECKS = msgspec.toml.decode(
-    resources.files(__package__).joinpath("audit.toml").read_bytes(), type=dict[str, dict[str, str]]
-)
+_CHECKS = read_packaged(__package__, "audit.toml", dict[str, dict[str, str]])
 
 
 class Audit(Value, frozen=True):

@@ -8,7 +8,6 @@ history in audit.py.
 
 import contextlib
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.frozen import Value
+from async_rl.core.packaged import read_packaged
 
 OF_GROUP = "WHERE group_id=?"
 OF_PROMPT = "WHERE prompt_id=?"
@@ -46,9 +46,7 @@ _HISTORY = (
 _SUMMARY = {
     "learner_version": LEARNER_VERSION,
     "next_position": NEXT_INDEX,
-    **msgspec.toml.decode(
-        resources.files(__package__).joinpath("ledger.toml").read_bytes(), type=dict[str, str]
-    ),
+    **read_packaged(__package__, "ledger.toml", dict[str, str]),
 }
 
 

@@ -6,13 +6,13 @@ Part of `checks/run.py`, whose invariants hold here.
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from importlib import resources
 from typing import Any
 
 import msgspec
 
 from async_rl.config.base import as_builtins, show
 from async_rl.config.run import RunConfig
+from async_rl.core.packaged import read_packaged
 
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "is": operator.eq,
@@ -44,8 +44,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def rows() -> list[Row]:
     """The rows of combinations.yaml."""
-    text = resources.files(__package__).joinpath("combinations.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=list[Row])
+    return read_packaged(__package__, "combinations.yaml", list[Row])
 
 
 def combination_problems(config: RunConfig) -> Iterator[str]:

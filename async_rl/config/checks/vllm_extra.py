@@ -8,15 +8,11 @@ log-probs stay what generation/engine.py promises. An argument that changes how 
 """
 
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from typing import Any
 
-import msgspec
+from async_rl.core.packaged import read_packaged
 
-_TABLES = msgspec.toml.decode(
-    resources.files(__package__).joinpath("vllm_extra.toml").read_bytes(),
-    type=dict[str, dict[str, Any]],
-)
+_TABLES = read_packaged(__package__, "vllm_extra.toml", dict[str, dict[str, Any]])
 
 
 def extra_problems(

@@ -5,14 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Sequence
-from importlib.resources import files
-
-import msgspec
 
 from async_rl.core.errors import Unsupported
 from async_rl.core.frozen import Value
+from async_rl.core.packaged import read_packaged
 from async_rl.core.programs import PYTHON
 
 # A tool of the machine may be a script that waits for a network.
@@ -71,8 +68,7 @@ class LanguageRow(Value, frozen=True):
 
 def table() -> dict[str, LanguageRow]:
     """The rows, by language."""
-    text = (files(__package__) / "languages.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, LanguageRow])
+    return read_packaged(__package__, "languages.toml", dict[str, LanguageRow])
 
 
 def places_of(language: str, row: LanguageRow) -> dict[str, str]:

@@ -6,7 +6,6 @@ used as it is, up to the bounds below.
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from async_rl.core.frozen import Value
@@ -64,7 +63,7 @@ class VerifyRequest(Value):
     memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB, le=MAX_MEMORY_MB)] | None = None
     output_kb: Annotated[int, Meta(ge=1, le=262144)] | None = None
     stop_at_first_failure: bool | None = None
-    functions: list[str] = msgspec.field(default_factory=list)
+    functions: list[str] = []
     sample: RewardSample | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +113,7 @@ class VerifyResponse(Value):
     verdict: Verdict
     tests: list[TestResult]
     level: int
-    scores: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = {}
     failure: str = ""
 
     def share(self, num_tests: int) -> float:
