@@ -3,7 +3,7 @@
 from async_rl.core.frozen import Value
 
 
-class AgentCall(Value, frozen=True):
+class AgentCall(Value):
     """One answer of the policy to an agent.
 
     end_tokens: the tokens of the response up to its end, counted from 1; 0 = it is not trained.

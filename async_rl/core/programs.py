@@ -40,7 +40,7 @@ def names_of(language: Language) -> frozenset[str]:
     return frozenset((language, *_OTHER_NAMES[language]))
 
 
-class OutputRules(Value, frozen=True):
+class OutputRules(Value):
     """The rules of a problem for comparing printed text.
 
     layout: lines = the same tokens on each line, tokens = the same tokens in any layout, exact =
@@ -54,7 +54,7 @@ class OutputRules(Value, frozen=True):
     absolute_tolerance: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class Checker(Value, frozen=True):
+class Checker(Value):
     """A program that decides about printed text, where several outputs are right. It is trusted
     as tests are, and runs in the jail (sandbox/checker.py has the forms). interacts: it runs next
     to the program, reads what the program prints, and prints what the program reads.

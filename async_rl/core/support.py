@@ -14,7 +14,7 @@ MOST_TOP = 20
 """The most alternatives of a token, as in the API of OpenAI."""
 
 
-class Support(Value, frozen=True):
+class Support(Value):
     """What an answer may draw from: the whole vocabulary by default.
 
     top_k, top_p: the likeliest tokens, after the temperature (0 and 1 = all); min_tokens: no end
@@ -56,7 +56,7 @@ class Support(Value, frozen=True):
 EVERYTHING = Support()
 
 
-class Alternatives(Value, frozen=True):
+class Alternatives(Value):
     """The log-probs that a caller reads next to those of the drawn tokens.
 
     num_top: the likeliest tokens at each position of the answer, from the distribution that was
@@ -71,7 +71,7 @@ class Alternatives(Value, frozen=True):
 NO_ALTERNATIVES = Alternatives()
 
 
-class Span(Value, frozen=True):
+class Span(Value):
     """Tokens that one request drew from a support.
 
     start, end: their positions; stop_ids: its end tokens; kept: the tokens that its top_k and top_p

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from async_rl.core.frozen import Value
 from async_rl.core.packaged import read_packaged
 from async_rl.core.types import CallTest, CodeProblem
 
@@ -33,7 +32,7 @@ _HELD_OUT_SHARE = 0.1
 """The share of the specs that only evaluation uses."""
 
 
-class Concept(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Concept(Value, array_like=True):
     """One part of a spec: two phrases for it, its code, its flaws."""
 
     phrases: tuple[str, str]
@@ -46,7 +45,7 @@ class Concept(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return _FUNCTIONS[self.code]
 
 
-class _Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Tables(Value):
     filters: tuple[Concept, ...]
     maps: tuple[Concept, ...]
     reductions: tuple[Concept, ...]

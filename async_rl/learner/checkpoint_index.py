@@ -22,7 +22,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 FileName = Annotated[str, msgspec.Meta(pattern=r"^rank_[0-9]{4,6}\.safetensors\Z")]
 
 
-class Stored(Value, frozen=True):
+class Stored(Value):
     """A tensor. dtype: as in safetensors; pieces: file, first row in it, row after its last one, in
     the order of the rows.
     """
@@ -32,14 +32,14 @@ class Stored(Value, frozen=True):
     pieces: list[tuple[FileName, Size, Size]]
 
 
-class Optimizer(Value, frozen=True):
+class Optimizer(Value):
     """An optimizer. settings: of AdamW for matrices, as information: a resume has its own."""
 
     num_steps: float
     settings: dict[str, Any]
 
 
-class Index(Value, frozen=True):
+class Index(Value):
     """A checkpoint. objective: as `ObjectiveState.numbers`; base_sha256: of the weights that its
     adapter belongs to, empty without one.
     """

@@ -12,20 +12,21 @@ from typing import Annotated
 
 import msgspec
 
+from async_rl.core.frozen import Value
 from async_rl.core.packaged import read_packaged
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
-class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Chart(Value):
     """One of the ten charts. reading: its expected look, and the remedy if it differs."""
 
     metrics: tuple[str, ...]
     reading: _Text
 
 
-class MetricSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class MetricSpec(Value, array_like=True):
     """One declared metric: a line of the table. unit: `text` for an event of the run."""
 
     unit: _Text

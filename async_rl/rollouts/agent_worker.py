@@ -29,14 +29,14 @@ _MOST_THREADS = 256
 _MOST_BYTES = 16 << 20
 
 
-class Task(Value, frozen=True):
+class Task(Value):
     """One call of the function."""
 
     endpoint: Endpoint
     task: dict[str, Any]
 
 
-class Done(Value, frozen=True):
+class Done(Value):
     """Its result, as JSON. error: empty if the function returned `value`."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")

@@ -41,14 +41,14 @@ from async_rl.wire.keys import write_private
 _LIFE = "records-of-life-"
 
 
-class _Request(Value, frozen=True, tag=True):
+class _Request(Value, tag=True):
     """A request of a session that a program has taken. name: of the session."""
 
     name: str
     noted: Noted
 
 
-class _Record(Value, frozen=True, tag=True):
+class _Record(Value, tag=True):
     """One answer. before: the digest of the tokens that it continues and of its support."""
 
     attempt: int

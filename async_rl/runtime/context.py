@@ -56,7 +56,7 @@ PROGRESS_MB = 16.0
 """A smaller change is no progress: heartbeats themselves read a few KB each."""
 
 
-class Control(Value, frozen=True):
+class Control(Value):
     """The content of `<run>/control.json`: the supervisor's address, process and machine, the run's
     start model, and the fingerprint of the supervisor's messages.
     """

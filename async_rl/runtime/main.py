@@ -31,7 +31,7 @@ _OF_SERVICES = ("learner", "gateway")
 """Roles whose processes execute another program in a training service."""
 
 
-class Start(Value, frozen=True):
+class Start(Value):
     """The argument of the command. parent_pid: the process exits with it; 0 = with its starter.
     cores: empty = all. announces: the first line of output is the process id.
     """

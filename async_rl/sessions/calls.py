@@ -103,7 +103,7 @@ class Call:
             )
 
 
-class Noted(Value, frozen=True):
+class Noted(Value):
     """A request that has changed a session. key: what it has in common with the same request that
     is sent again. name: the id of its answer. caller: whom it answers.
     """

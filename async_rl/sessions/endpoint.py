@@ -12,7 +12,7 @@ of the agent, with `:untrained` the answer is not trained.
 """
 
 
-class Endpoint(Value, frozen=True):
+class Endpoint(Value):
     """The second argument of an agent's function: how it reaches the policy.
 
     base_url, api_key and model are the arguments of `openai.OpenAI` and of its calls,

@@ -27,7 +27,7 @@ History = tuple[str, ...]
 """One key per message of a request; the first is the key of the tools."""
 
 
-class Caller(Value, frozen=True):
+class Caller(Value):
     """Whom the policy answers. role: of an agent that has several. is_trained: whether the answer
     is trained.
     """

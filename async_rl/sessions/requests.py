@@ -39,7 +39,7 @@ _SMALL_BYTES = 1 << 15
 T = TypeVar("T")
 
 
-class Outcome(Value, frozen=True, forbid_unknown_fields=False):
+class Outcome(Value, forbid_unknown_fields=False):
     """The end of a session. error: why the program failed; empty if it did not."""
 
     error: str = ""

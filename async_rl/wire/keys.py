@@ -19,7 +19,7 @@ from async_rl.core.errors import Unavailable
 from async_rl.core.frozen import Value
 
 
-class Keys(Value, frozen=True):
+class Keys(Value):
     """Z85-encoded CURVE keys and the HTTP token of a run."""
 
     server_public: str

@@ -45,7 +45,7 @@ _CODES = {"float32": "F32", "uint8": "U8"}
 """Of the tensors that are kept; integers and float64 become values of the index."""
 
 
-class _Tensor(Value, frozen=True):
+class _Tensor(Value):
     """A tensor as the jail describes it. pieces: file, offset and length in it."""
 
     dtype: Literal["float64", "int64", "float32", "uint8"]

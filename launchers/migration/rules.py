@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from async_rl.core.errors import ConfigError
+from async_rl.core.frozen import Value
 from async_rl.core.packaged import read_packaged
 
 Settings = dict[str, Any]
@@ -23,7 +24,7 @@ Source = Mapping[str, Any]
 NO_RULE = "no rule for it: look for it in docs/configuration.md"
 
 
-class Fate(msgspec.Struct, frozen=True):
+class Fate(Value):
     """The result of one key: settings of this project, and the reason."""
 
     kind: Literal["translated", "defaulted", "refused"]
@@ -46,7 +47,7 @@ def refused(reason: str, settings: Settings | None = None) -> Fate:
     return Fate("refused", reason, settings or {})
 
 
-class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Condition(Value):
     """Another key that must have `value`; `default` is used if the source does not name it."""
 
     key: str
@@ -59,7 +60,7 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(source.get(self.key, self.default) == self.value)
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Rule(Value):
     """One line of a table. The columns apply in this order; the first that decides wins."""
 
     if_: str = msgspec.field(default="", name="if")
@@ -94,7 +95,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self.to] if isinstance(self.to, str) else self.to
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
+class Given(Value):
     """The argument of a rule's function."""
 
     key: str
@@ -115,7 +116,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 Function = Callable[[Given], Fate]
 
 
-class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Release(Value):
     """Releases of a system with the same defaults.
 
     marks: keys that only their files have; absent: the values of the keys that decide results, for
@@ -127,7 +128,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     marks: list[str] = []
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Table(Value):
     """The rules of one system.
 
     marks: lists of keys or sections; a source that has all of one list is of this system. releases:

@@ -26,7 +26,7 @@ _MAX_REPORTED = 20
 _CHECKS = read_packaged(__package__, "audit.toml", dict[str, dict[str, str]])
 
 
-class Audit(Value, frozen=True):
+class Audit(Value):
     """The number of checked rows, and the broken promises as sentences, at most 20. unchecked: what
     could not be checked, as sentences.
     """

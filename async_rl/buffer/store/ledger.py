@@ -50,7 +50,7 @@ _SUMMARY = {
 }
 
 
-class Transition(Value, frozen=True):
+class Transition(Value):
     """One change of state. version: by state, the version of the generator, the oldest token,
     the batch or the step.
     """
@@ -63,7 +63,7 @@ class Transition(Value, frozen=True):
     reason: str
 
 
-class GroupRow(Value, frozen=True):
+class GroupRow(Value):
     """One group. step: the step of the surviving history that trained it; times
     are Unix seconds; is_stored: whether its trajectories are.
     """
@@ -103,13 +103,13 @@ class GroupRow(Value, frozen=True):
         return self.train_version - self.oldest_version
 
 
-class LedgerGroup(GroupRow, frozen=True):
+class LedgerGroup(GroupRow):
     """One group with its changes of state, oldest first."""
 
     history: list[Transition]
 
 
-class LedgerSummary(Value, frozen=True):
+class LedgerSummary(Value):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
     versions; num_compacted: groups that have no rows any more (config/run.py: KEPT_GROUPS).
     """

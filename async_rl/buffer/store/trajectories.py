@@ -23,7 +23,7 @@ _PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
-class Rollout(Value, frozen=True):
+class Rollout(Value):
     """A stored group with its prompt and the step that trained it, or None.
 
     advantages: float32 [response tokens], sample after sample, if a step with a critic trained it
@@ -116,7 +116,7 @@ _SPANS = (
 )
 
 
-class Filter(Value, frozen=True):
+class Filter(Value):
     """The filter of a page of groups. text: a part of the prompt, ignoring case; before: only
     groups with a smaller number, for the next page.
 
@@ -138,7 +138,7 @@ class Filter(Value, frozen=True):
             raise ValueError(f"sort={self.sort}: the orders are {', '.join(_SORTS)}")
 
 
-class Span(Value, frozen=True):
+class Span(Value):
     """A group's time in one state. start_s, end_s: seconds after the first group was admitted."""
 
     state: str

@@ -24,7 +24,7 @@ _PACKAGE = re.compile(r"^[ \t]*package\s+([\w.]{1,200})\s*;", re.MULTILINE | re.
 _MAIN = re.compile(r"\bvoid\s+main\s*\(")
 
 
-class Step(Value, frozen=True):
+class Step(Value):
     """One command of a language; see `languages.toml`."""
 
     program: str = ""
@@ -34,7 +34,7 @@ class Step(Value, frozen=True):
     runs: tuple[str, ...] = ()
 
 
-class Compile(Step, frozen=True, kw_only=True):
+class Compile(Step, kw_only=True):
     """The compile step."""
 
     program: str = "{tool}"
@@ -44,7 +44,7 @@ class Compile(Step, frozen=True, kw_only=True):
     scratch_mb: int = 256
 
 
-class Run(Step, frozen=True):
+class Run(Step):
     """The command that runs a program."""
 
     limit: str = "address_space"
@@ -55,7 +55,7 @@ class Run(Step, frozen=True):
     memory_marks: tuple[str, ...] = ()
 
 
-class LanguageRow(Value, frozen=True):
+class LanguageRow(Value):
     """One row of the table. probe: a program that prints "ok"."""
 
     tool: str

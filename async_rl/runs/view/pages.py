@@ -29,7 +29,7 @@ _MOST_WATERFALL = 40
 _MOST_RUNS = 8  # of one page of curves: as many as there are colours
 
 
-class Query(Filter, frozen=True, kw_only=True, omit_defaults=True):
+class Query(Filter, kw_only=True, omit_defaults=True):
     """The parameters of a page's address: the filter of groups, and on other pages the names of
     runs, the axis and section of curves, and the words of `async-rl plan`.
     """
