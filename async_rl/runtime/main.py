@@ -1,4 +1,4 @@
-"""The entry point of every child process: `python -m async_rl.runtime.main '{"name": ...}'`.
+"""The entry point of every child process: `python -m async_rl.runtime.main '{"spec": ...}'`.
 
 Sets cores and the death with the parent before heavy imports, then runs the role's `run(context)`.
 One of the two places that catch every exception: it writes the log, reports the root cause to the
@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
-from async_rl.core.frozen import Value
 from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
-from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
+from async_rl.planning.topology import ProcessSpec, Start
 from async_rl.protocol.membership import ReportFatal
 from async_rl.runtime import context as contexts
 from async_rl.runtime.context import connect_control, open_context
@@ -31,20 +30,6 @@ _OF_SERVICES = ("learner", "gateway")
 """Roles whose processes execute another program in a training service."""
 
 
-class Start(Value):
-    """The argument of the command. parent_pid: the process exits with it; 0 = with its starter.
-    cores: empty = all. announces: the first line of output is the process id.
-    """
-
-    name: str
-    role: Role
-    rank: int
-    run_dir: str
-    parent_pid: int
-    cores: tuple[int, ...] = ()
-    announces: bool = False
-
-
 def describe(error: BaseException) -> str:
     """Return one line for errors of this project, and the traceback for others."""
     cause = root_cause(error)
@@ -53,15 +38,15 @@ def describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(cause)).strip()
 
 
-async def _run(start: Start, run_dir: Path, log: logging.Logger) -> None:
+async def _run(spec: ProcessSpec, run_dir: Path, log: logging.Logger) -> None:
     is_service = contexts.load_config(run_dir).agent.is_service
-    program = "service" if is_service and start.role in _OF_SERVICES else start.role
+    program = "service" if is_service and spec.role in _OF_SERVICES else spec.role
     process = importlib.import_module(f"async_rl.processes.{program}")
     async with open_context(
-        name=start.name,
-        role=start.role,
-        rank=start.rank,
-        cores=start.cores,
+        name=spec.name,
+        role=spec.role,
+        rank=spec.rank,
+        cores=spec.cores,
         run_dir=run_dir,
         log=log,
     ) as context:
@@ -80,25 +65,26 @@ async def _report(run_dir: Path, name: str, error: Exception) -> None:
 def main() -> int:
     """Run one process to its end; return its exit code."""
     start = msgspec.json.decode(sys.argv[1], type=Start)
+    spec = start.spec
     if start.announces:
         sys.stdout.write(f"{os.getpid()}\n")
         sys.stdout.flush()
     # Before anything slow: an orphan would keep its memory and cores.
     die_with_parent(start.parent_pid)
     # Before heavy imports, which size their thread pools by the cores.
-    if start.cores:
-        os.sched_setaffinity(0, start.cores)
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
     run_dir = Path(start.run_dir)
-    log = configure_logging(run_dir, start.name)
+    log = configure_logging(run_dir, spec.name)
     try:
-        asyncio.run(_run(start, run_dir, log))
+        asyncio.run(_run(spec, run_dir, log))
     except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
         if isinstance(root_cause(error), RestartNeeded):
             log.warning("has to be started again: %s", root_cause(error))
             return RESTART_CODE
         log.error("fatal", exc_info=error)
         try:
-            asyncio.run(_report(run_dir, start.name, error))
+            asyncio.run(_report(run_dir, spec.name, error))
         except AsyncRLError as unreachable:
             log.error("the cause could not be reported to the supervisor: %s", unreachable)
         return 1

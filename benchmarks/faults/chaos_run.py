@@ -65,7 +65,7 @@ class Run:
                 # A process that has exited has no words.
                 start = (child.cmdline() or [""])[-1]
                 if start.startswith("{"):
-                    found[json.loads(start)["name"]] = child
+                    found[json.loads(start)["spec"]["name"]] = child
         return found
 
     def workers(self) -> list[psutil.Process]:

@@ -21,8 +21,7 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.machine import chosen_gpus
 from async_rl.launchers.backends.backend import Backend
 from async_rl.observability.logs import output_path
-from async_rl.planning.topology import ProcessSpec
-from async_rl.runtime.main import Start
+from async_rl.planning.topology import ProcessSpec, Start
 from async_rl.supervision.launcher import ProcessHandle
 from async_rl.wire.addresses import LOOPBACK
 
@@ -31,15 +30,7 @@ def child_command(
     spec: ProcessSpec, run_dir: Path, *, parent_pid: int, announces: bool = False
 ) -> list[str]:
     """Return the command of the process; parent_pid and announces as in `Start`."""
-    start = Start(
-        name=spec.name,
-        role=spec.role,
-        rank=spec.rank,
-        run_dir=str(run_dir),
-        parent_pid=parent_pid,
-        cores=spec.cores,
-        announces=announces,
-    )
+    start = Start(spec=spec, run_dir=str(run_dir), parent_pid=parent_pid, announces=announces)
     return [sys.executable, "-m", "async_rl.runtime.main", msgspec.json.encode(start).decode()]
 
 
