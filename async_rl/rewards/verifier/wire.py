@@ -9,11 +9,11 @@ in the originals; a request that cannot be served (an unknown language, remote t
 
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
 from starlette.exceptions import HTTPException
 
 from async_rl.core.errors import at
+from async_rl.core.frozen import Value
 from async_rl.core.io_pairs import pair_test, read_input_output
 from async_rl.core.programs import LANGUAGES, PYTHON, language_of
 from async_rl.core.types import CodeTest, StdinTest, Verdict
@@ -48,7 +48,7 @@ _AREAL_ERROR_TYPES = {
 }
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(Value, kw_only=True, forbid_unknown_fields=False):
     """Base of requests: unknown fields are ignored.
 
     statuses: HTTP statuses of this server that the client knows by another number.
