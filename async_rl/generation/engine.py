@@ -7,8 +7,6 @@ Invariants
 - Before the first `load_weights` the engine has no version and generates no tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

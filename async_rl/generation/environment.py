@@ -4,8 +4,6 @@ vLLM, torch and OpenMP read these variables once, when they are imported or firs
 generator process sets them before `engine_opener`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Only this file knows every engine. The engines import the interface, `generation
 knows none of them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from async_rl.config.generation import ENGINES

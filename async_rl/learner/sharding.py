@@ -13,8 +13,6 @@ Invariants
   embedded model.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta

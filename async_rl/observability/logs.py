@@ -8,8 +8,6 @@ module too; continued lines (tracebacks) are indented.  Logs are events that a p
 numbers per step are metrics. Each process configures it once, before heavy imports.
 """
 
-from __future__ import annotations
-
 import logging
 import logging.handlers
 from pathlib import Path

@@ -6,8 +6,6 @@ returns: a result per task
 woken by: a task; the end of the pipe stops the process
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import sys

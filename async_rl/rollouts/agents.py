@@ -9,8 +9,6 @@ Raises AgentError if the environment fails, never calls the policy, or leaves a 
 reward; the attempt is then given up and counted, and nothing of it is trained.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import functools

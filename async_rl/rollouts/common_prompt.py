@@ -4,8 +4,6 @@ The ticket's prompt alone is often no part of it. A group has its prompt once, i
 store and in the learner's rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

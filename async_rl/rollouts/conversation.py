@@ -13,8 +13,6 @@ Invariants
 Users' functions see the class Conversation only.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

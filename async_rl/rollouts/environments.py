@@ -10,8 +10,6 @@ Raises AgentError if the environment fails. A process has at most 4 GB of memory
 exits with the gateway.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

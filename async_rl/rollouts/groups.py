@@ -7,8 +7,6 @@ returns: complete groups to the buffer, or the ticket with the reason of the fai
 woken by: a written group, new weights, the buffer's answer, `drain`
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable, Sequence

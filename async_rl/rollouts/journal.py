@@ -17,8 +17,6 @@ Invariants
   answers leave. The next life of the same gateway repeats them, and the program goes on.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

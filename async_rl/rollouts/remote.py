@@ -11,8 +11,6 @@ Invariants
   whose generator was lost for another reason is sent again once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import logging

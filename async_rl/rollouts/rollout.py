@@ -5,8 +5,6 @@ waits for: the engine's completions, then the verdicts
 returns: the complete group, or the exception of its first failure
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import contextlib

@@ -10,8 +10,6 @@ woken by: the learner
 With placement=disaggregated no order to sleep comes, and the engine starts before the first push.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -6,8 +6,6 @@ Invariants
 - Samples start in the order of their arrival, so no weights wait forever.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The requests of the Tinker API that create, change and end something."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path, PurePath
 from typing import Any

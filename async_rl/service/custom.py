@@ -4,8 +4,6 @@ Invariant: a graph runs without data first, on torch's meta device, so one that 
 tensor allocates nothing.
 """
 
-from __future__ import annotations
-
 import collections
 import operator
 import re

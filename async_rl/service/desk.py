@@ -5,8 +5,6 @@ Invariant: a request is in the store before the client gets its id, and its answ
 can read it; so a killed front continues where it was.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import logging

@@ -5,8 +5,6 @@ graph of a custom loss only the operations below are executed. None of them draw
 torch or changes a tensor.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ Invariants
   that changed the run, in order.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@
 query; :name and :tokenizer are of the base model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _TIME = "strftime('%Y-%m-%dT%H:%M:%fZ', {}, 'unixepoch')"

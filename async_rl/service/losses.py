@@ -6,8 +6,6 @@ of the sampler, A the advantage, r = exp(p - q), and [low, high] the absolute bo
 Pure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tomllib

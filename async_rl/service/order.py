@@ -2,8 +2,6 @@
 runs the one with the least work is next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence

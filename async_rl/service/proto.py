@@ -6,8 +6,6 @@ of this project, which clients of others pass over. What the API has as a choice
 one is there. Images and sounds are messages without fields: they are recognized and refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any

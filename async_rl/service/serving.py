@@ -6,8 +6,6 @@ sends: numbers of each optimizer step to the supervisor
 woken by: the front; `stopping` (leave: the front executes again what no state has)
 """
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 

@@ -9,8 +9,6 @@ Invariants
   with another body is recognized. Its body and its answer are deleted when nobody needs them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -7,8 +7,6 @@ Invariants
 - Nothing that a file says is executed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shutil

@@ -6,8 +6,6 @@ Invariants
 - A refused request changes nothing.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import time

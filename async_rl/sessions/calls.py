@@ -1,7 +1,5 @@
 """A call of the policy as a form makes it from a request, and its answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

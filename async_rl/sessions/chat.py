@@ -4,8 +4,6 @@ Invariant: of a request that repeats recorded history only the text after the re
 tokenized. The text is what the chat template writes after that answer, whatever it writes before.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import json

@@ -3,8 +3,6 @@
 A grammar is of the text that the policy writes, so without the text that starts the answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

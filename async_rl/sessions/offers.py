@@ -9,8 +9,6 @@ Raises NotTaken if no program takes the session in time, and AgentError with the
 reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

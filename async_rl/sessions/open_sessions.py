@@ -4,8 +4,6 @@ The keys of a session are made of its name and of the gateway's secret. So a gat
 started again knows which keys are of sessions that come back, and which are of ended ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

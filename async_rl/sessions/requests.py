@@ -5,8 +5,6 @@ Invariant: a session that repeats its noted requests, with the recorded answers 
 the turns, responses and rewards that its program knows.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The rewards that an environment posts or returns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

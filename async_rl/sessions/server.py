@@ -8,8 +8,6 @@ session's second key sets its reward, ends it and reads its row and tests; a bad
 in the form of its API; the calls of a client that disconnects end with it.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 from functools import partial

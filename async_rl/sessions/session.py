@@ -8,8 +8,6 @@ woken by: the engine's tokens; `close`, after which every call is refused with t
 A streamed answer, and one that a text may stop, is written in pieces of PIECE_TOKENS tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import secrets

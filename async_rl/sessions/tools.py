@@ -5,8 +5,6 @@ others by vLLM's parser of the same name in a generator, which has imported vLLM
 that imports it needs seven times its memory. Pure.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import tomllib

@@ -1,7 +1,5 @@
 """How agents use the endpoint: counts and times of one session, and means over several."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """The supervisor's clock, and waits with a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

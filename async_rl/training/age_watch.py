@@ -7,8 +7,6 @@ Invariant: one warning when the mean share falls below the bound, one message wh
 bound again.
 """
 
-from __future__ import annotations
-
 import collections
 import logging
 import statistics

@@ -6,8 +6,6 @@ until a `Stop`. So collective operations never interleave, and the event loop of
 free.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

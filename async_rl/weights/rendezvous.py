@@ -10,8 +10,6 @@ Invariants
   has no deadline with NCCL.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

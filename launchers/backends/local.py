@@ -5,8 +5,6 @@ one signal to the group stops everything the child has started. The kernel kills
 parent dies (`runtime/main.py`), so no exit path leaves orphans.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -11,8 +11,6 @@ Invariants
 The only file that imports ray. Docs: docs/cluster.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -12,8 +12,6 @@ Invariants
 Docs: docs/cluster.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

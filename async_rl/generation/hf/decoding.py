@@ -1,7 +1,5 @@
 """The samples of one request of the transformers engine, which are written token by token."""
 
-from __future__ import annotations
-
 import math
 import time
 import zlib

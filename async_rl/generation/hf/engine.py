@@ -7,8 +7,6 @@ token and drops the caches; after the next load its samples continue from the to
 weights are copied out of their source and verified before the model changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence

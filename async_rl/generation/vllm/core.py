@@ -18,8 +18,6 @@ Invariants
 Written against vLLM 0.32.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import sys

@@ -5,8 +5,6 @@ token without adapter. Here the rows of each adapter are multiplied together, an
 adapter stay as they are. `benchmarks/generation/lora_serving.py` measures it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ draws from another distribution and reports log-probs that are 47 nats off, or N
 numbers repeated by torch, the log-probs of accepted, recovered and further tokens are exact.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from vllm.platforms import current_platform

@@ -9,8 +9,6 @@ Weights are verified and, on CPU, loaded and packed before the pause, so a bad b
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

@@ -2,8 +2,6 @@
 versions.
 """
 
-from __future__ import annotations
-
 from importlib import metadata
 
 VERSION = "0.32.0"

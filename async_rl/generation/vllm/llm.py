@@ -4,8 +4,6 @@ Invariant: an LLM whose load failed half-way is dirty: all requests in flight fa
 further work.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager

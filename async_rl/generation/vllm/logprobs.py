@@ -3,8 +3,6 @@
 Written against vLLM 0.32.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from vllm.logprobs import FlatLogprobs
 

@@ -2,8 +2,6 @@
 engine around it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -7,8 +7,6 @@ the only one for CPUs, has no others.
 Written against vLLM 0.32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ measures it.
 Written against vLLM 0.32. The import compiles functions, so only an engine with drafts imports it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

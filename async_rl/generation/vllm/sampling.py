@@ -4,8 +4,6 @@ alternatives of tokens.
 Written against vLLM 0.32.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path

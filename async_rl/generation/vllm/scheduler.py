@@ -9,8 +9,6 @@ weights.
 Written against vLLM 0.32.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from typing import Any

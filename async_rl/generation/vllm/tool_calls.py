@@ -5,8 +5,6 @@ The first answer imports vLLM: that takes 12 MB in a process that has imported v
 410 MB in another one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -6,8 +6,6 @@ k of them. So a record of the tokens that remained would be incomplete.
 Written against vLLM 0.32.
 """
 
-from __future__ import annotations
-
 import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates

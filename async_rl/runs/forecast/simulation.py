@@ -6,8 +6,6 @@ push. Not simulated: processes that compete for cores, failures, the draining of
 leave.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -4,8 +4,6 @@ parameters.toml has their parameters. The thinking of an answer is shown if the 
 `thinking`: other clients expect text first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ whole or as server-sent events. Invariant: the first list of events comes once t
 written something, so an answer that fails before that is an error with a status.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid

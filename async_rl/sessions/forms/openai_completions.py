@@ -4,8 +4,6 @@
 parameters.toml has their parameters.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ parameters.toml has its parameters. Items of reasoning in the input are left out
 policy's text. The text of a compaction is the user's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ parameters.toml says of each parameter whether it is honored, refused or ignored
 with any other parameter is refused. docs/parameters.md is generated from it.
 """
 
-from __future__ import annotations
-
 import reprlib
 import tomllib
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A tool in a namespace is shown as namespace__name. A custom tool is a function o
 a local shell is a function `local_shell` of a command. Tools that OpenAI runs are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
