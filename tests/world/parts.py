@@ -7,7 +7,6 @@ the learner trained are different weights. A response's tokens carry the identit
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextvars
 import json
@@ -474,9 +473,8 @@ def _on_end(handle: Handle, task: asyncio.Task[int]) -> None:
 
 async def run_child(spec: ProcessSpec, run_dir: Path, log: Any) -> int:
     """As runtime/main.py from the imports on; return the exit code."""
-    arguments = argparse.Namespace(name=spec.name, role=spec.role, rank=spec.rank, run_dir=run_dir)
     try:
-        await child_main._run(arguments, spec.cores, log)
+        await child_main._run(spec, run_dir, log)
     except Exception as error:  # noqa: BLE001 - as in runtime/main.py
         if isinstance(root_cause(error), RestartNeeded):
             log.warning("has to be started again: %s", root_cause(error))
