@@ -9,8 +9,11 @@ import importlib.util
 from async_rl.core.errors import ConfigError
 from async_rl.core.packaged import read_packaged
 
-_EXTRAS = read_packaged(__package__, "extras.toml", dict[str, list[str]])
-EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
+EXTRA_OF = {
+    package: extra
+    for extra, packages in read_packaged(__package__, "extras.toml", dict[str, list[str]]).items()
+    for package in packages
+}
 """The extra of each package that product code imports and that is not a base dependency."""
 _ENGINES = ("train", "cpu")
 

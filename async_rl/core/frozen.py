@@ -19,8 +19,8 @@ def frozen(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
-# msgspec hands `frozen` down to subclasses, which type checkers learn from the decorator.
 # Unknown fields are refused, so that a peer of another version fails at its first message.
-@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+# Subclasses inherit frozen, which type checkers learn from the decorator.
+@dataclass_transform(frozen_default=True)
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the values that processes exchange or store: immutable and made by keyword."""

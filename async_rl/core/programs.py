@@ -2,8 +2,6 @@
 compared: the rules, and a checker in their place. Pure.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta

@@ -7,8 +7,6 @@ Invariants
 - `versions[t]` is the policy version that sampled token t, -1 where the policy did not sample it.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Annotated, Any, Literal
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from async_rl.config.pool_sizes import pool_counts, process_name, role_of
 from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.run import RunConfig
-from async_rl.core.frozen import Value, frozen
+from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 
@@ -42,17 +42,6 @@ class ProcessSpec:
     gpus: float
     env: dict[str, str]
     gpu_numbers: tuple[int, ...] = ()
-
-
-class Start(Value):
-    """The argument of the command of a child process. parent_pid: the process exits with it; 0 =
-    with its starter. announces: the first line of output is the process id.
-    """
-
-    spec: ProcessSpec
-    run_dir: str
-    parent_pid: int
-    announces: bool = False
 
 
 def processes(

@@ -176,7 +176,7 @@ def _call(run_dir: Path, request: Message, timeout_s: float = _CALL_S) -> Messag
 
 
 async def _send(run_dir: Path, request: Message, timeout_s: float) -> Message:
-    from async_rl.runtime.context import connect_control  # imports zmq, which --help does not need
+    from async_rl.runtime.attached import connect_control  # imports zmq, which --help does not need
 
     async with connect_control(run_dir) as supervisor:
         reply: Message = await supervisor.call(request, timeout_s=timeout_s)

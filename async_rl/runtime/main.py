@@ -19,10 +19,12 @@ import msgspec
 from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
 from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
 from async_rl.observability.logs import configure_logging
-from async_rl.planning.topology import ProcessSpec, Start
+from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.membership import ReportFatal
 from async_rl.runtime import context as contexts
-from async_rl.runtime.context import connect_control, open_context
+from async_rl.runtime.attached import connect_control
+from async_rl.runtime.context import open_context
+from async_rl.runtime.start import Start
 
 # The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0

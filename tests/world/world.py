@@ -48,7 +48,7 @@ from async_rl.processes import buffer, gateway, generator, learner, supervisor, 
 from async_rl.protocol.control import Scale
 from async_rl.rewards.verifier import client
 from async_rl.runs.status import config_of
-from async_rl.runtime import context, directory
+from async_rl.runtime import attached, context, directory
 from async_rl.sessions import session
 from async_rl.supervision import registry
 from async_rl.supervision.clock import AwakeClock
@@ -532,7 +532,9 @@ class World:
         yield context, "moved_mb", lambda process: 100.0 * loop.time()
         yield context, "load_config", lambda run_dir: self.config
         yield context, "load_keys", lambda directory: KEYS
-        yield context, "require_running", context.load_control
+        yield attached, "load_keys", lambda directory: KEYS
+        yield attached, "require_running", context.load_control
+        yield attached, "RpcClient", network.Client
         yield directory, "RpcClient", network.Client
         yield directory, "random", self.rng
         yield supervisor, "RpcServer", network.Server
