@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from async_rl.config.generation import PARSERS
 from async_rl.config.run import RunConfig
@@ -95,9 +96,7 @@ class Agents:
         async def answer(
             call: str, token_ids: IntArray, limit: int, support: Support, shown: Alternatives
         ) -> Completion:
-            limited = msgspec.structs.replace(
-                sampling, max_new_tokens=limit, support=support, alternatives=shown
-            )
+            limited = replace(sampling, max_new_tokens=limit, support=support, alternatives=shown)
             # An agent that starts again repeats its calls; new answers would waste drawn tokens.
             if known := self._journal.take(ticket, index, token_ids, limited):
                 return known
@@ -182,7 +181,7 @@ class Agents:
             score = None
         return Written(
             # The session knows: a call that found no room truncates the sample too.
-            tokens=msgspec.structs.replace(tokens, is_truncated=session.is_truncated),
+            tokens=replace(tokens, is_truncated=session.is_truncated),
             answer=session.last_text,
             transcript=self._chat.decode(tokens.token_ids),
             branches=branches,
