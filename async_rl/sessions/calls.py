@@ -12,7 +12,7 @@ from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import POLICY, Caller, Context, History
-from async_rl.sessions.tools import calls_of
+from async_rl.sessions.tools import calls_of, json_of
 
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
 """Runs the program of a request in the jail; returns what JSON can express, and whether the program
@@ -114,17 +114,28 @@ class Noted(Value):
 
 
 @frozen
+class Part:
+    """A part of an answer. kind: thinking, text or call. text: of a call, its arguments as JSON.
+    place: of a call among the calls.
+    """
+
+    kind: str
+    text: str
+    call: Any = None
+    place: int = 0
+
+
+@frozen
 class Answer:
-    """An answer to the agent. text: without the stop text. is_cut: by a limit. message: with the
-    text that the request began.
+    """An answer to the agent, or what there is of it so far. is_cut: by a limit. message: with the
+    text that the request began, without the stop text.
     """
 
     call: Call
     number: int
-    text: str
     message: Json
     written: Completion
-    is_cut: bool
+    is_cut: bool = False
 
     @property
     def why(self) -> str:
@@ -153,6 +164,16 @@ class Answer:
         """The text without tool calls; None if the answer only calls tools."""
         text = str(self.message["content"]).removeprefix(self.call.prefill)
         return text if text or not self.calls else None
+
+    @property
+    def parts(self) -> list[Part]:
+        """The thinking, the text and the calls."""
+        parts = [Part(kind="thinking", text=self.thinking)] if self.thinking else []
+        if self.content is not None:
+            parts.append(Part(kind="text", text=self.content))
+        for place, call in enumerate(self.calls):
+            parts.append(Part(kind="call", text=json_of(call), call=call, place=place))
+        return parts
 
 
 @dataclass(slots=True)

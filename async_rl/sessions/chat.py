@@ -113,13 +113,13 @@ class Chat:
 
     async def message_of(self, call: Call, written: Completion, text: str) -> Json:
         """Return a complete answer as a message, its tool calls read."""
-        if call.in_pieces:
+        if call.in_pieces or not call.history:
             # The agent has read all of it as text, and repeats it as text.
-            return as_text(call.start + text)
+            return self.told(call, text, is_whole=True)
         thinking, shown = self._split(call, call.start + text)
         # A parser would complete a call that the limit has cut.
         has_calls = bool(call.tools) and not self.is_cut(call, written)
-        reader = self._thinking if call.history and self._thinking != TAGS else ""
+        reader = "" if self._thinking == TAGS else self._thinking
         if not reader and (self.form == HERMES or not has_calls):
             return {**parse_answer(shown), **thought(thinking)}
         ids = written.token_ids
@@ -136,6 +136,14 @@ class Chat:
         )
         return {**await self.read(request, shown), **thought(thinking)}
 
+    def told(self, call: Call, text: str, *, is_whole: bool) -> Json:
+        """Return an answer without calls as a message, or what a text shows of it so far."""
+        text = call.start + text
+        if self._thinking == TAGS and not is_whole:
+            text = certain(text, TAG_TEXTS)
+        thinking, shown = self._split(call, text)
+        return {**as_text(shown), **thought(thinking)}
+
     def _split(self, call: Call, text: str) -> tuple[str, str]:
         """Return the thinking and the rest of an answer, as far as they are read here."""
         is_plain = not call.history or call.support.grammar
@@ -146,9 +154,9 @@ class Chat:
 
     def comes_in_pieces(self, is_streamed: bool, tools: Sequence[Any]) -> bool:
         """Return whether an answer may be shown while it is written: only the end shows a tool
-        call, or where the thinking ends.
+        call, and a generator reads whole answers.
         """
-        return is_streamed and not tools and not self._thinking
+        return is_streamed and not tools and self._thinking in ("", TAGS)
 
     def text_of(self, token_ids: IntArray, call: Call) -> tuple[str, int | None]:
         """Return the text before the first stop token or text, and the number of tokens up to its

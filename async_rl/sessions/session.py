@@ -26,7 +26,7 @@ from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
 from async_rl.sessions.record import Caller, Record
 from async_rl.sessions.rewards import Reward
-from async_rl.sessions.tools import as_text, chosen
+from async_rl.sessions.tools import chosen
 from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
@@ -177,13 +177,13 @@ class Session:
     async def answer(
         self,
         call: Call,
-        on_text: Callable[[str], None] = lambda text: None,
+        on_piece: Callable[[Answer], None] = lambda answer: None,
         number: int | None = None,
     ) -> Answer:
         """Let the policy write one answer, and record it.
 
-        on_text: called with each further part of the text. A cancelled call records the text that
-        was passed to on_text, because the agent has read that much. number: by `begin`.
+        on_piece: called with the answer so far. A cancelled call records the text that was passed
+        to on_piece, because the agent has read that much. number: by `begin`.
         """
         if number is None:
             (number,) = self.begin([call])
@@ -195,14 +195,17 @@ class Session:
                 async for now.written, text, is_last in self._pieces(call, number):
                     visible = certain(text, call.stops)
                     if call.in_pieces and not is_last and visible != now.seen:
-                        on_text(visible[len(now.seen) :])
                         now.seen = visible
+                        message = self.chat.told(call, visible, is_whole=False)
+                        on_piece(
+                            Answer(call=call, number=number, message=message, written=now.written)
+                        )
                 assert now.written is not None, "an answer has a last piece"
                 # The sample may be complete by now; then this answer must not change it.
                 message = await self.chat.message_of(call, now.written, text)
                 self._require_wanted(number)
-                rest = text[len(now.seen) :]
-                now.seen, now.message = text, message
+                now.seen = text
+                now.message = message
         finally:
             # In every case, also when the agent disconnects.
             self._settle(number)
@@ -211,16 +214,9 @@ class Session:
         # By the limit of the session, not by the limit of the call.
         if call.caller.is_trained:
             self.is_truncated = is_cut and len(written.token_ids) != call.max_tokens
-        on_text(rest)
-        self._answers[number] = Answer(
-            call=call,
-            number=number,
-            text=(call.start + text).removeprefix(call.prefill),
-            message=message,
-            written=written,
-            is_cut=is_cut,
-        )
-        return self._answers[number]
+        answer = Answer(call=call, number=number, message=message, written=written, is_cut=is_cut)
+        self._answers[number] = answer
+        return answer
 
     def _settle(self, number: int) -> None:
         """End an answer, once. What the agent has read of it is kept: its next call contains it."""
@@ -232,7 +228,7 @@ class Session:
         if written is None or not (now.seen or now.message):
             self.record.cancel(number)
             return
-        message = now.message or as_text(now.call.start + now.seen)
+        message = now.message or self.chat.told(now.call, now.seen, is_whole=False)
         self._texts[number] = message["content"]
         self.usage.num_turns += 1
         self.usage.num_tokens += len(written.token_ids)

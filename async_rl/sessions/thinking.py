@@ -31,6 +31,7 @@ def split(text: str, *, begun: bool) -> tuple[str, str]:
     """Return the thinking and the rest of an answer. begun: by the template."""
     written = text.lstrip()
     if not begun and not written.startswith(_BEGIN):
-        return "", text
+        # A space alone may be followed by the tag.
+        return "", text if written else ""
     thinking, end, rest = written.removeprefix(_BEGIN).partition(_END)
     return thinking.strip(), rest.lstrip() if end else ""

@@ -108,6 +108,11 @@ def tool_call(call_id: str, name: str, arguments: Any) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def json_of(call: Any) -> str:
+    """Return the arguments of a tool call as JSON text."""
+    return msgspec.json.encode(call["function"]["arguments"]).decode()
+
+
 def as_text(text: str) -> Json:
     """Return an answer without tool calls as a message."""
     return {"role": "assistant", "content": text}

@@ -54,7 +54,7 @@ from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions import session as session_module
-from async_rl.sessions.calls import Call
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.tools import ToolForm
@@ -228,24 +228,26 @@ class Steps:
         call = Call(context=context, prompt=prompt, max_tokens=limit, stops=("1", "2", "x"))
         answer = await session.answer(call)
         self.answered[answer.number] = len(answer.written.token_ids)
-        return prompt + answer.text
+        return prompt + str(answer.content)
 
     async def _leave(self, session: Any, call: Any) -> Any:
         """Read the beginning of a stream and disconnect."""
-        seen: list[str] = []
+        seen = [""]
         has_read = asyncio.Event()
 
-        def on_text(text: str) -> None:
-            seen.append(text)
+        def on_piece(answer: Answer) -> None:
+            seen.append(answer.content or "")
             has_read.set()
 
-        answering = asyncio.create_task(session.answer(call, on_text))
+        answering = asyncio.create_task(session.answer(call, on_piece))
         reading = asyncio.create_task(has_read.wait())
         await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
         answering.cancel()
         reading.cancel()
-        await asyncio.gather(answering, reading, return_exceptions=True)
-        return {"role": "assistant", "content": "".join(seen)}
+        whole, _ = await asyncio.gather(answering, reading, return_exceptions=True)
+        # A short answer is complete without a piece.
+        content = whole.content if isinstance(whole, Answer) else seen[-1]
+        return {"role": "assistant", "content": content}
 
     async def close(self) -> None:
         pass

@@ -119,7 +119,7 @@ def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
 def complete(session: Session, prompt: str) -> str:
     context = session.chat.text_context(session.record, prompt)
     call = Call(context=context, prompt=prompt, stops=("stop",))
-    return asyncio.run(session.answer(call)).text
+    return str(asyncio.run(session.answer(call)).content)
 
 
 def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() -> None:

@@ -139,3 +139,41 @@ def test_other_forms_are_read_by_a_generator() -> None:
     (request,) = asked
     assert (request.parser, request.thinking) == ("", "mistral")
     assert request.text == "[THINK]1 and 1[/THINK]two"
+
+
+@pytest.mark.parametrize("template", [PLAIN, BEGUN])
+def test_streams_show_thinking_and_then_the_text_while_they_are_written(template: str) -> None:
+    words = " ".join(map(str, range(60)))
+    written = "<think>" * (template == PLAIN) + f"\n{words}\n</think>\n\n{words}"
+    how: Any = {"model": "policy", "messages": [user("go")], "max_tokens": 900}
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        shown: dict[str, list[tuple[str, str]]] = {"chat": [], "messages": [], "responses": []}
+        policy.say(written)
+        async for chunk in await found.openai.chat.completions.create(**how, stream=True):
+            delta = chunk.choices[0].delta
+            thinking = (delta.model_extra or {}).get("reasoning_content", "")
+            shown["chat"] += [("thinking", thinking), ("text", delta.content or "")]
+        policy.say(written)
+        claude: Any = found.claude.messages
+        async with claude.stream(**how, thinking=ENABLED) as events:
+            async for event in events:
+                if event.type in ("thinking", "text"):
+                    shown["messages"].append((event.type, getattr(event, event.type)))
+        policy.say(written)
+        async with found.openai.responses.stream(model="policy", input="go") as events:
+            async for event in events:
+                kind = {"response.reasoning_text.delta": "thinking"}.get(event.type, "text")
+                if event.type in ("response.reasoning_text.delta", "response.output_text.delta"):
+                    shown["responses"].append((kind, event.delta))
+        for api, deltas in shown.items():
+            parts = [(kind, text) for kind, text in deltas if text]
+            kinds = [kind for kind, _ in parts]
+            assert kinds == sorted(kinds, reverse=True), api
+            for kind in ("thinking", "text"):
+                # 119 tokens, of which a piece has 32.
+                texts = [text for each, text in parts if each == kind]
+                assert len(texts) >= 4, (api, kind, texts)
+                assert "".join(texts) == words, (api, kind)
+
+    use(agent, template=template)

@@ -7,9 +7,7 @@ parameters.toml has their parameters. The thinking of an answer is shown if the 
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer, Call, Part
 from async_rl.sessions.errors import Json
 from async_rl.sessions.forms.form import (
     Event,
@@ -110,7 +108,8 @@ class _MessagesExchange(Exchange):
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
         usage = self._usage(len(answer.written.token_ids))
-        return {**self._head, "content": self._blocks(answer), **_reason(answer), "usage": usage}
+        blocks = [_block(part) for part in self.parts(answer)]
+        return {**self._head, "content": blocks, **_reason(answer), "usage": usage}
 
     def opened(self) -> list[Event]:
         empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -118,18 +117,23 @@ class _MessagesExchange(Exchange):
         # The length of the answer is not known yet; the last event has it.
         return [_event("message_start", message=message)]
 
-    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        events = _whole(0, {"type": "text", "text": text})
-        return events if is_first else events[1:]
+    def parts(self, answer: Answer) -> list[Part]:
+        return [part for part in answer.parts if self._thinks or part.kind != "thinking"]
 
-    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
-        events = []
-        for number, block in enumerate(self._blocks(answer)):
-            events += [] if is_shown else _whole(number, block)
-            if block["type"] == "thinking":
-                events.append(_delta(number, type="signature_delta", signature=""))
-            events.append(_event("content_block_stop", index=number))
-        return events
+    def begun(self, number: int, part: Part) -> list[Event]:
+        empty = {"input": {}} if part.call else {part.kind: ""}
+        block = {**_block(part), **empty}
+        return [_event("content_block_start", index=number, content_block=block)]
+
+    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
+        if part.call:
+            return [_delta(number, type="input_json_delta", partial_json=text)]
+        return [_delta(number, **{"type": f"{part.kind}_delta", part.kind: text})]
+
+    def ended(self, number: int, part: Part) -> list[Event]:
+        signed = _delta(number, type="signature_delta", signature="")
+        stop = _event("content_block_stop", index=number)
+        return [signed, stop] if part.kind == "thinking" else [stop]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         usage = {"output_tokens": len(answers[0].written.token_ids)}
@@ -137,18 +141,6 @@ class _MessagesExchange(Exchange):
             _event("message_delta", delta=_reason(answers[0]), usage=usage),
             _event("message_stop"),
         ]
-
-    def _blocks(self, answer: Answer) -> list[Json]:
-        blocks: list[Json] = []
-        if self._thinks and answer.thinking:
-            blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": ""})
-        if answer.content is not None:
-            blocks.append({"type": "text", "text": answer.content})
-        for call in answer.calls:
-            function = call["function"]
-            use = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
-            blocks.append({"type": "tool_use", **use})
-        return blocks
 
     def _usage(self, num_written: int) -> dict[str, int]:
         num_prompt = len(self.calls[0].context.token_ids)
@@ -160,17 +152,13 @@ def _reason(answer: Answer) -> Json:
     return {"stop_reason": _WHY[answer.why], "stop_sequence": None}
 
 
-def _whole(index: int, block: Json) -> list[Event]:
-    """Return the start and the text of a block. The client puts its parts together."""
-    kind = block["type"]
-    if kind == "tool_use":
-        written = msgspec.json.encode(block["input"]).decode()
-        begun = {**block, "input": {}}
-        delta = _delta(index, type="input_json_delta", partial_json=written)
-    else:
-        begun = {**block, kind: ""}
-        delta = _delta(index, **{"type": f"{kind}_delta", kind: block[kind]})
-    return [_event("content_block_start", index=index, content_block=begun), delta]
+def _block(part: Part) -> Json:
+    if part.call:
+        function = part.call["function"]
+        use = {"id": part.call["id"], "name": function["name"], "input": function["arguments"]}
+        return {"type": "tool_use", **use}
+    signed = {"signature": ""} if part.kind == "thinking" else {}
+    return {"type": part.kind, part.kind: part.text, **signed}
 
 
 def _delta(index: int, **delta: Any) -> Event:

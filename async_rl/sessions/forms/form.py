@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer, Call, Part
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Session
@@ -33,8 +33,9 @@ class Exchange(ABC):
     """One request whose answers are written. head: the first fields of the answer, `id` among them.
     model: the name in the request. numbers: of the answers in the session.
 
-    The events of a stream: `opened`; for each answer `text` as often as it comes in pieces, and
-    `done`; then `closed`.
+    The events of a stream: `opened`; for each part of each answer `begun`, `more` as often as it
+    comes in pieces, and `ended`; after the last one of an answer `done`; then `closed`. index: of
+    the answer among those of the request; number: of the part in its answer.
     """
 
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
@@ -61,15 +62,25 @@ class Exchange(ABC):
         """Return the first events of a stream."""
         return []
 
-    @abstractmethod
-    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        """Return the events for the first or further text of an answer."""
+    def parts(self, answer: Answer) -> list[Part]:
+        """Return the parts that a client gets."""
+        return answer.parts
+
+    def begun(self, number: int, part: Part) -> list[Event]:
+        """Return the events before a part."""
+        return []
 
     @abstractmethod
-    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
-        """Return the events for the rest of an answer. is_shown: its text has been shown; then it
-        has neither thinking nor calls.
-        """
+    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
+        """Return the events for the first or further text of a part."""
+
+    def ended(self, number: int, part: Part) -> list[Event]:
+        """Return the events after a part."""
+        return []
+
+    def done(self, index: int, answer: Answer) -> list[Event]:
+        """Return the events for the end of an answer."""
+        return []
 
     @abstractmethod
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
@@ -189,14 +200,31 @@ def _arguments_of(value: Any) -> Json:
         raise Refused(f"the arguments of a tool call are not a JSON object: {error}") from error
 
 
-def json_of(call: Any) -> str:
-    """Return the arguments of a tool call as JSON text."""
-    return msgspec.json.encode(call["function"]["arguments"]).decode()
-
-
 def new_id(prefix: str) -> str:
     """Return an id as the API writes it."""
     return f"{prefix}{uuid.uuid4().hex}"
+
+
+def _rest(
+    exchange: Exchange, index: int, seen: Sequence[Part], answer: Answer, *, is_whole: bool
+) -> tuple[list[Part], list[Event]]:
+    """Return the parts of an answer, and the events for what these parts have more than those that
+    the client has seen.
+    """
+    # A part without text is one only if none comes.
+    parts = [part for part in exchange.parts(answer) if part.text or is_whole]
+    events: list[Event] = []
+    for number, part in enumerate(parts):
+        is_new = number >= len(seen)
+        text = part.text if is_new else part.text.removeprefix(seen[number].text)
+        if is_new:
+            events += exchange.begun(number, part)
+        if is_new or text:
+            events += exchange.more(index, number, part, text)
+        is_last = number == len(parts) - 1
+        if number >= len(seen) - 1 and (is_whole or not is_last):
+            events += exchange.ended(number, part)
+    return parts, events + (exchange.done(index, answer) if is_whole else [])
 
 
 async def events_of(
@@ -205,39 +233,34 @@ async def events_of(
     """Yield the events of a streamed answer, in lists that are sent together. on_complete: called
     before its last text is sent; if it raises, the answer is not trained.
     """
-    news: asyncio.Queue[tuple[int, str | None]] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, Answer | None]] = asyncio.Queue()
 
     async def write(index: int, call: Call) -> Answer:
-        def show(text: str) -> None:
-            if call.in_pieces and text:
-                news.put_nowait((index, text))
-
         try:
-            return await session.answer(call, show, exchange.numbers[index])
+            return await session.answer(
+                call, lambda piece: news.put_nowait((index, piece)), exchange.numbers[index]
+            )
         finally:
             # The end of the answer, or its failure.
             news.put_nowait((index, None))
 
     tasks = [asyncio.create_task(write(*each)) for each in enumerate(exchange.calls)]
     left = set(range(len(tasks)))
-    shown: set[int] = set()
+    seen: list[list[Part]] = [[] for _ in tasks]
     is_opened = False
     try:
         while left:
-            index, text = await news.get()
+            index, piece = await news.get()
             # Raises the error of a call that failed.
-            answer = await tasks[index] if text is None else None
+            answer = piece or await tasks[index]
             events = [] if is_opened else exchange.opened()
             is_opened = True
-            if answer is not None:
+            if piece is None:
                 left.remove(index)
                 if not left:
                     on_complete()
-                events += exchange.done(index, answer, is_shown=index in shown)
-            else:
-                events += exchange.text(index, text or "", is_first=index not in shown)
-                shown.add(index)
-            yield events
+            seen[index], more = _rest(exchange, index, seen[index], answer, is_whole=piece is None)
+            yield [*events, *more]
         yield exchange.closed([task.result() for task in tasks])
     finally:
         # A client that disconnects cancels its calls; they record the text that it has read.
@@ -261,7 +284,7 @@ def replayed(exchange: Exchange, answers: Sequence[Answer]) -> list[Event]:
     """Return all events of a stream whose answers are complete."""
     events = exchange.opened()
     for index, answer in enumerate(answers):
-        events += exchange.done(index, answer, is_shown=False)
+        events += _rest(exchange, index, [], answer, is_whole=True)[1]
     return [*events, *exchange.closed(answers)]
 
 

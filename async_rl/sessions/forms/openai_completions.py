@@ -16,14 +16,13 @@ from msgspec.structs import asdict
 
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer, Call, Part
 from async_rl.sessions.chat import Chat, thought
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     History,
-    json_of,
     new_id,
     refuse_unless,
     stops_of,
@@ -33,8 +32,10 @@ from async_rl.sessions.forms.log_probs import alternatives_of, by_text, content,
 from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
-from async_rl.sessions.tools import calls_of, tool_call
+from async_rl.sessions.tools import calls_of, json_of, tool_call
 
+_FIELDS = {"thinking": "reasoning_content", "text": "content"}
+"""The fields of a message for the parts of an answer."""
 _MOST_TOKENS = 16
 """The default of OpenAI's API for completions, and only there."""
 
@@ -78,6 +79,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         session.chat,
         "chatcmpl-",
         "chat.completion.chunk",
+        {"delta": {}},
         num_top=request.top_logprobs,
     )
 
@@ -113,7 +115,7 @@ def completions(body: bytes, session: Session) -> Exchange:
         calls += [call] * (request.n or 1)
     if not calls:
         raise Refused("the request has no prompt; send at least one")
-    how = {"num_top": request.logprobs}
+    how = {"num_top": request.logprobs, "end": {"text": ""}}
     return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion", **how)
 
 
@@ -130,7 +132,7 @@ def generate(body: bytes, session: Session) -> Exchange:
     )
     both = SimpleNamespace(**{**asdict(params), **asdict(request)})
     calls = [asked] * (params.n or 1)
-    how = {"num_top": params.logprobs}
+    how = {"num_top": params.logprobs, "end": {}}
     return _TokenExchange(both, calls, session.chat, "generate-", "generate", **how)
 
 
@@ -142,8 +144,8 @@ def _token_ids(prompt: list[int]) -> IntArray:
 
 
 class _TextExchange(Exchange):
-    """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream;
-    num_top: the alternatives of a token.
+    """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream; end:
+    the content of the event that ends an answer; num_top: the alternatives of a token.
     """
 
     def __init__(
@@ -153,12 +155,14 @@ class _TextExchange(Exchange):
         chat: Chat,
         prefix: str,
         chunk: str,
+        end: Json,
         *,
         num_top: int | None,
     ) -> None:
         alternatives = alternatives_of(request, num_top)
         calls = [replace(call, alternatives=alternatives) for call in calls]
         super().__init__(request, calls, id=new_id(prefix), created=int(time.time()))
+        self._end = end
         self._has_usage = bool((request.stream_options or {}).get("include_usage"))
         # Completions write 0 for log-probs without alternatives.
         is_wanted = request.logprobs is not None and request.logprobs is not False
@@ -174,17 +178,11 @@ class _TextExchange(Exchange):
         ]
         return {**self._chunk, "choices": choices, "usage": _usage(answers)}
 
-    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        return [self._event(index, self._part(text))]
+    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
+        return [self._event(index, {"text": text})]
 
-    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
-        parts = [] if is_shown else self._parts(answer)
-        end = self._event(index, self._part(""), answer)
-        return [*(self._event(index, part) for part in parts), end]
-
-    def _parts(self, answer: Answer) -> list[Json]:
-        """Return an answer in the parts of a stream, without its end."""
-        return [self._part(answer.text)]
+    def done(self, index: int, answer: Answer) -> list[Event]:
+        return [self._event(index, self._end, answer)]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         # OpenAI sends the usage of a stream only if the request wants it, without choices.
@@ -216,10 +214,7 @@ class _TextExchange(Exchange):
         return f"token_id:{token}" if self._has_ids else self._chat.text_of_token(token)
 
     def _whole(self, answer: Answer) -> Json:
-        return self._part(answer.text)
-
-    def _part(self, text: str) -> Json:
-        return {"text": text}
+        return {"text": answer.content}
 
     def _logprobs(self, written: Completion) -> Json:
         return by_text(written, self._name)
@@ -241,15 +236,11 @@ class _ChatExchange(_TextExchange):
         events[0][1].update(self._prompt_ids(self.calls[0]))
         return events
 
-    def _parts(self, answer: Answer) -> list[Json]:
+    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
         # Clients put the parts of a streamed call together by this index.
-        calls = [{"index": number, **call} for number, call in enumerate(_calls(answer))]
-        deltas = [
-            thought(answer.thinking),
-            {"content": answer.content} if answer.content is not None else {},
-            {"tool_calls": calls} if calls else {},
-        ]
-        return [{"delta": delta} for delta in deltas if delta]
+        calls = [{"index": part.place, **_wire(part.call)}] if part.call else []
+        delta = {"tool_calls": calls} if calls else {_FIELDS[part.kind]: text}
+        return [self._event(index, {"delta": delta})]
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer) if self._returns_ids else {}
@@ -257,11 +248,8 @@ class _ChatExchange(_TextExchange):
     def _whole(self, answer: Answer) -> Json:
         message: Json = {"role": "assistant", "content": answer.content, "refusal": None}
         message |= thought(answer.thinking)
-        calls = _calls(answer)
+        calls = [_wire(call) for call in answer.calls]
         return {"message": {**message, "tool_calls": calls} if calls else message}
-
-    def _part(self, text: str) -> Json:
-        return {"delta": {"content": text} if text else {}}
 
     def _logprobs(self, written: Completion) -> Json:
         tokens = content(written, lambda token: named(token, self._name))
@@ -277,16 +265,13 @@ class _TokenExchange(_ChatExchange):
     def opened(self) -> list[Event]:
         return []
 
-    def _parts(self, answer: Answer) -> list[Json]:
+    def parts(self, answer: Answer) -> list[Part]:
         return []
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer)
 
     def _whole(self, answer: Answer) -> Json:
-        return {}
-
-    def _part(self, text: str) -> Json:
         return {}
 
     def _logprobs(self, written: Completion) -> Json:
@@ -308,8 +293,8 @@ def _ids_of(answer: Answer) -> Json:
     return {"token_ids": answer.written.token_ids.tolist(), "weight_versions": spans}
 
 
-def _calls(answer: Answer) -> list[Json]:
-    return [tool_call(call["id"], call["function"]["name"], json_of(call)) for call in answer.calls]
+def _wire(call: Any) -> Json:
+    return tool_call(call["id"], call["function"]["name"], json_of(call))
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, int]:

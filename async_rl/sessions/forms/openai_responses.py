@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from async_rl.core.support import Alternatives
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer, Call, Part
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Event,
@@ -28,11 +28,10 @@ from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 
 _LOGPROBS = "message.output_text.logprobs"
-_WRITTEN = {
-    "function_call": ("function_call_arguments", "arguments"),
-    "custom_tool_call": ("custom_tool_call_input", "input"),
-}
-"""Items whose text comes in events of its own: the name of the events, the field of the text."""
+_STREAMS = TEMPLATES["streams"]
+"""By the type of an item: the name of the events of its text (empty: it has none), its fields
+before its text, and further fields of the events.
+"""
 
 
 def responses(body: bytes, session: Session) -> Exchange:
@@ -118,7 +117,7 @@ class _ResponsesExchange(Exchange):
         self._tools = tools
         self._history = history
         self._num_events = 0
-        self._ids = {"message": new_id("msg_"), "reasoning": new_id("rs_")}
+        self._ids = {"text": new_id("msg_"), "thinking": new_id("rs_")}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -127,7 +126,7 @@ class _ResponsesExchange(Exchange):
         body = {
             **self._head,
             "status": "completed",
-            "output": self._items(answer),
+            "output": [self._whole(part) for part in self.parts(answer)],
             "usage": {
                 "input_tokens": num_prompt,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -151,82 +150,68 @@ class _ResponsesExchange(Exchange):
             self._event("response.in_progress", response=begun),
         ]
 
-    def text(self, index: int, text: str, *, is_first: bool) -> list[Event]:
-        # Text that comes in pieces is the first item, as its answer is the first one.
-        item = self._message("in_progress", [])
-        events = []
-        if is_first:
-            events = [
-                self._item("added", index, item),
-                self._in_part("content_part.added", index, item, part=_text_part("")),
-            ]
-        delta = {"delta": text, "logprobs": []}
-        return [*events, self._in_part("output_text.delta", index, item, **delta)]
+    def parts(self, answer: Answer) -> list[Part]:
+        self._written_so_far = answer.written
+        return answer.parts
 
-    def done(self, index: int, answer: Answer, *, is_shown: bool) -> list[Event]:
-        events = []
-        for number, item in enumerate(self._items(answer)):
-            if item["type"] == "message":
-                (part,) = item["content"]
-                events += [] if is_shown else self.text(number, part["text"], is_first=True)
-                done = {"text": part["text"], "logprobs": []}
-                events.append(self._in_part("output_text.done", number, item, **done))
-                events.append(self._in_part("content_part.done", number, item, part=part))
-            elif item["type"] == "reasoning":
-                text = item["content"][0]["text"]
-                events += [
-                    self._item("added", number, {**item, "content": []}),
-                    self._in_part("reasoning_text.delta", number, item, delta=text),
-                    self._in_part("reasoning_text.done", number, item, text=text),
-                ]
-            else:
-                events += self._call_written(number, item)
-            events.append(self._item("done", number, item))
+    def begun(self, number: int, part: Part) -> list[Event]:
+        item = self._item(part)
+        begun = {**item, "status": "in_progress", **_STREAMS[item["type"]]["empty"]}
+        events = [self._event("response.output_item.added", output_index=number, item=begun)]
+        if part.kind == "text":
+            events.append(self._content("added", number, item["id"], _content("text", "")))
         return events
 
-    def _call_written(self, number: int, item: Json) -> list[Event]:
-        # The arguments come as one part, because only the whole answer shows the call.
-        started = self._item("added", number, {**item, "status": "in_progress"})
-        if item["type"] not in _WRITTEN:
-            return [started]
-        name, field = _WRITTEN[item["type"]]
-        written = item[field]
-        place = {"item_id": item["id"], "output_index": number}
-        started[1]["item"][field] = ""
-        return [
-            started,
-            self._event(f"response.{name}.delta", **place, delta=written),
-            self._event(f"response.{name}.done", **place, name=item["name"], **{field: written}),
-        ]
+    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
+        # The arguments come as one piece, because only the whole answer shows the call.
+        delta = "".join(self._written(part).values()) if part.call else text
+        return self._in(number, part, "delta", delta=delta)
+
+    def ended(self, number: int, part: Part) -> list[Event]:
+        item = self._whole(part)
+        named = {"name": item["name"]} if "name" in item else {}
+        events = self._in(number, part, "done", **named, **self._written(part))
+        if part.kind == "text":
+            events.append(self._content("done", number, item["id"], item["content"][0]))
+        return [*events, self._event("response.output_item.done", output_index=number, item=item)]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         response = self.reply(answers)
         return [self._event(f"response.{response['status']}", response=response)]
 
-    def _items(self, answer: Answer) -> list[Json]:
-        items: list[Json] = []
-        if answer.thinking:
-            part = {"type": "reasoning_text", "text": answer.thinking}
-            kind = {"type": "reasoning", "summary": []}
-            items.append({"id": self._ids["reasoning"], **kind, "content": [part]})
-        if answer.content is not None:
-            written = _text_part(answer.content)
-            if self._has_logprobs:
-                name = self._session.chat.text_of_token
-                written["logprobs"] = content(answer.written, lambda token: named(token, name))
-            items.append(self._message("completed", [written]))
-        return [*items, *map(self._tools.item, answer.calls)]
+    def _item(self, part: Part) -> Json:
+        if part.call:
+            return self._tools.item(part.call)
+        content = [_content(part.kind, part.text)]
+        return {"id": self._ids[part.kind], **TEMPLATES["items"][part.kind], "content": content}
 
-    def _message(self, status: str, content: list[Any]) -> Json:
-        kind = {"type": "message", "role": "assistant", "status": status}
-        return {"id": self._ids["message"], **kind, "content": content}
+    def _whole(self, part: Part) -> Json:
+        """Return the item of a complete part."""
+        item = self._item(part)
+        if self._has_logprobs and part.kind == "text":
+            name = self._session.chat.text_of_token
+            scores = content(self._written_so_far, lambda token: named(token, name))
+            item["content"][0]["logprobs"] = scores
+        return item
 
-    def _item(self, kind: str, number: int, item: Any) -> Event:
-        return self._event(f"response.output_item.{kind}", output_index=number, item=item)
+    def _written(self, part: Part) -> Json:
+        """Return the field of an item whose text comes in pieces, with all of its text."""
+        if not part.call:
+            return {"text": part.text}
+        item = self._item(part)
+        return {field: item[field] for field in _STREAMS[item["type"]]["empty"]}
 
-    def _in_part(self, kind: str, number: int, item: Json, **fields: Any) -> Event:
-        place = {"item_id": item["id"], "output_index": number, "content_index": 0}
-        return self._event(f"response.{kind}", **place, **fields)
+    def _in(self, number: int, part: Part, kind: str, **fields: Any) -> list[Event]:
+        """Return the event about the text of an item, if it has events of its own."""
+        item = self._item(part)
+        stream = _STREAMS[item["type"]]
+        place = {"item_id": item["id"], "output_index": number, **stream["more"]}
+        name = f"response.{stream['name']}.{kind}"
+        return [self._event(name, **place, **fields)] if stream["name"] else []
+
+    def _content(self, kind: str, number: int, item_id: str, part: Json) -> Event:
+        place = {"item_id": item_id, "output_index": number, "content_index": 0}
+        return self._event(f"response.content_part.{kind}", **place, part=part)
 
     def _event(self, name: str, /, **fields: Any) -> Event:
         # Clients order the events by this number.
@@ -234,5 +219,5 @@ class _ResponsesExchange(Exchange):
         return name, {"type": name, "sequence_number": self._num_events - 1, **fields}
 
 
-def _text_part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _content(kind: str, text: str) -> Json:
+    return {**TEMPLATES["contents"][kind], "text": text}

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from async_rl.sessions.errors import Json
-from async_rl.sessions.forms.form import History, function_of, json_of, refuse_unless
+from async_rl.sessions.forms.form import History, function_of, refuse_unless
 from async_rl.sessions.forms.parameters import HOSTED
+from async_rl.sessions.tools import json_of
 
 TEMPLATES = msgspec.json.decode(Path(__file__).with_name("responses.json").read_bytes())
 """Of responses: the fields that repeat those of a request, with their defaults, and the fixed ones;
