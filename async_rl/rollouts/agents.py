@@ -226,9 +226,9 @@ def credited(session: Session, ends: Mapping[int, int]) -> tuple[AgentCall, ...]
     """Return the calls of a session with their rewards. ends: of the trained ones in the row. The
     reward of a role is that of its last trained call. Raises AgentError if there is none.
     """
-    turns = dict(sorted(session.record.turns.items()))
+    served = dict(sorted(session.served.items()))
     rewards: dict[int, float] = collections.defaultdict(float)
-    last = {turns[number].caller.role: number for number in turns if number in ends}
+    last = {call.role: number for number, call in served.items() if number in ends}
     for reward in session.rewards:
         numbers = reward.numbers
         if reward.role is not None:
@@ -241,13 +241,14 @@ def credited(session: Session, ends: Mapping[int, int]) -> tuple[AgentCall, ...]
             f"a reward is for a call or a role that is not trained; the roles {sorted(last)} are"
         )
     return tuple(
-        AgentCall(
+        msgspec.structs.replace(
+            call,
             end_tokens=ends.get(number, 0),
-            num_tokens=len(turn.answer.token_ids),
-            role=turn.caller.role,
             reward=rewards[number],
+            number=place,
+            of=len(served),
         )
-        for number, turn in turns.items()
+        for place, (number, call) in enumerate(served.items(), 1)
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from async_rl.core.calls import AgentCall
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call, Noted, Run, Write, Writing
@@ -42,7 +43,8 @@ class Session:
     limit: the most tokens of all segments together. support: of the run's samples. task: with its
     row and tests. run: a Python tool. responses: the messages up to each response that a client may
     name, and its body. token: the agent's; session_key: of who started the agent and rewards it.
-    posted: the requests with rewards. names: the answers to a request by the id that its client
+    served: the answers that the policy gave, also those that nobody read. posted: the requests with
+    rewards. names: the answers to a request by the id that its client
     got. unread: the answers whose request still waits for other answers. note: called with each
     request that has changed the session, before its answer leaves.
     """
@@ -60,6 +62,7 @@ class Session:
     session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
     note: Callable[[Noted], None] = lambda request: None
     rewards: list[Reward] = field(default_factory=list)
+    served: dict[int, AgentCall] = field(default_factory=dict)
     posted: set[bytes] = field(default_factory=set)
     names: dict[str, list[int]] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)
@@ -172,6 +175,8 @@ class Session:
             self._writing.pop(number, None)
             self.record.cancel(number)
             self._answers.pop(number, None)
+            if number in self.served:
+                self.served[number] = replace(self.served[number], left_out="unread")
         self._settled.set()
 
     async def answer(
@@ -232,6 +237,12 @@ class Session:
         self._texts[number] = message["content"]
         self.usage.num_turns += 1
         self.usage.num_tokens += len(written.token_ids)
+        self.served[number] = AgentCall(
+            end_tokens=0,
+            num_tokens=len(written.token_ids),
+            role=now.call.caller.role,
+            left_out="" if now.call.caller.is_trained else "requested",
+        )
         self.record.finish(number, written, reply=key_of(message))
         if now.call.prompt:
             # Without messages a later request is recognized by its text: as the agent saw it, or

@@ -27,6 +27,8 @@ from async_rl.rollouts.agents import credited
 from async_rl.rollouts.common_prompt import with_common_prompt
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.rollout import trajectory
+from async_rl.runs.certificate.agent_calls import agent_calls
+from async_rl.sessions.record import Record
 from async_rl.sessions.session import Session
 
 UNTRAINED = {"X-Async-RL-Train": "false"}
@@ -162,6 +164,65 @@ def test_a_role_has_the_returns_of_its_own_tokens() -> None:
     assert by_call(group, "algorithm.advantage=reinforce_plus_plus", gamma, plain) == expected
     of_critic = ("algorithm=ppo", gamma, "algorithm.advantage.gae_lambda=1", plain)
     assert by_call(group, *of_critic) == expected
+
+
+def certified(group: Group, state: str = "trained", reason: str = "") -> tuple[str, list[str]]:
+    """The verdict on the calls of a group, as its row in the ledger has them, and the evidence."""
+    calls = msgspec.to_builtins([sample.calls for sample in group.trajectories])
+    num_trained = sum(int(sample.loss_mask.sum()) for sample in group.trajectories)
+    found = agent_calls([(7, state, reason, num_trained, calls)])
+    return str(found.verdict), found.evidence
+
+
+def test_the_certificate_accounts_for_each_call_and_names_a_lost_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def repeats(found: Clients, session: Session, policy: Policy) -> None:
+        first = await ask(found, "plan", "policy/planner")
+        session.forget(session.names[first])
+        await ask(found, "plan", "policy/planner")
+
+    group, _ = group_of(plans_and_judges, repeats)
+    assert certified(group) == (
+        "holds",
+        [
+            "role '': 1 served, 0 trained, 1 left out (requested: 1)",
+            "role 'planner': 3 served, 2 trained, 1 left out (unread: 1)",
+            "role 'solver': 2 served, 2 trained, 0 left out ()",
+        ],
+    )
+    _, evidence = certified(group, "dropped", "too_stale")
+    assert evidence[-1] == "role 'solver': 2 served, 0 trained, 2 left out (too_stale: 2)"
+    _, evidence = certified(group, "ready")
+    assert evidence[-1] == "role 'solver': 2 served, 0 trained, 2 left out (open: 2)"
+    before = msgspec.structs.replace(group.trajectories[1], calls=())
+    old = msgspec.structs.replace(group, trajectories=[before])
+    assert certified(old)[0] == "cannot be known"
+
+    finish = Record.finish
+
+    def loses(record: Record, number: int, *answer: Any, **how: Any) -> None:
+        finish(record, number, *answer, **how)
+        if number == 3:
+            del record.turns[number]
+
+    monkeypatch.setattr(Record, "finish", loses)
+    lost, _ = group_of(solves_at_once, plans_and_judges)
+    verdict, evidence = certified(lost)
+    assert verdict == "broken"
+    assert evidence[0] == (
+        "group 7, sample 1: call 4 of 4 (role 'solver') is neither trained nor left out"
+    )
+    monkeypatch.undo()
+    group, _ = group_of(plans_and_judges)
+    (sample,) = group.trajectories
+    cut = msgspec.structs.replace(sample, calls=sample.calls[:-1])
+    verdict, evidence = certified(msgspec.structs.replace(group, trajectories=[cut]))
+    assert verdict == "broken"
+    assert evidence[:2] == [
+        "group 7, sample 0: call 4 of 4 is neither trained nor left out",
+        "group 7: 8 tokens are trained, of which its calls wrote 6",
+    ]
 
 
 def test_without_rewards_of_calls_a_sample_has_one_advantage() -> None:

@@ -29,6 +29,7 @@ from async_rl.core.ranges import ranges
 from async_rl.data.prompt_file import PROMPTS_FILE
 from async_rl.monitoring import events
 from async_rl.monitoring.events import EVENTS_FILE, Event
+from async_rl.runs.certificate.agent_calls import CALLS, agent_calls
 from async_rl.runs.certificate.prompts import prompts
 from async_rl.runs.certificate.pushes import weights
 from async_rl.runs.certificate.selection import seeds, selection
@@ -80,6 +81,8 @@ def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator
         yield from selection(store)
         yield _agreement(curves, config.model.dtype)
         yield from seeds(config, store)
+        if config.agent.is_used:
+            yield agent_calls(store.execute(CALLS))
     yield from origin(run_dir, config, noted)
     yield from faults(store, noted)
     checked = audited(run_dir, config, store)
