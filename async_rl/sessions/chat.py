@@ -40,6 +40,10 @@ Reader = Callable[[ReadCalls], Awaitable[CallsRead]]
 """Lets a generator read the tool calls of an answer."""
 _REPLACEMENT = "\ufffd"
 """The last character of a text whose last letter lacks tokens."""
+_PART_CHARS = 1 << 17
+"""A longer text is counted in parts first, up to the limit: for 15 MB a tokenizer takes a minute,
+and then Python's lock for a second, in which no other call advances.
+"""
 _PROMPT_END = 16
 """Tokens that have the tag with which a template begins the thinking."""
 # No template and no tokenizer changes these letters, and no message contains them.
@@ -74,13 +78,15 @@ class Chat:
         messages: Sequence[Message],
         tools: Sequence[Any],
         *,
+        limit: int,
         start: str = "",
         variables: Json | None = None,
     ) -> tuple[Context, History]:
         """Return the context of a request and the key of its history.
 
-        start: text that has to open the answer; variables: those that the template does not read
-        are left out. Raises Refused if the template refuses the messages.
+        limit: the most tokens. start: text that has to open the answer; variables: those that the
+        template does not read are left out. Raises Refused if the template refuses the messages,
+        or if they are far above the limit.
         """
         known = {
             name: (variables or {})[name] for name in variables or () if name in self._template
@@ -90,13 +96,13 @@ class Chat:
         parent, num_matching = record.match(history)
         if parent is None:
             text = self._render(messages, shown) + start
-            return record.context(None, self._encode(text, is_beginning=True)), history
+            return record.context(None, self._encode(text, limit, is_beginning=True)), history
         # The recorded answer is the last of the matching messages; the first entry is the tools'.
         text = self._text_after(messages, num_matching - 2, shown) + start
         answer = record.turns[parent].answer
         if not answer.is_truncated:
             text = text.removeprefix(self.decode(answer.token_ids[-1:], with_special=True))
-        return record.context(parent, self._encode(text, is_beginning=False)), history
+        return record.context(parent, self._encode(text, limit)), history
 
     def _text_after(self, messages: Sequence[Message], at: int, shown: Json) -> str:
         """Return the text that the template writes after the answer `at`."""
@@ -127,11 +133,12 @@ class Chat:
         whole = before_stop(whole, call.stops)[0]
         if thinking:
             whole = whole.rpartition(TAG_TEXTS[1])[2]
+        start = self._encode(call.start, len(call.start))
         request = ReadCalls(
             parser=self.form.name if has_calls else "",
             thinking=reader,
             text=call.start + whole,
-            token_ids=np.append(self._encode(call.start, is_beginning=False), ids).astype("int32"),
+            token_ids=np.append(start, ids).astype("int32"),
             tools=msgspec.json.encode(call.tools),
         )
         return {**await self.read(request, shown), **thought(thinking)}
@@ -194,8 +201,8 @@ class Chat:
         text = found.content if found.thinking else shown
         return {**assistant(text, found.content, found.calls), **thought(found.thinking)}
 
-    def text_context(self, record: Record, text: str) -> Context:
-        """Return the context of a prompt that is plain text."""
+    def text_context(self, record: Record, text: str, limit: int) -> Context:
+        """Return the context of a prompt that is plain text. limit: as in `context`."""
         # A copy: the text of a large body is read on a thread.
         shown = max(filter(text.startswith, list(record.texts)), key=len, default="")
         parent, written = record.texts.get(shown, (None, ""))
@@ -204,9 +211,9 @@ class Chat:
             # The least number of tokens with this text. Searched now, because few are continued.
             counts = (n for n in range(len(ids) + 1) if self.decode(ids[:n]) == written)
             if (num_kept := next(counts, None)) is not None:
-                rest = self._encode(text.removeprefix(shown), is_beginning=False)
+                rest = self._encode(text.removeprefix(shown), limit)
                 return record.context(parent, rest, num_kept=num_kept)
-        return record.context(None, self._encode(text, is_beginning=True))
+        return record.context(None, self._encode(text, limit, is_beginning=True))
 
     def decode(self, token_ids: IntArray, *, with_special: bool = False) -> str:
         """Return the text of tokens."""
@@ -215,13 +222,25 @@ class Chat:
 
     def further(self, stop_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the stop tokens without the end token, at which an engine stops."""
-        end = self._encode(str(self._tokenizer.eos_token or ""), is_beginning=False)
+        text = str(self._tokenizer.eos_token or "")
+        end = self._encode(text, len(text))
         return tuple(token for token in stop_ids if token not in end)
 
     def _text_of_token(self, token_id: int) -> str:
         return self.decode(np.array([token_id]), with_special=True)
 
-    def _encode(self, text: str, *, is_beginning: bool) -> list[int]:
+    def _encode(self, text: str, limit: int, *, is_beginning: bool = False) -> list[int]:
+        num_tokens = 0
+        for start in range(0, len(text) if len(text) > _PART_CHARS else 0, _PART_CHARS):
+            part = self._tokenizer(text[start : start + _PART_CHARS], add_special_tokens=False)
+            num_tokens += len(part["input_ids"])
+            # A few tokens of the whole text differ from those of its parts.
+            if num_tokens > 2 * limit:
+                raise Refused(
+                    f"the first {start + _PART_CHARS} characters have {num_tokens} tokens; the"
+                    f" limit is {limit} (data.max_response_tokens); shorten it or raise the limit",
+                    code="context_length_exceeded",
+                )
         # A chat template writes the special tokens itself.
         add = is_beginning and not self._tokenizer.chat_template
         ids: list[int] = self._tokenizer(text, add_special_tokens=add)["input_ids"]

@@ -131,7 +131,12 @@ class Session:
         grammar = grammar_of(schema, tools, choice, self.chat.form, start)
         start = prefill + start
         context, history = self.chat.context(
-            self.record, messages, tools, start=start, variables=variables or {}
+            self.record,
+            messages,
+            tools,
+            limit=self.limit,
+            start=start,
+            variables=variables,
         )
         return Call(
             context=context,

@@ -105,7 +105,7 @@ async def asks_helpers(say: Say, turns: int, rng: random.Random) -> None:
     async def helper(begin: list[Any], seed: int) -> None:
         own = random.Random(seed)
         messages = [*begin]
-        for _ in range(turns // 4):
+        for _ in range(max(1, turns // 4)):
             messages.append(_user(own))
             messages.append(await say(messages))
 

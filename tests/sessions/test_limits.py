@@ -42,6 +42,10 @@ def test_a_prompt_far_above_the_limit_is_refused_before_it_is_read(
         status, message = await refusal(found, {"messages": [user("go " * 500_000)]})
         assert (status, read) == (413, [])
         assert "larger than" in message
+        # A body that may be within the limit is read up to the limit.
+        status, message = await refusal(found, {"messages": [user("go " * 340_000)]})
+        assert (status, len(read)) == (400, 1)
+        assert "the limit is 100 (data.max_response_tokens)" in message
         policy.say("fine")
         reply = await found.http.post(
             "/v1/chat/completions", json={**MODEL, "messages": [user("go")]}

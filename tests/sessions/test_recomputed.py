@@ -224,7 +224,7 @@ class Steps:
         request continues a part of the recorded answer.
         """
         prompt = f"{text}more {pick} "
-        context = session.chat.text_context(session.record, prompt)
+        context = session.chat.text_context(session.record, prompt, session.limit)
         call = Call(context=context, prompt=prompt, max_tokens=limit, stops=("1", "2", "x"))
         answer = await session.answer(call)
         self.answered[answer.number] = len(answer.written.token_ids)

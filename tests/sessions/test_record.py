@@ -117,7 +117,7 @@ def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
 
 
 def complete(session: Session, prompt: str) -> str:
-    context = session.chat.text_context(session.record, prompt)
+    context = session.chat.text_context(session.record, prompt, session.limit)
     call = Call(context=context, prompt=prompt, stops=("stop",))
     return str(asyncio.run(session.answer(call)).content)
 

@@ -96,7 +96,7 @@ def completions(body: bytes, session: Session) -> Exchange:
     calls = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            context = session.chat.text_context(session.record, prompt)
+            context = session.chat.text_context(session.record, prompt, session.limit)
         elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
             context = session.record.match_ids(_token_ids(prompt))
         else:
