@@ -23,6 +23,8 @@ _IFF_UP = 1
 
 def main(port: int, descriptor: int, readable: Sequence[str], command: Sequence[str]) -> None:
     """Become the command. Raises OSError if the kernel or a policy refuses."""
+    # The files of a run are private, but the user of the jail has to read its root.
+    os.umask(0o022)
     namespaces.become_first_process(readable, os.getppid(), descriptor)
     linux.mount(
         "scratch",

@@ -60,7 +60,12 @@ def play(*command: str) -> list[bytes]:
                 await environments.run(endpoint, {"prompt": "go"})
             return requests
 
-    return asyncio.run(main())
+    # As the processes of a run have it.
+    before = os.umask(0o077)
+    try:
+        return asyncio.run(main())
+    finally:
+        os.umask(before)
 
 
 def test_an_agent_in_a_jail_reaches_its_endpoint_and_nothing_else(
