@@ -101,8 +101,9 @@ def only_read(token_ids: IntArray) -> Completion:
     """Return tokens that the policy reads and is not trained on."""
     return Completion(
         token_ids=token_ids,
-        logprobs=np.zeros(len(token_ids), np.float32),
-        versions=np.full(len(token_ids), NO_VERSION, np.int32),
+        # One number in memory each: gateways keep millions of such tokens.
+        logprobs=np.broadcast_to(np.float32(0), len(token_ids)),
+        versions=np.broadcast_to(np.int32(NO_VERSION), len(token_ids)),
         is_truncated=False,
     )
 

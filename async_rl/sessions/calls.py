@@ -11,7 +11,7 @@ from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.record import POLICY, Caller, Context, History
+from async_rl.sessions.record import POLICY, Caller, Context
 from async_rl.sessions.tools import calls_of, json_of
 
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
@@ -59,17 +59,17 @@ def caller_of(model: str, headers: Mapping[str, str]) -> Caller:
 class Call:
     """A request for one answer.
 
-    max_tokens: None = as many as fit. stops: texts before which the answer stops. stop_ids: tokens
-    with which it stops. in_pieces: the agent reads along. start: the text of the answer that the
-    context has already. prefill: the part of it that the request has, and the answer does not
-    repeat. prompt: the text before the answer, if the call has no messages. tools: tools that the
-    answer may call. support: min_tokens, logit_bias and grammar of the tokens that follow `start`;
-    the run decides top_k and top_p. alternatives: log-probs that the agent reads. caller: whom it
-    answers.
+    history: the digest of the messages. max_tokens: None = as many as fit. stops: texts before
+    which the answer stops. stop_ids: tokens with which it stops. in_pieces: the agent reads along.
+    start: the text of the answer that the context has already. prefill: the part of it that the
+    request has, and the answer does not repeat. prompt: the text before the answer, if the call has
+    no messages. tools: tools that the answer may call. support: min_tokens, logit_bias and grammar
+    of the tokens that follow `start`; the run decides top_k and top_p. alternatives: log-probs that
+    the agent reads. caller: whom it answers.
     """
 
     context: Context
-    history: History = ()
+    history: bytes = b""
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ tokenized. The text is what the chat template writes after that answer, whatever
 
 import bisect
 import functools
+import itertools
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +21,7 @@ from async_rl.core.types import IntArray
 from async_rl.protocol.generator import CallsRead, Completion, ReadCalls
 from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.record import Context, History, Record
+from async_rl.sessions.record import Context, Record, following
 from async_rl.sessions.thinking import TAG_TEXTS, TAGS, is_begun, split, thinking_form
 from async_rl.sessions.tools import (
     HERMES,
@@ -81,8 +82,8 @@ class Chat:
         limit: int,
         start: str = "",
         variables: Json | None = None,
-    ) -> tuple[Context, History]:
-        """Return the context of a request and the key of its history.
+    ) -> tuple[Context, bytes]:
+        """Return the context of a request and the digest of its history.
 
         limit: the most tokens. start: text that has to open the answer; variables: those that the
         template does not read are left out. Raises Refused if the template refuses the messages,
@@ -91,9 +92,11 @@ class Chat:
         known = {
             name: (variables or {})[name] for name in variables or () if name in self._template
         }
-        history = (key_of([*tools, known]), *(key_of(message) for message in messages))
+        keys = [key_of([*tools, known]), *map(key_of, messages)]
+        _, *beginnings = itertools.accumulate(keys, following, initial=b"")
+        history = beginnings[-1]
         shown = {**known, "tools": list(tools) or None}
-        parent, num_matching = record.match(history)
+        parent, num_matching = record.match(beginnings)
         if parent is None:
             text = self._render(messages, shown) + start
             return record.context(None, self._encode(text, limit, is_beginning=True)), history

@@ -14,6 +14,7 @@ Pure: no clock, socket or text.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,12 @@ from async_rl.core.frozen import Value, frozen
 from async_rl.core.types import Branch, IntArray
 from async_rl.protocol.generator import Completion, joined, only_read
 
-History = tuple[str, ...]
-"""One key per message of a request; the first is the key of the tools."""
+
+def following(history: bytes, key: str) -> bytes:
+    """Return the digest of a history that has one more entry. A digest of each beginning costs one
+    pass over the messages, and a session keeps no text.
+    """
+    return hashlib.blake2b(history + key.encode(), digest_size=16).digest()
 
 
 class Caller(Value):
@@ -75,7 +80,7 @@ class _Open:
     """A call whose answer is being written at this place. size: the tokens reserved for it."""
 
     context: Context
-    history: History
+    history: bytes
     place: _Place
     caller: Caller
     size: int = 0
@@ -85,11 +90,10 @@ class _Open:
 class Turn:
     """One answer of the policy that was served.
 
-    parent: as in Context; history: the key of the request.
+    parent: as in Context.
     """
 
     parent: int | None
-    history: History
     run: _Run
     caller: Caller
 
@@ -136,14 +140,16 @@ class Record:
         of the text that the turn wrote.
         """
         self._open: dict[int, _Open] = {}
-        self._by_history: dict[History, int] = {}
+        self._by_history: dict[bytes, int] = {}
 
     # ---- which turn a request continues
 
-    def match(self, history: History) -> tuple[int | None, int]:
-        """Return the turn that this history continues, and the entries that it repeats."""
-        for size in range(len(history), 1, -1):
-            number = self._by_history.get(history[:size])
+    def match(self, beginnings: Sequence[bytes]) -> tuple[int | None, int]:
+        """Return the turn that a history continues, and the entries that it repeats. beginnings:
+        their digests; the first has the tools only.
+        """
+        for size in range(len(beginnings), 1, -1):
+            number = self._by_history.get(beginnings[size - 1])
             if number is not None:
                 return number, size
         return None, 0
@@ -180,10 +186,8 @@ class Record:
 
     # ---- a call
 
-    def begin(
-        self, number: int, context: Context, history: History, caller: Caller = POLICY
-    ) -> None:
-        """Start a call, whose answer has no tokens yet."""
+    def begin(self, number: int, context: Context, history: bytes, caller: Caller = POLICY) -> None:
+        """Start a call, whose answer has no tokens yet. history: empty without messages."""
         run, end = self._place(context)
         if end < len(context.token_ids):
             run = _Run(run, end, only_read(context.token_ids[end:]))
@@ -204,9 +208,9 @@ class Record:
         call = self._open.pop(number)
         run = _Run(*call.place, answer)
         self._runs.append(run)
-        self.turns[number] = Turn(call.context.parent, call.history, run, call.caller)
+        self.turns[number] = Turn(call.context.parent, run, call.caller)
         if call.history:
-            self._by_history[(*call.history, reply)] = number
+            self._by_history[following(call.history, reply)] = number
 
     def cancel(self, number: int) -> None:
         """Forget a call whose answer the agent never sees."""

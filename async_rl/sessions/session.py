@@ -249,6 +249,9 @@ class Session:
             left_out="" if now.call.caller.is_trained else "requested",
         )
         self.record.finish(number, written, reply=key_of(message))
+        # Its client has read what it continues, so it is not sent again.
+        if (parent := now.call.context.parent) is not None:
+            self._answers.pop(parent, None)
         if now.call.prompt:
             # Without messages a later request is recognized by its text: as the agent saw it, or
             # with the stop text of the answer, if the agent repeats that too.

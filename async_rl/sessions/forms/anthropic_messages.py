@@ -121,7 +121,7 @@ class _MessagesExchange(Exchange):
         return [part for part in answer.parts if self._thinks or part.kind != "thinking"]
 
     def begun(self, number: int, part: Part) -> list[Event]:
-        empty = {"input": {}} if part.call else {part.kind: ""}
+        empty: Json = {"input": {}} if part.call else {part.kind: ""}
         block = {**_block(part), **empty}
         return [_event("content_block_start", index=number, content_block=block)]
 
