@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import contextvars
 import heapq
 import itertools
 import selectors
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -155,6 +157,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._num_now > MOST_CALLBACKS:
             raise Stuck(f"{self._num_now} callbacks at {self._now_s:.3f} s; the last: {handle}")
         handle._run()
+
+    def bury(self) -> None:
+        """Close the coroutines that no killed process will ever continue, and the loop."""
+        self.is_over = True
+        sys.unraisablehook = lambda error: None
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            # What their `finally` blocks do has no effect: the loop runs nothing any more.
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()  # type: ignore[union-attr]
+        self.close()
 
     def resume(self, process: Process) -> None:
         """Continue a stopped process with the callbacks that waited."""

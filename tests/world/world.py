@@ -15,7 +15,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -214,15 +213,8 @@ class World:
 
     def _bury(self) -> None:
         """Close the coroutines that no killed process will ever continue."""
-        self.loop.is_over = True
-        sys.unraisablehook = lambda error: None
-        for task in asyncio.all_tasks(self.loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            # What their `finally` blocks do has no effect: the loop runs nothing any more.
-            with contextlib.suppress(BaseException):
-                task.get_coro().close()  # type: ignore[union-attr]
+        self.loop.bury()
         self.keep.clear()
-        self.loop.close()
 
     async def _main(self, until_s: float) -> None:
         end_s = self.loop.time() + until_s
