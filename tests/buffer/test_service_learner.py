@@ -40,7 +40,11 @@ async def taken_ids(service: BufferService, version: int, wait_s: float = 0.0) -
     return [group.group_id for group in (await take(service, version, wait_s)).groups]
 
 
-async def test_a_take_is_parked_until_its_last_group_is_put(service: BufferService) -> None:
+async def test_a_take_is_parked_until_its_last_group_is_put(
+    service: BufferService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # New groups are in memory: a take waits for no read of the disk.
+    monkeypatch.setattr(service.store.reader, "groups", None)
     missing = "0 of 2 groups are ready for step 1"
     assert await taken_ids(service, 0, wait_s=0.01) == []
     parked = asyncio.create_task(take(service, 0, wait_s=60))
