@@ -149,6 +149,8 @@ def test_a_copy_is_on_the_disk_before_its_mark_and_loses_its_mark_before_its_fil
         (directory / "index.json").write_text(content)
         write_sums(directory, sums_of(directory))
         record(run_dir, version)
+        # Of a learner that was killed in the middle of its copy.
+        (run_dir / "ledger.partial").write_bytes(b"cut off" * 5000)
         mirror.update()
     assert at_each_sync == [
         *("5", "5 5.complete", "5 5.complete"),
