@@ -162,7 +162,9 @@ def decode(data: bytes, other: Other = foreign) -> Any:
     """
     try:
         tree = _from_json(data.decode("ascii"))
-        return tree if b"{" not in data and b"[[" not in data else _untagged(tree, 0, other)
+        if b"{" not in data and b"[[" not in data:
+            return tree
+        return _untagged(tree, 0, other)
     except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"malformed value: {error}") from error
 

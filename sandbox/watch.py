@@ -159,7 +159,9 @@ def watch(
     ready = poller.poll(_TICK_MS) or _measured(spec, processes, result, poller, proc)
     if isinstance(ready, Ending):
         return ready
-    return Ending.EXITED if any(fd == processes[-1] for fd, _ in ready) else Ending.CANCELLED
+    if any(fd == processes[-1] for fd, _ in ready):
+        return Ending.EXITED
+    return Ending.CANCELLED
 
 
 def _measured(

@@ -153,7 +153,9 @@ class Outage:
 
     def pause_left_s(self, now_s: float) -> float:
         """Return the seconds until a group may be tried; 0 without an outage."""
-        return max(self._until_s - now_s, 0.0) if self._pause_s else 0.0
+        if self._pause_s:
+            return max(self._until_s - now_s, 0.0)
+        return 0.0
 
     def num_allowed(self, num_free: int, *, is_generating: bool, now_s: float) -> int:
         """Return how many of the free tickets may be handed out."""

@@ -87,7 +87,9 @@ class Pace:
 
     def _phase(self, train_version: int) -> int:
         every = self._evaluate_every
-        return min((train_version - 1) % every, _NUM_AFTER) if every else _NUM_AFTER
+        if every:
+            return min((train_version - 1) % every, _NUM_AFTER)
+        return _NUM_AFTER
 
     def _lead_s(self, train_version: int) -> float:
         leads_s = sorted(self._leads_s[self._phase(train_version)], reverse=True)

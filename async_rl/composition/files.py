@@ -73,7 +73,9 @@ def source_of(conf: str) -> Source:
 
 def _foreign(path: Path) -> str:
     """The remedy for a file that is not ours."""
-    return f"; a file of another trainer needs: async-rl migrate {path}" if path.is_file() else ""
+    if path.is_file():
+        return f"; a file of another trainer needs: async-rl migrate {path}"
+    return ""
 
 
 def _read_user_file(conf: str, path: Path) -> Tree:
@@ -209,4 +211,6 @@ def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
     """The first value where the run trains or is evaluated on files of the user's, the second on
     the embedded task.
     """
-    return with_them if _root_.data.train_files or _root_.data.val_files else without
+    if _root_.data.train_files or _root_.data.val_files:
+        return with_them
+    return without

@@ -149,4 +149,6 @@ def _quoted_if_text(word: str) -> str:
         setting.takes_text or (setting.is_list_of_strings and "," not in value)
     )
     is_written = not value or value[0] in "[\"'" or value.lower() == "null"
-    return f"{key}={_quoted(value)}" if is_text and not is_written else word
+    if is_text and not is_written:
+        return f"{key}={_quoted(value)}"
+    return word

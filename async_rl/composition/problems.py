@@ -50,7 +50,9 @@ def hint(word: str, *, among: Sequence[str]) -> str:
     """The remedy for a name that does not exist: the candidate most like it, or the first ones."""
     best = nearest(word, among=among)
     # A typing error has a neighbour; any other word gets the list.
-    return f"did you mean {best}?" if best else f"there are {', '.join(among[:_LISTED]) or 'none'}"
+    if best:
+        return f"did you mean {best}?"
+    return f"there are {', '.join(among[:_LISTED]) or 'none'}"
 
 
 @functools.cache

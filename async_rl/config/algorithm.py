@@ -197,7 +197,9 @@ class AlgorithmConfig(Section):
     @property
     def critic(self) -> CriticConfig | None:
         """The critic of gae and vtrace; None for the other estimators."""
-        return self.advantage.critic if isinstance(self.advantage, CriticAdvantage) else None
+        if isinstance(self.advantage, CriticAdvantage):
+            return self.advantage.critic
+        return None
 
     @property
     def reference(self) -> RewardKl | LossKl | None:

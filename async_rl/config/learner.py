@@ -64,7 +64,9 @@ def shard_ranks(num_parameters: int, *, ranks: int, node_ranks: int) -> int:
     node, those of a node; each node then has a copy, and only gradients pass between nodes.
     """
     is_small = num_parameters <= node_ranks * _COPIED_PARAMETERS
-    return node_ranks if is_small and 0 < node_ranks < ranks and not ranks % node_ranks else ranks
+    if is_small and 0 < node_ranks < ranks and not ranks % node_ranks:
+        return node_ranks
+    return ranks
 
 
 class LearnerConfig(Section):

@@ -66,7 +66,9 @@ def pool_of(process: str) -> str:
     """
     # A process without a rank in its name is in no pool.
     role, *name = process.split("-")[:-1] or [process]
-    return ".".join([f"{role}s", *name]) if f"{role}s" in (GENERATORS, VERIFIERS, GATEWAYS) else ""
+    if f"{role}s" in (GENERATORS, VERIFIERS, GATEWAYS):
+        return ".".join([f"{role}s", *name])
+    return ""
 
 
 def settings_of(config: RunConfig, pool: str) -> PoolConfig | None:

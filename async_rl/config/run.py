@@ -223,7 +223,9 @@ class RunConfig(Section):
     @property
     def node_ranks(self) -> int:
         """The most learner ranks of a node; 0 on one machine, or if they are not known."""
-        return self.launcher.gpus_per_node if isinstance(self.launcher, ClusterLaunch) else 0
+        if isinstance(self.launcher, ClusterLaunch):
+            return self.launcher.gpus_per_node
+        return 0
 
     @property
     def agent(self) -> Agent:

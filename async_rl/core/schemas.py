@@ -63,7 +63,9 @@ def _applied(schema: dict[str, Any]) -> set[str]:
     """Return the keywords of a schema that are applied, and others that it does not have."""
     for key, others in _INSTEAD.items():
         if key in schema:
-            return {key, *others} if _is_exact(schema, key) else set(others)
+            if _is_exact(schema, key):
+                return {key, *others}
+            return set(others)
     implied = [kind for kind, keys in _TABLES["implied"].items() if schema.keys() & keys]
     kinds = schema.get("type", implied)
     names = {"type"}

@@ -126,7 +126,9 @@ class VarlenPlan:
 
 def plan(segments: Indices, device: torch.device) -> Plan:
     """Return the plan of a row for the kernels of the device. segments: as in `Pass`."""
-    return SegmentsPlan(segments) if device.type == "cpu" else VarlenPlan(segments, device)
+    if device.type == "cpu":
+        return SegmentsPlan(segments)
+    return VarlenPlan(segments, device)
 
 
 def _segment_attention(

@@ -255,4 +255,6 @@ def _code(tensor: Tensor) -> str:
 
 
 def _gpu_random() -> dict[str, Tensor]:
-    return {_CUDA_RANDOM: torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    if torch.cuda.is_available():
+        return {_CUDA_RANDOM: torch.cuda.get_rng_state()}
+    return {}

@@ -71,7 +71,9 @@ def per_second(now: Member, before: Member | None) -> dict[str, float]:
         if not name.startswith(GAUGE) or name == _CPU
     }
     age_s = sum(grown.get(name, 0.0) for name in _AGE)
-    return {name: value / age_s for name, value in grown.items()} if age_s > 0 else {}
+    if age_s > 0:
+        return {name: value / age_s for name, value in grown.items()}
+    return {}
 
 
 class Rates:

@@ -278,4 +278,6 @@ def _owner(outer: _Frame | None) -> object:
         task = None
     if task is not None:
         return task
-    return outer.owner if outer is not None else threading.get_ident()
+    if outer is not None:
+        return outer.owner
+    return threading.get_ident()

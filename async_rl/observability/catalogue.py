@@ -68,7 +68,9 @@ def describe(name: str) -> MetricSpec | None:
 def with_unit(title: str, name: str) -> str:
     """Return the title with the unit of the metric in brackets, without one if it is a number."""
     spec = describe(name)
-    return title if spec is None or spec.unit == "1" else f"{title} [{spec.unit}]"
+    if spec is None or spec.unit == "1":
+        return title
+    return f"{title} [{spec.unit}]"
 
 
 @functools.cache

@@ -82,3 +82,21 @@ HANDLERS: Mapping[Any, ExceptionHandler] = {
     ClientDisconnect: _disconnected,
 }
 """By the exception that a handler of a route raises."""
+
+
+def too_many_turns(num_turns: int, num_calls: int, most: int) -> Refused:
+    """Return the error of calls above the number of answers of a session."""
+    return Refused(
+        f"the session has had {num_turns} answers, and {num_calls} more are above its limit"
+        f" of {most} (rollout.max_turns)",
+        code="too_many_turns",
+    )
+
+
+def no_room(num_tokens: int, limit: int) -> Refused:
+    """Return the error of a call after which a session would have too many tokens."""
+    return Refused(
+        f"this call would start with {num_tokens} tokens, and the session may have {limit}"
+        " (data.max_response_tokens, every segment counted); shorten the history or raise it",
+        code="context_length_exceeded",
+    )

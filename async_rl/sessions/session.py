@@ -23,7 +23,7 @@ from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call, Noted, Run, Write, Writing
 from async_rl.sessions.chat import Chat, certain, key_of
-from async_rl.sessions.errors import Json, Refused
+from async_rl.sessions.errors import Json, Refused, no_room, too_many_turns
 from async_rl.sessions.grammars import checked, grammar_of
 from async_rl.sessions.record import Caller, Record
 from async_rl.sessions.rewards import Reward
@@ -131,12 +131,7 @@ class Session:
         grammar = grammar_of(schema, tools, choice, self.chat.form, start)
         start = prefill + start
         context, history = self.chat.context(
-            self.record,
-            messages,
-            tools,
-            limit=self.limit,
-            start=start,
-            variables=variables,
+            self.record, messages, tools, limit=self.limit, start=start, variables=variables
         )
         return Call(
             context=context,
@@ -317,11 +312,7 @@ class Session:
         num_turns = 0 if caller is None else self.record.num_turns(caller)
         if num_turns + num_calls > self.max_turns:
             self.is_truncated |= caller is not None and caller.is_trained
-            raise Refused(
-                f"the session has had {num_turns} answers, and {num_calls} more are above its limit"
-                f" of {self.max_turns} (rollout.max_turns)",
-                code="too_many_turns",
-            )
+            raise too_many_turns(num_turns, num_calls, self.max_turns)
 
     async def _room_for(self, call: Call) -> None:
         """Return once an answer may have a token. Raises Refused if it never may."""
@@ -336,8 +327,4 @@ class Session:
 
     def _no_room(self, num_tokens: int, caller: Caller) -> Refused:
         self.is_truncated |= caller.is_trained
-        return Refused(
-            f"this call would start with {num_tokens} tokens, and the session may have {self.limit}"
-            " (data.max_response_tokens, every segment counted); shorten the history or raise it",
-            code="context_length_exceeded",
-        )
+        return no_room(num_tokens, self.limit)

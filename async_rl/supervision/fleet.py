@@ -140,7 +140,9 @@ class Fleet:
         replaced.
         """
         child = self.children.get(name)
-        return child if child is not None and child.is_life(pid) else None
+        if child is not None and child.is_life(pid):
+            return child
+        return None
 
     def begin_stop(self) -> None:
         """Restart no process from now on, and kill none because it is silent."""

@@ -26,7 +26,9 @@ def supervisor_host(network: NetworkConfig, discovered: str) -> str:
     """
     if network.host != AUTO:
         return network.host
-    return discovered if network.interface is None else host_of_interface(network.interface)
+    if network.interface is None:
+        return discovered
+    return host_of_interface(network.interface)
 
 
 def process_host(network: NetworkConfig, supervisor_address: str) -> str:

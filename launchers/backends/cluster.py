@@ -106,7 +106,9 @@ def group_strategy(config: RunConfig) -> str:
     """
     assert isinstance(config.launcher, ClusterLaunch)
     gpus = config.learner.ranks * config.learner.gpus_each
-    return "STRICT_PACK" if 0 < gpus <= config.launcher.gpus_per_node else "PACK"
+    if 0 < gpus <= config.launcher.gpus_per_node:
+        return "STRICT_PACK"
+    return "PACK"
 
 
 def learner_bundles(config: RunConfig, *, is_own_cluster: bool) -> list[Bundle]:

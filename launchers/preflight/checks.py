@@ -102,7 +102,9 @@ def memory_problems(config: RunConfig, machine: Machine) -> list[str]:
     """Return why the run does not fit this machine, or the nodes of which this machine is one."""
     shape = model_shape(config)
     whole = fleet(config, machine)
-    return [] if shape is None or whole is None else fit_problems(config, shape, whole)
+    if shape is None or whole is None:
+        return []
+    return fit_problems(config, shape, whole)
 
 
 def _package_problems(config: RunConfig) -> Iterator[str]:

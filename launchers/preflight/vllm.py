@@ -23,7 +23,9 @@ _NAMES = {
 def installed() -> Path | None:
     """Return the directory of the installed vLLM; None if there is none."""
     spec = importlib.util.find_spec("vllm")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
+    if spec is not None and spec.origin:
+        return Path(spec.origin).parent
+    return None
 
 
 def known_names(root: Path, kind: str) -> list[str]:

@@ -56,7 +56,9 @@ def batch_of(store: Connection, step: int) -> list[Group] | None:
     groups = [_group(store, row.group_id) for row in batch_rows(store, step)]
     complete = [group for group in groups if group is not None]
     # A batch is repeated as a whole or not at all: without a group its gradient would differ.
-    return complete if complete and len(complete) == len(groups) else None
+    if complete and len(complete) == len(groups):
+        return complete
+    return None
 
 
 def _group(store: Connection, group_id: int) -> Group | None:

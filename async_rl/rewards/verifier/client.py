@@ -176,7 +176,9 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         0 before the first verdict.
         """
         newest = sorted(self._latencies)
-        return newest[min(int(quantile * len(newest)), len(newest) - 1)] if newest else 0.0
+        if newest:
+            return newest[min(int(quantile * len(newest)), len(newest) - 1)]
+        return 0.0
 
     @property
     def num_open(self) -> int:

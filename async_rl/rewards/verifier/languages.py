@@ -117,6 +117,6 @@ def source_names(code: str) -> dict[str, str]:
     main = _MAIN.search(code)
     # The class that opens last before `main` is the one around it.
     around = _CLASS.findall(code, 0, main.start()) if main else []
-    inside = public[1] if public else (around[-1] if around else name)
+    inside = around[-1] if around and not public else name
     package = _PACKAGE.search(code)
     return {"file": f"{name}.java", "main": f"{package[1]}.{inside}" if package else inside}

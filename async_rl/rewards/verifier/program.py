@@ -163,7 +163,9 @@ class Program:
         """Add the results of the tests that did not run because other tests used up their time."""
         message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
         late = result_of(Ruling(Verdict.TIMEOUT, message))
-        return results if self.stop else results + [late] * (num_tests - len(results))
+        if self.stop:
+            return results
+        return results + [late] * (num_tests - len(results))
 
     def job(
         self,

@@ -150,7 +150,9 @@ def excess_p_value(excesses: Sequence[float]) -> float:
     large excesses among many small ones count little (a self-normalized sum).
     """
     norm = math.sqrt(sum(value**2 for value in excesses))
-    return 0.5 * math.erfc(sum(excesses) / norm / math.sqrt(2)) if norm else 1.0
+    if norm:
+        return 0.5 * math.erfc(sum(excesses) / norm / math.sqrt(2))
+    return 1.0
 
 
 _MOST_GROUPS = 2_000  # stored trajectories of a long run may be hundreds of gigabytes

@@ -76,7 +76,9 @@ def statement(
     """
     wrong = listed(broken)
     gaps = listed(unknown)
-    verdict = Verdict.BROKEN if wrong else Verdict.UNKNOWN if gaps else Verdict.HOLDS
+    verdict = Verdict.UNKNOWN if gaps else Verdict.HOLDS
+    if wrong:
+        verdict = Verdict.BROKEN
     sentences = [*wrong, *gaps, *evidence]
     return Statement(subject=subject, promise=promise, verdict=verdict, evidence=sentences)
 
@@ -85,7 +87,9 @@ def listed(sentences: Iterable[str]) -> list[str]:
     """Return the first sentences, and the number of the others."""
     every = list(sentences)
     left = len(every) - _MOST_LISTED
-    return [*every[:_MOST_LISTED], f"and {left} more"] if left > 0 else every
+    if left > 0:
+        return [*every[:_MOST_LISTED], f"and {left} more"]
+    return every
 
 
 def at(unix_s: float) -> str:

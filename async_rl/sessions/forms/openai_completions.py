@@ -203,7 +203,9 @@ class _TextExchange(Exchange):
         return {"index": index, **content, **end}
 
     def _prompt_ids(self, call: Call) -> Json:
-        return {"prompt_token_ids": call.context.token_ids.tolist()} if self._returns_ids else {}
+        if self._returns_ids:
+            return {"prompt_token_ids": call.context.token_ids.tolist()}
+        return {}
 
     def _ids(self, answer: Answer) -> Json:
         scores = of_prompt(answer.written, self._name)

@@ -60,7 +60,9 @@ class Parameter:
     def field(self) -> tuple[Any, ...]:
         """The field of a request."""
         kind = _TYPES[self.type.rstrip("!")]
-        return (self.name, kind) if self.type.endswith("!") else (self.name, kind | None, None)
+        if self.type.endswith("!"):
+            return (self.name, kind)
+        return (self.name, kind | None, None)
 
     def refuses(self, value: Any) -> bool:
         """Return whether a request with this value is refused."""
