@@ -70,6 +70,9 @@ MOST_SURVIVORS = 0.1
 LONGEST_S = 240
 PLANTED = "ASYNC_RL_PLANTED_FAULT"
 """The variable with a file and its source, for a fault outside of functions."""
+if PLANTED in os.environ:
+    # At the import of this plug-in: the conftest of a folder imports the product before any hook.
+    sys.meta_path.insert(0, Planter(*json.loads(os.environ[PLANTED])))
 LONGEST_TEST_S = 60
 """A test that waits for ever because of the fault ends after this time."""
 _OTHER_COMPARISON = {
@@ -347,9 +350,7 @@ def _lines_of(code: CodeType) -> set[int]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Recording, in each process of pytest-xdist that runs tests; or a fault outside functions."""
-    if PLANTED in os.environ:
-        sys.meta_path.insert(0, Planter(*json.loads(os.environ[PLANTED])))
+    """Recording, in each process of pytest-xdist that runs tests."""
     worker = getattr(config, "workerinput", {}).get("workerid", "")
     if worker:
         config.pluginmanager.register(Recorder(RECORD / f"{worker}.json"))
