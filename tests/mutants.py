@@ -9,6 +9,9 @@ First the tests of these packages run once, with a record of the lines that each
 a process that has imported them, with the tests that reach its line, quickest first. Survivors are
 printed; those in mutants.toml, with the reason why they change nothing that anybody could see, do
 not count. Ends with 1 if more than a tenth survives.
+
+No fault is made of a named limit, of texts for people and types, of `strict=True` (an assertion),
+of what runs only as a program of its own, and of `<` against `<=` between readings of a clock.
 """
 
 from __future__ import annotations
