@@ -53,10 +53,13 @@ def test_a_loop_of_calls_learns_and_so_does_the_same_loop_with_the_tinker_client
     finally:
         with contextlib.suppress(async_rl.ConfigError):
             async_rl.open_run(tmp_path / "runs/session").stop(now=True)
-    for curve in (shown[2], shown[4]):
-        first, *later = [float(reward) for reward in re.findall(r"mean reward (.+)", curve)]
-        assert first < 0.4
-        # Of 48 samples of the first step none to two are short, so some curves rise late: 0.2 is
-        # far above chance.
-        assert max(later) > 0.2
+    own, clients = (
+        [float(reward) for reward in re.findall(r"mean reward (.+)", shown[cell])]
+        for cell in (2, 4)
+    )
+    assert max(own[0], clients[0]) < 0.4
+    assert own[-1] > 0.7
+    # Of the client's 48 samples of the first step none to two are short, so its curve may rise
+    # late: 0.2 is far above chance.
+    assert max(clients) > 0.2
     assert shown[-1].splitlines()[-1] == "stopped"

@@ -199,6 +199,35 @@ async def test_the_next_piece_is_copied_while_nccl_sends_one_and_gets_buffers_th
     ]
 
 
+async def test_members_of_the_version_before_are_sent_the_lists_of_what_changed(
+    learner: Learner,
+) -> None:
+    await learner.join()
+    tensors = [torch.zeros(500).bfloat16(), torch.zeros(20).bfloat16()]
+    with SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)]) as block:
+        learner.exporter.content = block.content
+        await learner.sender.send(block.write(1, tensors))
+        tensors[0][7:127] = 1
+        manifest = block.write(2, tensors, compares=learner.sender.compares)
+        learner.exporter.changes = block.changes
+        # The block itself is not read again.
+        learner.exporter.content = block.content[:0]
+        learner.recorder.did.clear()
+        await learner.join()
+        await learner.sender.send(manifest)
+    # Four bytes for each of 120 words, the first and the last: 488, filled up to 512; then a list
+    # of two words, filled up to 64.
+    sizes = [size for what, _, size, *_ in filter(is_begin, learner.recorder.did)]
+    assert sizes == [400, 112, 64]
+    learner.load.gave_up.add(LIFE)
+    await learner.join()
+    assert not learner.sender.compares, "its engine could not take them"
+
+
+def is_begin(did: tuple[Any, ...]) -> bool:
+    return did[0] == "begin"
+
+
 @pytest.mark.parametrize("is_copying", [False, True])
 async def test_a_copy_that_hangs_is_the_learners_fault_and_no_members(
     is_copying: bool, learner: Learner
