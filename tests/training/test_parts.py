@@ -109,6 +109,22 @@ async def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one(
     assert encode(mine.pop(0).trajectories) == encode(second.trajectories)
 
 
+async def test_a_read_that_was_sent_twice_leaves_nothing_of_a_trained_batch() -> None:
+    (group,) = make_groups(num_groups=1, size=1)
+    buffer = Buffer([group])
+    mine = Parts(buffer.call, 0)
+    request = fetch_of([head_of(group)])
+    buffer.gate.clear()
+    late = asyncio.create_task(mine.fetch(request, [0]))
+    await asyncio.sleep(0)
+    buffer.gate.set()
+    await mine.fetch(request, [0])
+    mine.pop(0)
+    await late
+    with pytest.raises(KeyError):
+        mine.pop(0)
+
+
 async def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "CHUNK_TOKENS", 6)
     sizes: list[int] = []
