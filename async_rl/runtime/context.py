@@ -27,6 +27,7 @@ from async_rl.core.errors import ProtocolError, Unavailable
 from async_rl.core.frozen import Value
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
+from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.membership import (
     FOLLOWED,
@@ -252,7 +253,7 @@ def moved_mb(process: psutil.Process) -> float:
 
 @contextlib.asynccontextmanager
 async def open_context(
-    *, name: str, role: Role, rank: int, cores: tuple[int, ...], run_dir: Path, log: logging.Logger
+    spec: ProcessSpec, run_dir: Path, log: logging.Logger
 ) -> AsyncIterator[ProcessContext]:
     """Read the run's directory, connect to the supervisor, and run the process's background tasks
     inside the block.
@@ -261,14 +262,14 @@ async def open_context(
     control.check_messages(run_dir.name)
     keys = load_keys(run_dir / "keys")
     # A pool may have settings of its own.
-    config = config_of(load_config(run_dir), pool_of(name))
+    config = config_of(load_config(run_dir), pool_of(spec.name))
     directory = Directory()
     async with RpcClient(control.address, keys) as client, asyncio.TaskGroup() as group:
         context = ProcessContext(
-            name=name,
-            role=role,
-            rank=rank,
-            cores=cores,
+            name=spec.name,
+            role=spec.role,
+            rank=spec.rank,
+            cores=spec.cores,
             run_dir=run_dir,
             config=config,
             model_path=Path(control.model_path),

@@ -13,6 +13,7 @@ from composing import compose
 from async_rl.composition.compose import write_config
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Role
+from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import message_schema
 from async_rl.runs.control import ask_status
 from async_rl.runtime.context import Control, open_context
@@ -39,10 +40,8 @@ def make_run(run_dir: Path, messages: str) -> None:
 
 async def groups_of(run_dir: Path, name: str, role: Role) -> int:
     """The most groups at a time in the configuration that this process reads."""
-    log = logging.getLogger("test")
-    async with open_context(
-        name=name, role=role, rank=0, cores=(), run_dir=run_dir, log=log
-    ) as context:
+    spec = ProcessSpec(name=name, role=role, rank=0, cores=(), gpus=0, env={})
+    async with open_context(spec, run_dir, logging.getLogger("test")) as context:
         return context.config.generation.max_concurrent_groups
 
 
