@@ -11,16 +11,22 @@ import pytest
 from verifier_support import TOKEN, verifier
 
 from benchmarks.attacks import graders as attack_graders
-from benchmarks.attacks.suite import FORMS, Attack, Outcome, attacks, run
+from benchmarks.attacks.suite import FORMS, Attack, Outcome, Trial, attacks, run
 
 
-@pytest.mark.parametrize("form", FORMS)
-async def test_no_attack_of_the_public_suite_is_forged_or_crashes_the_verifier(form: str) -> None:
-    async with verifier() as (url, _):
-        found = await asyncio.to_thread(lambda: list(run(url, form, TOKEN)))
-    missed = [trial for trial in found if trial.outcome is not Outcome.HELD]
-    assert missed == []
-    assert any(trial.attack.family == "honest" for trial in found)
+async def test_no_attack_of_the_public_suite_is_forged_or_crashes_the_verifier() -> None:
+    """One verifier for all forms: it compiles each program once, and programs that wait or loop
+    take the same seconds.
+    """
+    async with verifier(num_cells=2) as (url, _):
+
+        def trials_of(form: str) -> list[Trial]:
+            return list(run(url, form, TOKEN))
+
+        found = await asyncio.gather(*(asyncio.to_thread(trials_of, form) for form in FORMS))
+    for form, trials in zip(FORMS, found, strict=True):
+        assert [trial for trial in trials if trial.outcome is not Outcome.HELD] == [], form
+        assert any(trial.attack.family == "honest" for trial in trials), form
 
 
 def test_suite_counts_a_grader_that_passes_everything_as_forged() -> None:
