@@ -21,6 +21,7 @@ import torch
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RestartNeeded, StalenessError
 from async_rl.core.heads import GroupHead
 from async_rl.learner.trainer import StepResult
+from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (
     CommitStep,
     DropBatch,
@@ -35,6 +36,8 @@ from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer
 from async_rl.training.saving import Saver, Start, resume
 from async_rl.training.taking import Parts, Taker
+from async_rl.weights.sending import SendingRank
+from async_rl.wire.rpc import Handler
 
 _MOST_DROPPED = 3
 """Batches that may fail at one step before the run stops: one or two may be bad luck."""
@@ -48,7 +51,8 @@ async def run(context: ProcessContext) -> None:
     number = context.rank // config.learner.context_ranks
     parts = Parts(context.call_buffer, number)
     if context.rank > 0:
-        await follow(context, await Rank.open(make_trainer, context.incarnation, parts))
+        rank = await Rank.open(make_trainer, context.incarnation, parts)
+        await follow(context, rank, rank_device)
         return
     # Rank 0 takes a shared device before it builds models; the other ranks wait for it where they
     # meet.
@@ -66,13 +70,16 @@ async def run(context: ProcessContext) -> None:
         pool.close()
 
 
-async def follow(context: ProcessContext, rank: Rank) -> None:
-    """Take part in the operations of rank 0 until it stops."""
+async def follow(context: ProcessContext, rank: Rank, device: torch.device) -> None:
+    """Take part in the operations of rank 0, and in broadcasts of weights, until it stops."""
+    sending = SendingRank(device, host=context.host)
     try:
-        await context.serve({Perform: rank.accept, Fetch: rank.read})
+        own: dict[type[Message], Handler] = {Perform: rank.accept, Fetch: rank.read}
+        await context.serve(own | sending.handlers)
         with context.activity("following rank 0"):
             await rank.follow()
     finally:
+        sending.close()
         rank.close()
 
 

@@ -74,8 +74,8 @@ class StoredFile(_Source):
 
 
 class Seat(_Source):
-    """The ranks of one member in a communicator: rank 0 is the learner, a member has consecutive
-    ranks from `first_rank`.
+    """The ranks of one member in a communicator: the first are `senders` of the learner, a member
+    has consecutive ranks from `first_rank`.
 
     communicator: its name, new for each set of members; a rank that already has a communicator of
     this name uses it again.
@@ -96,6 +96,36 @@ class Seat(_Source):
     bucket_bytes: int
     timeout_s: float
     difference: Difference | None = None
+    senders: int = 1
+
+
+class Mapped(Message):
+    """The rank can send parts of the block. device: its own, as in Register."""
+
+    device: str
+
+
+class MapBlock(Request):
+    """Rank 0 of the learner -> another rank: map the block. Raises WeightsError where it is not."""
+
+    Reply = Mapped
+    manifest: Manifest
+
+
+class SendPart(Request):
+    """Rank 0 of the learner -> a rank that maps the block: take part in a broadcast as this rank of
+    its communicator. Answered when all is sent; raises BroadcastBroken, SenderLate.
+
+    seat: of any member.
+    """
+
+    manifest: Manifest
+    seat: Seat
+    rank: int
+
+
+class StopSending(Request):
+    """Rank 0 of the learner -> a rank that sends a part: give up."""
 
 
 class Written(Message):

@@ -20,8 +20,8 @@ from async_rl.training.age_watch import PROBE_MEAN
 from async_rl.training.checkpoints import Probed
 from async_rl.training.operations import Score
 from async_rl.training.ranks import TrainingPool
+from async_rl.weights.media import Caller
 from async_rl.weights.membership import Life
-from async_rl.weights.routes import Caller
 
 # 64 tokens, because the learner scores them at every push: one short forward pass.
 _ROWS = 4

@@ -46,7 +46,7 @@ from async_rl.weights.block import SharedTensors
 from async_rl.weights.changes import Changes
 from async_rl.weights.communicator import choose_interface
 from async_rl.weights.ipc import ExportedWeights
-from async_rl.weights.routes import Caller
+from async_rl.weights.media import Caller
 from async_rl.weights.tensors import summed
 
 T = TypeVar("T")

@@ -17,7 +17,6 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from async_rl.core.closing import Closing
@@ -27,10 +26,8 @@ from async_rl.protocol.weights import Difference, Manifest, TensorEntry
 from async_rl.weights.changes import Changes, Comparison, listed
 from async_rl.weights.tensors import (
     ALIGN,
-    Bytes,
     Tensors,
     TensorSpec,
-    checksum,
     dtype_of,
     layout,
     require_checksum,
@@ -46,29 +43,61 @@ _MAGIC = b"arlwts01"
 _NAME = "async_rl_weights"
 
 
-class SharedTensors(Closing):
-    """The writer of one block.
+class MappedBlock(Closing):
+    """The memory of a block in this process.
 
     content: uint8 [size of the block], the header included; valid until `close`.
+    """
+
+    def __init__(self, fd: int, total_bytes: int, access: int) -> None:
+        self._map = mmap.mmap(fd, total_bytes, access=access)
+        self.content = torch.frombuffer(self._map, dtype=torch.uint8)
+        # torch.cuda, if the memory is page-locked.
+        self._cuda: Any = None
+
+    def page_lock(self, cuda: Any) -> None:
+        """Let copies between a GPU and the block have the full rate of the bus, unless CUDA
+        refuses. cuda: torch.cuda, None = there is no GPU.
+        """
+        if cuda is None:
+            return
+        code = cuda.cudart().cudaHostRegister(self.content.data_ptr(), len(self.content), 0)
+        if int(code):
+            _log.warning(
+                "CUDA does not page-lock %d bytes of weights (error %d): pushes are slower",
+                len(self.content),
+                int(code),
+            )
+        else:
+            self._cuda = cuda
+
+    def close(self) -> None:
+        """Unmap the memory."""
+        if self._cuda is not None:
+            self._cuda.cudart().cudaHostUnregister(self.content.data_ptr())
+        del self.content
+        # While views of it exist, they keep it mapped.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+class SharedTensors(MappedBlock):
+    """The writer of one block.
+
     changes: from the version before to the present one, if they were compared and are few.
     """
 
     changes: Changes | None = None
 
     def __init__(self, specs: Iterable[TensorSpec], cuda: Any = None) -> None:
-        """Raises WeightsError if there is too little memory.
-
-        cuda: torch.cuda, where tensors come from a GPU: the block is page-locked, so that copies
-        from and to it have the full rate of the bus, unless CUDA refuses. None = ordinary memory.
-        """
+        """Raises WeightsError if there is too little memory. cuda: as of `page_lock`."""
         self._entries, self._total_bytes = layout(specs)
         # CLOEXEC: a child that inherited the descriptor would keep the memory of a dead learner.
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         os.fchmod(self._fd, 0o600)  # /proc names it, and its first mode is 777
         try:
             os.ftruncate(self._fd, self._total_bytes)
-            self._map = mmap.mmap(self._fd, self._total_bytes)
-            self.content = torch.frombuffer(self._map, dtype=torch.uint8)
+            super().__init__(self._fd, self._total_bytes, mmap.ACCESS_WRITE)
             # Touch every page now: the first touch is ten times slower than a later write, and
             # page-locking without it takes twice as long as both (measured on an H200).
             self.content.zero_()
@@ -78,16 +107,7 @@ class SharedTensors(Closing):
                 f"cannot share {self._total_bytes} bytes of weights ({error}); free memory or"
                 " raise the limit"
             ) from error
-        self._cuda = cuda
-        if cuda is not None:
-            code = cuda.cudart().cudaHostRegister(self.content.data_ptr(), self._total_bytes, 0)
-            if int(code):
-                _log.warning(
-                    "CUDA does not page-lock %d bytes of weights (error %d): pushes are slower",
-                    self._total_bytes,
-                    int(code),
-                )
-                self._cuda = None
+        self.page_lock(cuda)
         self._writes = 0
         self._version = NO_VERSION
 
@@ -170,33 +190,28 @@ class SharedTensors(Closing):
         _HEADER.pack_into(self._map, 0, _MAGIC, version, counter)
 
     def close(self) -> None:
-        """Free the memory as soon as no reader maps it."""
-        if self._cuda is not None:
-            self._cuda.cudart().cudaHostUnregister(self.content.data_ptr())
-        del self.content
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Free the memory as soon as no process maps it."""
+        super().close()
         os.close(self._fd)
 
 
-class SharedTensorsReader(Closing):
+class SharedTensorsReader(MappedBlock):
     """The reader of one manifest: `verify()`, then `tensors()`, then `verify_unchanged()`."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, access: int = mmap.ACCESS_COPY) -> None:
+        """access: of mmap. Copy on write as a rule: torch accepts only writable memory without a
+        warning, and no reader may write into the shared pages.
+        """
         self._manifest = manifest
         fd = _open(manifest)
         try:
-            # Copy on write: torch accepts only writable memory without a warning, and no reader
-            # may write into the shared pages.
-            self._map = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_COPY)
+            super().__init__(fd, manifest.total_bytes, access)
         except (OSError, ValueError) as error:
             raise WeightsError(
                 f"{manifest.path} is not {manifest.total_bytes} bytes of weights: {error}"
             ) from error
         finally:
             os.close(fd)
-        self.block: Bytes = np.frombuffer(self._map, dtype=np.uint8)
-        """The whole block, header included."""
         self._counter = self._read_counter()
 
     def _read_counter(self) -> int:
@@ -210,7 +225,8 @@ class SharedTensorsReader(Closing):
 
     def verify(self) -> None:
         """Raise WeightsError unless the bytes are those that the manifest announces."""
-        require_checksum(self._manifest, checksum(self.block[ALIGN:]), "in its block")
+        actual = int(word_sum(self.content[ALIGN:])) % 2**64
+        require_checksum(self._manifest, actual, "in its block")
 
     def verify_unchanged(self) -> None:
         """Raise WeightsError if the writer has started another version: tensors may be torn."""
@@ -219,22 +235,16 @@ class SharedTensorsReader(Closing):
                 f"version {self._manifest.version} was overwritten while it was read"
             )
 
-    def tensors(self) -> Iterator[tuple[TensorEntry, Bytes]]:
+    def tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """Yield each entry with its bytes, a view of the block that is valid until `close`."""
         for entry in self._manifest.tensors:
-            yield entry, self.block[entry.offset : entry.offset + entry.size_bytes]
-
-    def close(self) -> None:
-        """Unmap the block. While views of it exist, they keep it mapped."""
-        del self.block
-        with contextlib.suppress(BufferError):
-            self._map.close()
+            yield entry, self.content[entry.offset : entry.offset + entry.size_bytes]
 
 
 def tensor_views(reader: SharedTensorsReader) -> Tensors:
     """Yield each tensor with its name, valid until the reader is closed; raises WeightsError."""
     for entry, data in reader.tensors():
-        yield entry.name, tensor_of(entry, torch.from_numpy(data))
+        yield entry.name, tensor_of(entry, data)
 
 
 def verify_block(manifest: Manifest) -> None:
@@ -250,7 +260,7 @@ def _open(manifest: Manifest) -> int:
         # would wait for its writer.
         target = os.readlink(manifest.path)
         if target.startswith(f"/memfd:{_NAME}"):
-            return os.open(manifest.path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(manifest.path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise BlockUnreachable(
             f"weights of version {manifest.version} cannot be mapped from {manifest.path}: {error}"

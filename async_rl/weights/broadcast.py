@@ -1,5 +1,5 @@
-"""A broadcast: rank 0, the learner, sends the block to all ranks of the generators that load
-together, in pieces of bounded size.
+"""A broadcast: the learner sends the block to all ranks of the generators that load together, in
+pieces of bounded size.
 
 A bucket is a contiguous part of the block as `block.layout` arranges it, with whole tensors. It is
 one piece, unless it is a tensor that is larger than a piece.
@@ -12,9 +12,11 @@ Invariants
 - A rank waits for the other ranks, and for each piece, for half of timeouts.push_s, or four times
   the longest piece of the last load: however large the model, it has time as long as bytes arrive.
   The deadline of a member starts when all is sent, so only members that hang are silent by then.
-- A learner that lets the members wait for longer is late, not they. It measures its own work, and
-  in its next load they wait for twice as long as that took.
+- A rank of the learner that lets the members wait for longer is late, not they. It measures its own
+  work, and in its next load they wait for twice as long as that took.
 - A rank receives or copies the next piece while the engine takes, or NCCL sends, the previous one.
+- The learner's ranks on the machine of rank 0 send in turn, each through its own GPU, in the one
+  communicator. A load is sent once each has sent its pieces; if one fails, all of them give up.
 - Over NCCL a communicator that is kept carries the changed words only. An engine that cannot change
   words in place takes part, gives up and gets all tensors; no changes are sent from then on.
 """
@@ -22,31 +24,28 @@ Invariants
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
-import msgspec
-import torch
+from msgspec.structs import replace
 
 from async_rl.config.run import AutoTransfer, CollectiveTransfer
-from async_rl.core.errors import BroadcastBroken, SenderLate
-from async_rl.core.sequences import one_ahead
-from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.block import SharedTensorsReader
-from async_rl.weights.changes import Changes
-from async_rl.weights.communicator import (
-    Communicator,
-    begin,
-    device_name,
+from async_rl.core.errors import (
+    AsyncRLError,
+    BroadcastBroken,
+    DeadlineExceeded,
+    SenderLate,
+    WeightsError,
 )
-from async_rl.weights.media import LearnerSide, Sender
+from async_rl.protocol.membership import Member
+from async_rl.protocol.weights import Manifest, MapBlock, Mapped, Seat, SendPart, StopSending
+from async_rl.weights.changes import Changes
+from async_rl.weights.communicator import device_name
+from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.outgoing import BUCKET_BYTES, Outgoing, buckets
-from async_rl.weights.receiving import Seated
+from async_rl.weights.outgoing import BUCKET_BYTES
 from async_rl.weights.rendezvous import Rendezvous
+from async_rl.weights.sending import SendingRank
 
 _log = logging.getLogger(__name__)
 _CPU = "cpu"
@@ -55,6 +54,10 @@ _PATIENCE = 0.5
 """Share of timeouts.push_s after which a rank stops waiting for a piece."""
 _SLOWER = 4
 """A piece may take this many times as long as the slowest piece of the last load."""
+_MAP_S = 600.0
+"""For a rank to map the block: page-locking takes 0.1 s per GB."""
+_STOP_S = 15.0
+"""A rank of the learner answers at once, also next to a step."""
 
 
 class Broadcaster(Sender):
@@ -68,18 +71,17 @@ class Broadcaster(Sender):
         self._transfer = learner.config.transfer
         assert isinstance(self._transfer, AutoTransfer | CollectiveTransfer)
         self._device_name = device_name(learner.device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._member = Seated(learner.device)
-        self._outgoing: Outgoing | None = None
+        self._rank = SendingRank(learner.device, host=learner.host, clock=clock)
+        # The other ranks that map the block, with their devices; None until they were asked.
+        self._others: list[tuple[Caller, str]] | None = None
+        # Those in the newest communicator.
+        self._sending: list[Caller] = []
         # Opened by the first load: most runs never broadcast, and need no port.
         self._rendezvous: Rendezvous | None = None
         self._newest: Load | None = None
         # When it began, and the name of its communicator.
         self._begun_s: float
         self._name: str
-        # Of the last load: the longest time for which members waited for this rank, and the time of
-        # its slowest piece.
-        self._late_s = self._piece_s = 0.0
         self._seats: dict[Life, Seat] = {}
         # Of the newest load; None if it carries all tensors.
         self._changes: Changes | None = None
@@ -99,6 +101,13 @@ class Broadcaster(Sender):
         is_apart = not {_CPU, self._device_name} & set(member.devices)
         return bool(member.devices) and self._device_name != _CPU and is_apart
 
+    async def offer(self, manifest: Manifest) -> None:
+        """Let the other ranks of this machine map the block, the first time."""
+        if self._others is None:
+            others = self._learner.exporter.others
+            devices = await asyncio.gather(*(_mapped(other, manifest) for other in others))
+            self._others = [pair for pair in zip(others, devices, strict=True) if pair[1]]
+
     def join(self, load: Load, members: Iterable[Member]) -> None:
         """Assign ranks to the members, one member after another."""
         before = self._newest
@@ -114,7 +123,6 @@ class Broadcaster(Sender):
             self._rendezvous = Rendezvous(self._learner.host)
         # Sorted: in a communicator that is kept, each member must have its former rank.
         members = sorted(members, key=life_of)
-        # Rank 0 is the learner.
         devices = [self._device_name, *(name for member in members for name in member.devices)]
         # A member that gave up has left its communicator, so the other members would wait in it
         # for ever.
@@ -126,15 +134,19 @@ class Broadcaster(Sender):
         is_apart = _CPU not in devices and len(set(devices)) == len(devices)
         backend: Literal["gloo", "nccl"] = "nccl" if is_apart else "gloo"
         self._uses_nccl = is_apart
+        self._sending = [
+            other for other, device in self._others or () if not (is_apart and device in devices)
+        ]
         self._changes = self._learner.exporter.changes if is_apart else None
         # Compared with the version that each of these members has.
         if self._changes and (before is None or before.version != self._changes.difference.base):
             self._changes = None
         patience_s = max(
-            _PATIENCE * self._learner.push_s, 2 * self._late_s, _SLOWER * self._piece_s
+            _PATIENCE * self._learner.push_s, 2 * self._rank.late_s, _SLOWER * self._rank.piece_s
         )
         self._seats = {}
-        first_rank = 1
+        num_senders = 1 + len(self._sending)
+        first_rank = num_senders
         for member in members:
             self._seats[life_of(member)] = Seat(
                 communicator=self._name,
@@ -142,11 +154,12 @@ class Broadcaster(Sender):
                 store=self._rendezvous.address,
                 secret=self._rendezvous.secret,
                 host=member.address.removeprefix("tcp://").rpartition(":")[0],
-                world_size=len(devices),
+                world_size=len(devices) + len(self._sending),
                 first_rank=first_rank,
                 bucket_bytes=BUCKET_BYTES[backend],
                 timeout_s=patience_s,
                 difference=self._changes.difference if self._changes else None,
+                senders=num_senders,
             )
             first_rank += len(member.devices)
 
@@ -157,106 +170,83 @@ class Broadcaster(Sender):
         return self._seats[life]
 
     async def send(self, manifest: Manifest) -> None:
-        """Return once this rank has sent the version. Raises BroadcastBroken, or SenderLate if this
-        rank is the cause; the members then give up too.
+        """Return once all ranks of the learner have sent the version. Raises BroadcastBroken, or
+        SenderLate if one of them is the cause; the members then give up too.
         """
-        seat = next(iter(self._seats.values()))
         load = self._newest
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, self._send, manifest, seat, self._changes)
+            await self._send(manifest)
         except BroadcastBroken:
             # The survivors may have started their next load already, which must keep its seats.
             if self._newest is load:
                 self._newest = None
             raise
 
-    def _send(self, manifest: Manifest, seat: Seat, changes: Changes | None) -> None:
-        self._late_s = self._clock() - self._begun_s
-        self._piece_s = 0.0
+    async def _send(self, manifest: Manifest) -> None:
+        changes = self._changes
+        block = changes.content if changes else self._learner.exporter.content
+        part = SendPart(manifest=manifest, seat=next(iter(self._seats.values())), rank=0)
+        others = list(self._sending)
+        own = self._rank.send(part, block, begun_s=self._begun_s)
+        calls = (
+            other.call(replace(part, rank=rank), timeout_s=LONGEST_S)
+            for rank, other in enumerate(others, 1)
+        )
+        parts = [own, *(asyncio.create_task(call, name="send a part") for call in calls)]
         try:
-            communicator = self._member.joined(
-                msgspec.structs.replace(seat, host=self._learner.host), 0
-            )
-            self._send_pieces(communicator, manifest, seat, changes)
-        except BroadcastBroken as error:
-            if self._outgoing is not None and self._outgoing.is_copying:
-                self._late_s = max(self._late_s, seat.timeout_s)
-            self._member.leave()
-            # Near the limit it may have been passed for a member, whose clock started earlier.
-            if self._late_s > seat.timeout_s / 2:
-                raise SenderLate(
-                    f"the learner let the generators wait for {self._late_s:.1f} s, and they wait"
-                    f" for {seat.timeout_s:g} s; they try again and wait for twice as long. Free"
-                    " its processor and memory, or raise timeouts.start_s"
-                ) from error
-            raise
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            if any(each.exception() for each in done):
+                # The others wait for it.
+                self._call_off()
+                self._rank.cancel()
+                stops = (other.call(StopSending(), timeout_s=_STOP_S) for other in others)
+                await asyncio.gather(*stops, return_exceptions=True)
+            await asyncio.wait(parts, timeout=part.seat.timeout_s)
+            self._require_sent(parts, part.seat)
+        finally:
+            for each in parts:
+                each.cancel()
 
-    def _send_pieces(
-        self,
-        communicator: Communicator,
-        manifest: Manifest,
-        seat: Seat,
-        changes: Changes | None,
-    ) -> None:
-        ready_s = self._clock()
-
-        def begun(
-            block: torch.Tensor, stage: Callable[[torch.Tensor], torch.Tensor]
-        ) -> Iterator[tuple[float, Callable[[], None]]]:
-            nonlocal ready_s
-            for bucket in buckets(manifest, seat.bucket_bytes):
-                for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
-                    flat = stage(piece)
-                    begun_s = self._clock()
-                    self._late_s = max(self._late_s, begun_s - ready_s)
-                    yield begun_s, begin(communicator, flat, timeout_s=seat.timeout_s)
-                    ready_s = self._clock()
-
-        largest = min(seat.bucket_bytes, manifest.total_bytes)
-        with SharedTensorsReader(manifest) as reader, self._staged(communicator, largest) as stage:
-            block = torch.from_numpy(reader.block)
-            if communicator.device.type != _CPU:
-                # The same bytes, in page-locked memory.
-                block = self._learner.exporter.content
-            if changes is not None:
-                manifest = changes.difference.manifest
-                block = changes.content
-            for begun_s, finish in one_ahead(begun(block, stage)):
-                finish()
-                self._piece_s = max(self._piece_s, self._clock() - begun_s)
-
-    def _staged(
-        self, communicator: Communicator, piece_bytes: int
-    ) -> AbstractContextManager[Callable[[torch.Tensor], torch.Tensor]]:
-        """Yield what brings a piece of the block to the communicator's device."""
-        if communicator.device.type == _CPU:
-            return nullcontext(lambda piece: piece)
-        if self._outgoing is None:
-            self._outgoing = Outgoing(communicator.device, piece_bytes=piece_bytes)
-        return self._outgoing.in_use()
+    def _require_sent(self, parts: Sequence[asyncio.Future[Any]], seat: Seat) -> None:
+        """Raise the error of the rank that is the cause, before those of ranks that waited."""
+        silent = DeadlineExceeded("it does not answer")
+        errors = [part.exception() if part.done() else silent for part in parts]
+        for rank, error in enumerate(errors):
+            if isinstance(error, AsyncRLError) and type(error) is not BroadcastBroken:
+                if rank > 0:
+                    self._rank.late_s = max(self._rank.late_s, seat.timeout_s)
+                raise SenderLate(f"rank {rank} of the learner: {error}") from error
+        for error in errors:
+            if error is not None:
+                raise error
 
     async def leave(self, membership: Membership) -> None:
         """End a load that has lost a member: those that still meet give up, and so does this rank,
         which would otherwise wait for the lost one.
         """
         newest = self._newest
-        if self._rendezvous is not None and newest is not None and newest.is_broken:
-            self._rendezvous.call_off(self._name)
+        if newest is not None and newest.is_broken:
+            self._call_off()
             # Not later: members may still pass on the last pieces among themselves.
             if newest.awaits_sender:
-                self._member.cancel()
+                self._rank.cancel()
+
+    def _call_off(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.call_off(self._name)
 
     def close(self) -> None:
         """Close the connections, over NCCL also during a load."""
-        if self._rendezvous is not None:
-            self._rendezvous.call_off(self._name)
-            self._member.cancel()
-        self._thread.submit(self._leave)
-        # A member that hangs would delay the learner's exit until the deadline of its load.
-        self._thread.shutdown(wait=False)
+        self._call_off()
+        self._rank.close(*([self._rendezvous.close] if self._rendezvous else []))
+        # A load that ends now must not call a server that is closed.
+        self._rendezvous = None
 
-    def _leave(self) -> None:
-        self._member.leave()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+
+async def _mapped(other: Caller, manifest: Manifest) -> str:
+    """Let a rank map the block. Returns its device; empty on another machine."""
+    try:
+        mapped: Mapped = await other.call(MapBlock(manifest=manifest), timeout_s=_MAP_S)
+    except WeightsError:
+        return ""
+    return mapped.device

@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -63,17 +63,17 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
 
 
 def begin(
-    communicator: Communicator, flat: torch.Tensor, *, timeout_s: float
+    communicator: Communicator, flat: torch.Tensor, sender: int, *, timeout_s: float
 ) -> Callable[[], None]:
-    """Start to send a tensor from rank 0 to all other ranks. flat: uint8 [N] on the communicator's
-    device, read on rank 0 and written on the other ranks.
+    """Start to send a tensor from one rank to all other ranks. flat: uint8 [N] on the
+    communicator's device, read on the rank `sender` and written on the other ranks.
 
-    Returns a function that returns once the tensor may be used, or overwritten on rank 0. Both
+    Returns a function that returns once the tensor may be used, or overwritten on that rank. Both
     raise BroadcastBroken if a rank is lost or later than timeout_s; the caller then closes the
     communicator.
     """
     with _broken():
-        finish = communicator.begin(flat, timeout_s=timeout_s)
+        finish = communicator.begin(flat, sender, timeout_s=timeout_s)
     return _broken()(finish)
 
 
@@ -131,26 +131,34 @@ class GlooCommunicator:
             seat.world_size,
             host=seat.host,
             timeout=timeout,
-            warm_up=lambda ranks: self._send(ranks, torch.zeros(1, dtype=torch.uint8), timeout),
+            warm_up=lambda ranks: self._send(
+                ranks, torch.zeros(1, dtype=torch.uint8), range(seat.senders), timeout
+            ),
         )
 
-    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+    def begin(self, flat: torch.Tensor, sender: int, *, timeout_s: float) -> Callable[[], None]:
         """Return once this rank has sent or received. Raises RuntimeError if it cannot."""
-        self._send(self._ranks, flat, timedelta(seconds=timeout_s))
+        self._send(self._ranks, flat, [sender], timedelta(seconds=timeout_s))
         return lambda: None
 
     def cancel(self) -> None:
         """A member that leaves closes its connections, which ends a broadcast of gloo."""
 
-    def _send(self, ranks: Any, flat: torch.Tensor, timeout: timedelta) -> None:
-        options = dist.BroadcastOptions()  # from rank 0
-        options.timeout = timeout
-        work = ranks.broadcast([flat], options)
+    def _send(
+        self, ranks: Any, flat: torch.Tensor, senders: Iterable[int], timeout: timedelta
+    ) -> None:
+        """Send the tensor from each of the senders. At once: to connect takes a second."""
+        works = []
         try:
-            work.wait()
+            for sender in senders:
+                options = _options(sender)
+                options.timeout = timeout
+                works.append(ranks.broadcast([flat], options))
+            while works:
+                works.pop().wait()
         finally:
             # A stored exception refers to this frame, and would keep the connections open.
-            del work, ranks
+            del works, ranks
 
     def close(self) -> None:
         """Drop the last reference, which closes the connections, during a broadcast too."""
@@ -186,16 +194,16 @@ class NcclCommunicator:
         with torch.cuda.device(device):
             self._group: Any = nccl(store, rank, seat.world_size, options)
 
-    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+    def begin(self, flat: torch.Tensor, sender: int, *, timeout_s: float) -> Callable[[], None]:
         """Enqueue a broadcast after the work of the current stream, and return what waits for it.
         Raises RuntimeError if it cannot.
         """
         self._check()
-        work = self._group.broadcast([flat], dist.BroadcastOptions())  # from rank 0
+        work = self._group.broadcast([flat], _options(sender))
         return functools.partial(self._finish, work, timeout_s)
 
     def _finish(self, work: Any, timeout_s: float) -> None:
-        """Return once the tensor may be used, or overwritten on rank 0; work enqueued on the
+        """Return once the tensor may be used, or overwritten on the sender; work enqueued on the
         current stream from now on follows the broadcast. Raises RuntimeError if it cannot.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -236,6 +244,12 @@ class NcclCommunicator:
 
 
 Communicator = GlooCommunicator | NcclCommunicator
+
+
+def _options(sender: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = sender
+    return options
 
 
 def choose_interface(host: str) -> None:

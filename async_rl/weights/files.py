@@ -101,7 +101,7 @@ class FileSender(Sender):
             with SharedTensorsReader(manifest) as reader:
                 yield _header(manifest)
                 for _, data in reader.tensors():
-                    yield data.data
+                    yield data.numpy().data
                 # A new version in the block would have mixed two versions in the file.
                 reader.verify_unchanged()
 
@@ -121,7 +121,7 @@ class FileSender(Sender):
         return StoredFile(
             url=self._store(manifest, "adapter", [content]),
             scaling=adapter.scaling,
-            checksum=checksum(np.frombuffer(content, np.uint8)),
+            checksum=checksum(content),
         )
 
     def _store(self, manifest: Manifest, kind: str, content: Iterable[Buffer]) -> str:

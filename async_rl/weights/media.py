@@ -6,10 +6,10 @@ To add a medium, write one file next to this one with both halves, add its addre
 `protocol/weights.py`, and register it in `weights/routes.py`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -24,6 +24,18 @@ from async_rl.weights.changes import Changes
 from async_rl.weights.membership import Life, Load, Membership
 from async_rl.weights.tensors import Tensors
 
+LONGEST_S = 86_400.0
+"""Far above what a sender may take: a load has limits for each piece, and one for each member that
+starts when all is sent.
+"""
+
+
+class Caller(Protocol):
+    """The part of an RpcClient that a push needs."""
+
+    async def call(self, request: Any, *, timeout_s: float) -> Any:
+        """Send the request and return its reply; raises AsyncRLError."""
+
 
 class Exporter(Protocol):
     """The learner's ranks, which own the weights on the device."""
@@ -33,6 +45,10 @@ class Exporter(Protocol):
 
     async def unshare_on_device(self) -> None:
         """Free that buffer."""
+
+    @property
+    def others(self) -> Sequence[Caller]:
+        """All ranks but rank 0."""
 
     @property
     def content(self) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """The pieces of a broadcast: buckets of whole tensors, contiguous parts of the block as
-`block.layout` arranges it, and over NCCL their way through the GPU of the learner, which trains.
+`block.layout` arranges it, and over NCCL their way through the GPUs of the learner, which train.
 
 A copy from ordinary memory, or on the default stream, waits for everything that training has
 enqueued there: each piece would wait for the rest of a step. So the block is page-locked, and
@@ -8,8 +8,8 @@ Invariant: two pieces are under way at most. While NCCL sends one, the next one 
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from async_rl.config.run import PIECE_BYTES
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import divided
-from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.protocol.weights import Manifest, Seat, TensorEntry
 from async_rl.weights.tensors import Tensors, tensor_of
 
 
@@ -52,26 +52,45 @@ class Outgoing:
         self._turns = itertools.cycle(self._slots)
         self._newest = self._slots[0]
 
-    @contextmanager
-    def in_use(self) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-        """Make the stream the current one of this thread, for NCCL too, and yield `stage`."""
-        with self._cuda.stream(self._stream):
-            yield self.stage
+    def in_use(self) -> AbstractContextManager[object]:
+        """Make the stream the current one of this thread, for NCCL too."""
+        stream: AbstractContextManager[object] = self._cuda.stream(self._stream)
+        return stream
 
     def stage(self, source: torch.Tensor) -> torch.Tensor:
-        """uint8 [N], page-locked -> a copy on the GPU, complete for work of the current stream.
+        """uint8 [N], page-locked -> a copy on the GPU, complete for work of the current stream."""
+        flat = self.room(source.numel()).copy_(source, non_blocking=True)
+        self._newest.copied.record(self._cuda.current_stream(flat.device))
+        return flat
+
+    def room(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 [num_bytes] on the GPU, for a piece that another rank sends.
 
         The piece before the previous one must be sent: this one gets its buffer.
         """
-        self._newest = slot = next(self._turns)
-        flat = slot.device[: source.numel()].copy_(source, non_blocking=True)
-        slot.copied.record(self._cuda.current_stream(flat.device))
-        return flat
+        self._newest = next(self._turns)
+        return self._newest.device[:num_bytes]
 
     @property
     def is_copying(self) -> bool:
-        """The newest piece has not reached the GPU, so NCCL waits for the learner."""
+        """The newest piece has not reached the GPU, so NCCL waits for this rank."""
         return not self._newest.copied.query()
+
+
+class Unstaged:
+    """The same between main memories, where pieces are sent from the block."""
+
+    def in_use(self) -> AbstractContextManager[object]:
+        """Do nothing."""
+        return nullcontext()
+
+    def stage(self, source: torch.Tensor) -> torch.Tensor:
+        """Return the source."""
+        return source
+
+    def room(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 [num_bytes]."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 BUCKET_BYTES = {"gloo": 64 << 20, "nccl": PIECE_BYTES}
@@ -98,6 +117,14 @@ class Bucket:
         for entry in self.entries:
             begin = entry.offset - self.begin
             yield entry.name, tensor_of(entry, flat[begin : begin + entry.size_bytes])
+
+
+def senders(seat: Seat) -> Iterator[int]:
+    """Yield the rank that sends each piece: the ranks of the learner in turn.
+
+    Changed words are few, and only rank 0 has them.
+    """
+    return itertools.cycle(range(seat.senders if seat.difference is None else 1))
 
 
 def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:

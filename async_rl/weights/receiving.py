@@ -11,7 +11,7 @@ from async_rl.core.sequences import one_ahead
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.communicator import Communicator, begin, join
-from async_rl.weights.outgoing import Bucket, buckets
+from async_rl.weights.outgoing import Bucket, buckets, senders
 from async_rl.weights.tensors import Tensors, require_checksum, word_sum
 
 
@@ -91,16 +91,17 @@ class BroadcastReceiver:
 
     def _received(self, manifest: Manifest, seat: Seat, checksums: list[torch.Tensor]) -> Tensors:
         communicator = self._member.joined(seat, seat.first_rank + self._rank)
+        ranks = senders(seat)
 
         def begun() -> Iterator[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]]:
             for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
                 flat = self._buffer(number % 2, bucket, seat.bucket_bytes, communicator.device)
                 pieces = torch.split(flat, seat.bucket_bytes)
-                yield (
-                    bucket,
-                    flat,
-                    [begin(communicator, piece, timeout_s=seat.timeout_s) for piece in pieces],
-                )
+                finishes = [
+                    begin(communicator, piece, next(ranks), timeout_s=seat.timeout_s)
+                    for piece in pieces
+                ]
+                yield bucket, flat, finishes
 
         for bucket, flat, finishes in one_ahead(begun()):
             for finish in finishes:

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
 
 import torch
 
@@ -24,14 +23,12 @@ from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import device_name
 from async_rl.weights.files import FileSender
 from async_rl.weights.ipc import DeviceSender, receive_from_device
-from async_rl.weights.media import LearnerSide, Sender, receive_block
+from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender, receive_block
 from async_rl.weights.membership import Load, life_of
 from async_rl.weights.receiving import BroadcastReceiver
 from async_rl.weights.tensors import Tensors
 
 _log = logging.getLogger(__name__)
-_LONGEST_S = 86_400.0
-"""Far above what a sender may take: the limit of a member starts when all is sent."""
 
 SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
     "shared_memory": (Sender,),
@@ -85,13 +82,6 @@ class Receivers:
     def close(self) -> None:
         """Close the connections of broadcasts."""
         self._broadcast.close()
-
-
-class Caller(Protocol):
-    """The part of an RpcClient that a push needs."""
-
-    async def call(self, request: Any, *, timeout_s: float) -> Any:
-        """Send the request and return its reply; raises AsyncRLError."""
 
 
 class Route:
@@ -193,7 +183,7 @@ async def _answer(
     beginning = asyncio.create_task(begin(), name="deadline")
     try:
         async with asyncio.timeout(None) as limit:
-            report: LoadReport = await caller.call(request, timeout_s=_LONGEST_S)
+            report: LoadReport = await caller.call(request, timeout_s=LONGEST_S)
             return report
     except TimeoutError as error:
         slow = f", and {limit_s - timeout_s:g} s for a slow medium" if limit_s > timeout_s else ""

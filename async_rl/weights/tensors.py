@@ -2,14 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.weights import Manifest, TensorEntry
 
-Bytes = npt.NDArray[np.uint8]
 TensorSpec = tuple[str, str, Sequence[int], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
 Tensors = Iterator[tuple[str, torch.Tensor]]
@@ -74,14 +71,13 @@ def layout(specs: Iterable[TensorSpec]) -> tuple[list[TensorEntry], int]:
     return entries, offset
 
 
-def checksum(data: Bytes) -> int:
+def checksum(content: bytes) -> int:
     """Sum of the 64-bit words modulo 2^64, the last one filled up with zeros.
 
     As fast as memory, and enough to detect a torn or partial copy.
     """
-    # torch takes no read-only memory, as that of a file.
-    writeable = data if data.flags.writeable else data.copy()
-    return int(word_sum(torch.from_numpy(writeable))) % 2**64
+    # torch takes no read-only memory.
+    return int(word_sum(torch.frombuffer(bytearray(content), dtype=torch.uint8))) % 2**64
 
 
 def word_sum(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,14 +40,13 @@ from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Group
 from async_rl.learner.trainer import Trainer
-from async_rl.protocol.weights import DeviceBlock, Manifest, Seat
+from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, SendPart
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
 from async_rl.weights.ipc import ExportedWeights, mapping_arguments, packed
-from async_rl.weights.media import LearnerSide
 from async_rl.weights.outgoing import BUCKET_BYTES, buckets
 from async_rl.weights.rendezvous import Rendezvous
+from async_rl.weights.sending import SendingRank
 from async_rl.weights.tensors import TensorSpec, summed
 from benchmarks.learner.learner import make_groups, mixed_lengths
 
@@ -271,9 +270,10 @@ class Bench:
     ) -> Numbers:
         """Push alone, and beside the work, on the default stream and on the own one."""
         numbers: Numbers = {"gb": manifest.total_bytes / _GB}
-        with sender(self.device, block) as (communicator, seat, broadcaster):
+        with sender(self.device) as (communicator, seat, rank):
+            part = SendPart(manifest=manifest, seat=seat, rank=0)
             ways: dict[str, Callable[[], None]] = {
-                "own_stream": lambda: broadcaster._send_pieces(communicator, manifest, seat, None),
+                "own_stream": lambda: rank.send_pieces(communicator, part, block.content),
                 "default_stream": lambda: send_on_default(communicator, manifest),
             }
             numbers[f"{name}_alone_s"] = self.seconds(work)
@@ -447,9 +447,7 @@ def move(models: list[Any], moments: list[Any], device: torch.device | str) -> N
 
 
 @contextmanager
-def sender(
-    device: torch.device, block: SharedTensors
-) -> Iterator[tuple[Communicator, Seat, Broadcaster]]:
+def sender(device: torch.device) -> Iterator[tuple[Communicator, Seat, SendingRank]]:
     """The product's sender with a communicator of one rank: NCCL on a GPU, else gloo."""
     rendezvous = Rendezvous(_HOST)
     rendezvous.open("bench")
@@ -465,23 +463,13 @@ def sender(
         bucket_bytes=BUCKET_BYTES[kind],
         timeout_s=60.0,
     )
-    exporter: Any = block  # it has the content
-    side = LearnerSide(
-        config=compose("grpo_code", ["weights.transfer=collective"]).weights,
-        folder="",
-        life="bench",
-        host=_HOST,
-        device=device,
-        exporter=exporter,
-        push_s=60.0,
-    )
-    broadcaster = Broadcaster(side)
+    rank = SendingRank(device, host=_HOST)
     communicator = join(seat, 0, device)
     try:
-        yield communicator, seat, broadcaster
+        yield communicator, seat, rank
     finally:
         communicator.close()
-        broadcaster.close()
+        rank.close()
         rendezvous.close()
 
 
@@ -489,12 +477,12 @@ def send_on_default(communicator: Communicator, manifest: Manifest) -> None:
     """Send as before 26 November 2026: blocking copies and NCCL on the default stream."""
     buffer = torch.empty(0, dtype=torch.uint8, device=communicator.device)
     with SharedTensorsReader(manifest) as reader:
-        block = torch.from_numpy(reader.block)
+        block = reader.content
         for bucket in buckets(manifest, 64 << 20):
             flat = block[bucket.begin : bucket.end]
             if len(buffer) < len(flat):
                 buffer = torch.empty(len(flat), dtype=torch.uint8, device=communicator.device)
-            begin(communicator, buffer[: len(flat)].copy_(flat), timeout_s=60.0)()
+            begin(communicator, buffer[: len(flat)].copy_(flat), 0, timeout_s=60.0)()
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the table
 into docs/performance.md. The stages follow the code: rank 0 gathers and copies to the block, which
-is page-locked, while training waits; then pieces pass through the GPU and NCCL's ring while
-generation is paused. Stages overlap, so the slowest counts.
+is page-locked, while training waits; then the pieces of the learner's ranks on its machine pass in
+turn through their GPUs and NCCL's ring while generation is paused. Stages overlap, so the slowest
+counts.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def pause_s(size_gb: float, num_ranks: int, rates: Rates, *, senders: int = 1) -
 def table(rates: Rates) -> str:
     """Return the table of the page."""
     rows = [
-        "| model | engines | ranks | training waits | generation pauses | with 8 senders |"
-        " with the changed words only |",
+        "| model | engines | ranks | training waits | generation pauses: one rank sends |"
+        " eight ranks send | one sends the changed words only |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, (parameters, gpus) in MODELS.items():
@@ -79,7 +80,7 @@ def table(rates: Rates) -> str:
             times = (
                 publish_s(size_gb, rates),
                 pause_s(size_gb, ranks, rates),
-                pause_s(size_gb, ranks, rates, senders=8),
+                pause_s(size_gb, ranks + 7, rates, senders=8),
                 changes_s(size_gb, ranks, rates),
             )
             cells = " | ".join(f"{time_s:.2g} s" for time_s in times)

@@ -51,7 +51,7 @@ class Pusher:
         return StoredFile(
             url=path.as_uri(),
             scaling=SCALING,
-            checksum=checksum(np.frombuffer(content, np.uint8)),
+            checksum=checksum(content),
         )
 
     def damage(self, stored: StoredFile) -> None:

@@ -103,7 +103,10 @@ class Scenario:
         self.engine = engine
         self.model = model
         self.said: dict[str, Any] = {}
-        exporter: Any = None
+        self.publisher = SharedTensors(
+            [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
+        )
+        exporter: Any = self.publisher  # it has the content
         self.broadcaster = Broadcaster(
             LearnerSide(
                 config=CONFIG.weights,
@@ -114,9 +117,6 @@ class Scenario:
                 exporter=exporter,
                 push_s=60,
             )
-        )
-        self.publisher = SharedTensors(
-            [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
         )
 
     def manifest(self, version: int) -> Any:

@@ -43,6 +43,7 @@ class Learner:
         self.cut_off: list[Expel] = []
         self.compared: list[bool] = []
         self.adapter = None
+        self.others: list[Any] = []
         self.end_process: Callable[[str], None] = str
         config = compose(
             "grpo_code", ["timeouts.start_s=150", "weights.probe_every_pushes=0", *overrides]
@@ -85,6 +86,11 @@ class Learner:
         self.compared.append(compares)
         rows = [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
         return self._block.write(version, map(torch.from_numpy, rows), compares=compares)
+
+    @property
+    def content(self) -> torch.Tensor:
+        """The block."""
+        return self._block.content
 
     @property
     def changes(self) -> Changes | None:

@@ -4,6 +4,7 @@ others when one is lost.
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,10 @@ import torch
 from pushing_support import Learner, bytes_of
 from receiving_process import Generator, digest
 
-from async_rl.weights import broadcast
+from async_rl.protocol.base import Message
+from async_rl.protocol.weights import SendPart
+from async_rl.weights import broadcast, sending
+from async_rl.weights.sending import SendingRank
 
 NUM_TENSORS = 40
 ROWS = 2**17 + 5  # half a MB each, so that a bucket of 1 MB holds one
@@ -88,6 +92,51 @@ def test_all_ranks_of_all_members_get_each_version_bit_for_bit_and_keep_their_co
     assert learner.cut_off == []
 
 
+class OtherRank(SendingRank):
+    """Rank 1 of the learner, in this process."""
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        return await self.handlers[type(request)](request)
+
+
+@pytest.fixture
+def other_rank() -> Iterator[OtherRank]:
+    rank = OtherRank(torch.device("cpu"), host="127.0.0.1")
+    yield rank
+    rank.close()
+
+
+def test_two_ranks_of_the_learner_send_in_turn_and_each_version_arrives_bit_for_bit(
+    fleet: Callable[..., Learner], other_rank: OtherRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generators = {"a": Generator(), "b": Generator(devices=("cpu", "cpu"))}
+    learner = fleet(generators)
+    learner.others = [other_rank]
+    num_staged: collections.Counter[int] = collections.Counter()
+
+    class Counted(sending.Unstaged):
+        def stage(self, source: torch.Tensor) -> torch.Tensor:
+            num_staged[threading.get_ident()] += 1
+            return super().stage(source)
+
+    monkeypatch.setattr(sending, "Unstaged", Counted)
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await push(learner, 0, 1, 2)
+
+    learner.run(story)
+    assert [g.digests for g in generators.values()] == [
+        [[expected(v)] * len(g.devices) for v in (0, 1, 2)] for g in generators.values()
+    ]
+    assert [(g.seats[0].first_rank, g.seats[0].world_size) for g in generators.values()] == [
+        (2, 5),
+        (3, 5),
+    ]
+    assert {name for g in generators.values() for name in communicators(g)} == {"one.1"}
+    assert list(num_staged.values()) == [3 * NUM_TENSORS // 2] * 2
+
+
 def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_waiting(
     fleet: Callable[..., Learner],
 ) -> None:
@@ -122,14 +171,16 @@ def test_a_learner_that_ends_leaves_no_member_in_a_communicator_that_it_has_not_
     assert [g.digests for g in generators.values()] == [[[expected(0)]]] * 2
 
 
-@pytest.mark.parametrize("misfortune", ["kill", "stop"])
+@pytest.mark.parametrize(("misfortune", "num_ranks"), [("kill", 1), ("kill", 2), ("stop", 2)])
 def test_the_others_get_the_version_in_another_load_when_one_is_lost(
-    misfortune: str, fleet: Callable[..., Learner]
+    misfortune: str, num_ranks: int, fleet: Callable[..., Learner], other_rank: OtherRank
 ) -> None:
+    """With two ranks rank 1 sends the tensor in which it is lost."""
     generators = {"a": Generator(), "b": Generator(misfortune=misfortune), "c": Generator()}
     learner = fleet(
         generators, "timeouts.start_s=60"
     )  # the others give up after half of it, which has to do for a busy machine
+    learner.others = [other_rank] * (num_ranks - 1)
 
     async def story() -> None:
         learner.serve(*generators)
@@ -143,23 +194,35 @@ def test_the_others_get_the_version_in_another_load_when_one_is_lost(
     assert [e.name for e in learner.cut_off] == (["b"] if misfortune == "stop" else [])
 
 
-def test_a_learner_that_is_late_is_named_and_no_generator_is_cut_off(
-    fleet: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_of_the_learner_that_is_late_is_named_and_no_generator_is_cut_off(
+    late: int,
+    fleet: Callable[..., Learner],
+    other_rank: OtherRank,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It stands still until both have given up."""
     generators = {"a": Generator(), "b": Generator()}
-    learner = fleet(generators, "timeouts.start_s=6")
-    read = broadcast.SharedTensorsReader
+    learner = fleet(generators, "timeouts.start_s=12")
+    learner.others = [other_rank]
+    send_pieces = SendingRank.send_pieces
     is_seen = threading.Event()
 
-    class Late(read):  # type: ignore[misc, valid-type]
-        def __enter__(self) -> Any:
+    class Late:
+        def __init__(self, block: torch.Tensor) -> None:
+            self._block = block
+
+        def __getitem__(self, piece: slice) -> torch.Tensor:
             while not is_seen.is_set() and min(len(g.failures) for g in generators.values()) < 1:
                 time.sleep(0.01)
             is_seen.set()
-            return super().__enter__()
+            return self._block[piece]
 
-    monkeypatch.setattr(broadcast, "SharedTensorsReader", Late)
+    def send_late(self: SendingRank, communicator: Any, part: SendPart, block: Any) -> None:
+        send_pieces(self, communicator, part, Late(block) if part.rank == late else block)
+
+    monkeypatch.setattr(SendingRank, "send_pieces", send_late)
 
     async def story() -> None:
         learner.serve(*generators)
@@ -169,7 +232,7 @@ def test_a_learner_that_is_late_is_named_and_no_generator_is_cut_off(
     assert learner.cut_off == []
     assert [g.digests for g in generators.values()] == [[[expected(0)]]] * 2
     assert [communicators(g) for g in generators.values()] == [["one.1", "one.2"]] * 2
-    assert "the learner let the generators wait for" in caplog.text
+    assert f"rank {late} of the learner: it let the generators wait for" in caplog.text
 
 
 def gpus(count: int) -> Any:
@@ -180,10 +243,14 @@ def gpus(count: int) -> Any:
 
 
 @pytest.mark.gpu
-@gpus(3)
-def test_nccl_brings_each_version_bit_for_bit(fleet: Callable[..., Learner]) -> None:
+@pytest.mark.parametrize("num_ranks", [pytest.param(n, marks=gpus(2 + n)) for n in (1, 2)])
+def test_nccl_brings_each_version_bit_for_bit(
+    fleet: Callable[..., Learner], num_ranks: int
+) -> None:
     generators = {"a": Generator(devices=("cuda:1",)), "b": Generator(devices=("cuda:2",))}
     learner = fleet(generators, "generators.gpus_each=1", "learner.gpus_each=1", device="cuda:0")
+    other = OtherRank(torch.device("cuda:3" if num_ranks > 1 else "cpu"), host="127.0.0.1")
+    learner.others = [other] * (num_ranks - 1)
 
     async def story() -> None:
         learner.serve(*generators)
@@ -191,4 +258,5 @@ def test_nccl_brings_each_version_bit_for_bit(fleet: Callable[..., Learner]) -> 
 
     learner.run(story)
     assert [g.digests for g in generators.values()] == [[[expected(v)] for v in (0, 1, 2)]] * 2
+    other.close()
     assert {seat.backend for g in generators.values() for seat in g.seats} == {"nccl"}

@@ -21,14 +21,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import BroadcastBroken, SenderLate, WeightsError
+from async_rl.core.errors import (
+    BlockUnreachable,
+    BroadcastBroken,
+    SenderLate,
+    Unavailable,
+    WeightsError,
+)
+from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import SHARED_BLOCK, Difference, Manifest, Seat
-from async_rl.weights import broadcast, receiving
+from async_rl.protocol.weights import (
+    SHARED_BLOCK,
+    Difference,
+    Manifest,
+    MapBlock,
+    Mapped,
+    Seat,
+    SendPart,
+)
+from async_rl.weights import broadcast, receiving, sending
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.broadcast import Broadcaster, buckets
+from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
+from async_rl.weights.outgoing import buckets
 from async_rl.weights.routes import Receivers, Route, open_senders
 from async_rl.weights.tensors import layout, tensor_of, word_sum
 
@@ -54,7 +70,7 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
     with SharedTensorsReader(manifest) as reader:
         for piece in pieces:
             assert piece.size_bytes <= bucket_bytes or len(piece.entries) == 1
-            flat = torch.from_numpy(reader.block[piece.begin : piece.end].copy())
+            flat = reader.content[piece.begin : piece.end].clone()
             total += int(word_sum(flat))
             found += [
                 (name, tensor.view(torch.uint8).tolist()) for name, tensor in piece.tensors(flat)
@@ -75,7 +91,7 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
 
 
 def learner_side(config: RunConfig) -> LearnerSide:
-    exporter: Any = SimpleNamespace(changes=None)
+    exporter: Any = SimpleNamespace(changes=None, content=torch.zeros(0), others=[])
     return LearnerSide(
         config=config.weights,
         folder="memory://weights",
@@ -85,6 +101,12 @@ def learner_side(config: RunConfig) -> LearnerSide:
         exporter=exporter,
         push_s=config.timeouts.push_s,
     )
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is lost before all have met."""
+    monkeypatch.setattr(receiving, "join", lose)
 
 
 MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
@@ -203,6 +225,91 @@ async def test_each_rank_follows_the_previous_and_only_whole_loads_of_the_same_l
     assert await names(load(7, *members)) == {"L.7"}
 
 
+class OtherRank:
+    """A rank of the learner on this machine, or elsewhere if it has no device."""
+
+    def __init__(self, device: str, *, fault: Exception | None = None) -> None:
+        self.did: list[str] = []
+        self.is_told = asyncio.Event()
+        self._device = device
+        self._fault = fault
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        self.did.append(type(request).__name__)
+        if isinstance(request, MapBlock):
+            if not self._device:
+                raise BlockUnreachable("another machine")
+            return Mapped(device=self._device)
+        if isinstance(request, SendPart):
+            if isinstance(self._fault, TimeoutError):
+                await asyncio.Event().wait()
+            if self._fault is not None:
+                raise self._fault
+            await self.is_told.wait()
+            raise BroadcastBroken("rank 1 gave up")
+        self.is_told.set()
+        return Ok()
+
+
+@pytest.mark.parametrize(
+    ("transfer", "learner", "member_device", "others", "num_senders"),
+    [
+        ("collective", "cpu", "cpu", ["cpu", "", "cpu"], 3),
+        ("auto", "GPU-1", "GPU-4", ["GPU-2", "", "GPU-3"], 3),
+        # NCCL takes a GPU once.
+        ("auto", "GPU-1", "GPU-3", ["GPU-2", "GPU-3"], 2),
+    ],
+)
+async def test_ranks_that_can_map_the_block_send_too_and_take_the_first_seats(
+    transfer: str,
+    learner: str,
+    member_device: str,
+    others: list[str],
+    num_senders: int,
+    make: Callable[..., Broadcaster],
+) -> None:
+    one = make(f"weights.transfer={transfer}", device=learner)
+    ranks = one._learner.exporter.others = [OtherRank(device) for device in others]
+    for _ in range(2):
+        await one.offer(MANIFEST)
+    given = await seats(one, load(1), {("g", 1): member(member_device)})
+    seat = given["g", 1]
+    assert (seat.senders, seat.first_rank, seat.world_size) == (
+        num_senders,
+        num_senders,
+        num_senders + 1,
+    )
+    assert {len(rank.did) for rank in ranks} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (SenderLate("it let the generators wait"), "rank 1 of the learner: it let"),
+        (Unavailable("no answer"), "rank 1 of the learner: no answer"),
+        (TimeoutError(), "rank 1 of the learner: it does not answer"),
+        (BroadcastBroken("a rank is lost"), ""),
+        (None, ""),
+    ],
+)
+async def test_all_ranks_give_up_if_one_fails_and_a_late_one_is_named(
+    fault: Exception | None, expected: str, make: Callable[..., Broadcaster], lost: None
+) -> None:
+    """Rank 0 itself is lost in each case."""
+    one = make("weights.transfer=collective", "timeouts.start_s=6")
+    other = OtherRank("cpu", fault=fault)
+    one._learner.exporter.others = [other]
+    await one.offer(MANIFEST)
+    patience_s = (await seats(one, load(1), {("g", 1): member("cpu")}))["g", 1].timeout_s
+    with pytest.raises(BroadcastBroken, match=expected or "a rank is lost") as found:
+        await one.send(MANIFEST)
+    assert isinstance(found.value, SenderLate) is bool(expected)
+    assert other.did == ["MapBlock", "SendPart", "StopSending"]
+    # Twice as long, where it was late.
+    after = (await seats(one, load(2), {("g", 1): member("cpu")}))["g", 1]
+    assert after.timeout_s == patience_s * (2 if expected else 1)
+
+
 CHANGES: Any = SimpleNamespace(difference=Difference(base=1, manifest=MANIFEST))
 GPUS = {("g", 1): member("GPU-2"), ("h", 2): member("GPU-3")}
 
@@ -312,12 +419,12 @@ async def test_a_sender_is_closed_while_a_load_hangs_and_a_broadcast_ends_with_i
 
     group = SimpleNamespace(device=torch.device("cpu"), cancel=may_end.set, close=list)
     monkeypatch.setattr(receiving, "join", (lambda *_: group) if is_connected else hang)
-    monkeypatch.setattr(broadcast, "begin", hang)
+    monkeypatch.setattr(sending, "begin", hang)
     one = Broadcaster(learner_side(compose("grpo_code", ["weights.transfer=collective"])))
     await seats(one, load(1), {("g", 1): member("cpu")})
     with SharedTensors([("w", "float32", [2], 8)]) as block:
         manifest = block.write(1, [torch.zeros(2)])
-        sending = asyncio.create_task(one.send(manifest))
+        task = asyncio.create_task(one.send(manifest))
         await asyncio.to_thread(has_begun.wait)
         second = load(2, ("h", 1))
         await seats(one, second, {("h", 1): member("cpu")})
@@ -325,7 +432,7 @@ async def test_a_sender_is_closed_while_a_load_hangs_and_a_broadcast_ends_with_i
         if not is_connected:
             may_end.set()
         with pytest.raises(BroadcastBroken):
-            await sending
+            await task
         assert (await one.source(manifest, second, ("h", 1))).communicator == "L.2"
 
 
@@ -343,7 +450,7 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
     # Kept, so that no other buffer has the address of one.
     pieces: list[torch.Tensor] = []
 
-    def begin(_: object, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], Any]:
+    def begin(_: object, flat: torch.Tensor, sender: int, *, timeout_s: float) -> Callable[[], Any]:
         pieces.append(flat)
         return functools.partial(flat.fill_, 255)
 

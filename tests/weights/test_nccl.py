@@ -171,7 +171,7 @@ def test_a_broadcast_that_hangs_ends_at_its_deadline_and_is_aborted() -> None:
     member = communicator(rank=1)
     started_s = time.monotonic()
     with pytest.raises(BroadcastBroken, match=r"rank 1 waited 0\.05 s"):
-        begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=0.05)()
+        begin(member, torch.zeros(3, dtype=torch.uint8), 0, timeout_s=0.05)()
     assert 0.05 <= time.monotonic() - started_s < 2
     [group] = PlayedNccl.made
     assert group.works[0].num_waits == 0, "waiting for the stream has no deadline"
@@ -190,7 +190,7 @@ def test_another_thread_ends_a_broadcast_although_the_abort_itself_hangs(
     PlayedNccl.hang = True
     PlayedNccl.may_abort.clear()
     member = communicator()
-    finish = begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
+    finish = begin(member, torch.zeros(3, dtype=torch.uint8), 0, timeout_s=3600)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(finish)
         member.cancel()
@@ -198,7 +198,7 @@ def test_another_thread_ends_a_broadcast_although_the_abort_itself_hangs(
         with pytest.raises(BroadcastBroken, match="rank 1 gave up: another rank was lost"):
             waiting.result(10)
     with pytest.raises(BroadcastBroken, match="rank 1 gave up"):
-        begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
+        begin(member, torch.zeros(3, dtype=torch.uint8), 0, timeout_s=3600)
     monkeypatch.setattr("async_rl.weights.communicator.ABORT_S", 0.01)
     member.close()
     assert PlayedNccl.made[0].num_aborts == 0, "close returns before the abort"
@@ -206,7 +206,7 @@ def test_another_thread_ends_a_broadcast_although_the_abort_itself_hangs(
 
 def test_an_aborted_broadcast_is_complete_for_torch_and_not_for_its_reader() -> None:
     member = communicator()
-    finish = begin(member, torch.zeros(3, dtype=torch.uint8), timeout_s=3600)
+    finish = begin(member, torch.zeros(3, dtype=torch.uint8), 0, timeout_s=3600)
     PlayedNccl.closed.clear()
     member.close()
     assert PlayedNccl.closed == [1]
@@ -248,12 +248,12 @@ def send(manifest: Manifest, seat: Seat, changes: Changes | None = None) -> Seat
     member = Seated(CPU)
     group = member.joined(seat, 0)
     with SharedTensorsReader(manifest) as reader:
-        block = torch.from_numpy(reader.block)
+        block = reader.content
         if changes is not None:
             manifest, block = changes.difference.manifest, changes.content
         for bucket in buckets(manifest, seat.bucket_bytes):
             for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
-                begin(group, piece, timeout_s=5)()
+                begin(group, piece, 0, timeout_s=5)()
     return member
 
 

@@ -14,17 +14,19 @@ from typing import Any
 import pytest
 import torch
 from composing import compose
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest
-from async_rl.weights import broadcast, receiving
+from async_rl.protocol.weights import Manifest, MapBlock, SendPart, StopSending
+from async_rl.weights import broadcast, receiving, sending
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load, Membership, life_of
 from async_rl.weights.outgoing import Outgoing
+from async_rl.weights.sending import SendingRank
 from async_rl.weights.tensors import tensor_spec
 
 GPU = torch.device("meta")
@@ -41,6 +43,7 @@ class Recorder(TorchDispatchMode):
         self.copies_hang = self.sends_hang = False
         self._current = "default"
         self._num_sent = 0
+        self.senders: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
@@ -69,8 +72,9 @@ class Recorder(TorchDispatchMode):
     def query(self) -> bool:
         return not self.copies_hang
 
-    def begin(self, flat: torch.Tensor, *, timeout_s: float) -> Callable[[], None]:
+    def begin(self, flat: torch.Tensor, sender: int, *, timeout_s: float) -> Callable[[], None]:
         self._num_sent += 1
+        self.senders.append(sender)
         self.did.append(("begin", self._num_sent, flat.numel(), self._current))
         return partial(self._finish, self._num_sent)
 
@@ -92,8 +96,8 @@ OWN = "own of meta, -1"
 def test_a_piece_is_copied_without_blocking_on_a_stream_that_training_does_not_fill() -> None:
     recorder = Recorder()
     outgoing = Outgoing(GPU, piece_bytes=100, cuda=recorder)
-    with recorder, outgoing.in_use() as stage:
-        pieces = [stage(torch.zeros(size, dtype=torch.uint8)) for size in (100, 100, 70)]
+    with recorder, outgoing.in_use():
+        pieces = [outgoing.stage(torch.zeros(size, dtype=torch.uint8)) for size in (100, 100, 70)]
     assert [len(piece) for piece in pieces] == [100, 100, 70]
     # True: the copy to the GPU does not block this thread.
     assert recorder.did == 3 * [("cpu to meta", True), ("event", OWN)]
@@ -119,7 +123,7 @@ class Learner:
     def __init__(self) -> None:
         self.recorder = Recorder()
         config = compose("grpo_code", ["weights.transfer=collective", "generators.gpus_each=1"])
-        self.exporter: Any = SimpleNamespace(changes=None)
+        self.exporter: Any = SimpleNamespace(changes=None, others=[])
         self._side = LearnerSide(
             config=config.weights,
             folder="",
@@ -167,7 +171,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Learner]:
         assert piece_bytes == 400, "no more of the GPU than a piece takes"
         return Outgoing(device, piece_bytes=piece_bytes, cuda=learner.recorder)
 
-    monkeypatch.setattr(broadcast, "Outgoing", outgoing)
+    monkeypatch.setattr(sending, "Outgoing", outgoing)
     yield learner
     did = learner.recorder.did
     is_connected = ("close",) not in did
@@ -197,6 +201,34 @@ async def test_the_next_piece_is_copied_while_nccl_sends_one_and_gets_buffers_th
         ("finish", 2, OWN),
         ("finish", 3, OWN),
     ]
+
+
+async def test_another_rank_sends_every_second_piece_on_a_stream_of_its_own_and_once_for_a_request(
+    learner: Learner,
+) -> None:
+    """Its request is repeated, as after a lost answer."""
+    rank = SendingRank(GPU, host="127.0.0.1")
+    await learner.join()
+    seat = replace(learner.sender._seats[LIFE], senders=2, world_size=3)
+    with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
+        manifest = block.write(1, [torch.zeros(250)])
+        for _ in range(2):
+            mapped = await rank.handlers[MapBlock](MapBlock(manifest=manifest))
+            await rank.handlers[SendPart](SendPart(manifest=manifest, seat=seat, rank=1))
+    assert mapped.device == "meta"
+    assert learner.recorder.senders == [0, 1, 0]
+    assert learner.recorder.did == [
+        ("begin", 1, 400, OWN),
+        ("event", OWN),
+        ("begin", 2, 400, OWN),
+        ("finish", 1, OWN),
+        ("begin", 3, 224, OWN),
+        ("finish", 2, OWN),
+        ("finish", 3, OWN),
+    ]
+    await rank.handlers[StopSending](StopSending())
+    assert learner.recorder.did.pop() == ("cancel",)
+    rank.close()
 
 
 async def test_members_of_the_version_before_are_sent_the_lists_of_what_changed(
@@ -235,7 +267,7 @@ async def test_a_copy_that_hangs_is_the_learners_fault_and_no_members(
     learner.recorder.sends_hang = True
     learner.recorder.copies_hang = is_copying
     patience_s = await learner.join()
-    said = "the learner let" if is_copying else "rank 0 waited"
+    said = "rank 0 of the learner: it let" if is_copying else "rank 0 waited"
     with pytest.raises(BroadcastBroken, match=said) as found:
         await learner.send()
     assert isinstance(found.value, SenderLate) is is_copying

@@ -25,9 +25,9 @@ from async_rl.protocol.weights import (
 )
 from async_rl.weights import routes
 from async_rl.weights.files import FileSender
-from async_rl.weights.media import LearnerSide, Sender
+from async_rl.weights.media import Caller, LearnerSide, Sender
 from async_rl.weights.membership import Load
-from async_rl.weights.routes import Caller, Route, open_senders
+from async_rl.weights.routes import Route, open_senders
 
 TENSOR = TensorEntry(name="a", dtype="float32", shape=[1], offset=64, size_bytes=4)
 MANIFEST = Manifest(version=3, path="/nowhere", tensors=[TENSOR], total_bytes=0, checksum=0)

@@ -143,7 +143,7 @@ def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
 
     def take_part(rank: int) -> None:
         group = join(seat(rendezvous, "one", world_size=num_ranks), rank, CPU)
-        begin(group, tensors[rank], timeout_s=20)()
+        begin(group, tensors[rank], 0, timeout_s=20)()
         groups.append(group)
 
     groups: list[Communicator] = []
@@ -216,8 +216,8 @@ def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
             ranks = [pool.submit(join, seat(rendezvous, "one"), rank, CPU) for rank in range(2)]
             group = [rank.result(60) for rank in ranks]
             sent, received = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
-            work = pool.submit(begin, group[0], sent, timeout_s=20)
-            begin(group[1], received, timeout_s=20)()
+            work = pool.submit(begin, group[0], sent, 0, timeout_s=20)
+            begin(group[1], received, 0, timeout_s=20)()
             work.result(20)
         finally:
             over.set()
@@ -256,7 +256,7 @@ def test_the_error_of_a_broadcast_keeps_no_connection_open(
     gloo = GlooCommunicator(store, seat(rendezvous, "one"), 0)
     works.append(weakref.ref(gloo._ranks))
     with pytest.raises(RuntimeError) as kept:
-        gloo.begin(torch.zeros(1), timeout_s=1.0)
+        gloo.begin(torch.zeros(1), 0, timeout_s=1.0)
     gloo.close()
     assert (str(kept.value), closed) == ("a peer is lost", ["store"])
     assert [work() for work in works] == [None, None]

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from safetensors import safe_open
 from vllm.lora.request import LoRARequest
 
@@ -100,7 +99,7 @@ def _fetch_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None
     assert source.scaling is not None
     with opened(source, manifest) as file:
         content = file.read()
-    found = checksum(np.frombuffer(content, np.uint8))
+    found = checksum(content)
     if found != source.checksum:
         raise WeightsError(
             f"checksum of {source.url} is {found}, announced {source.checksum}; the file was"
