@@ -38,7 +38,6 @@ FILE = RESULTS / "service_arithmetic.jsonl"
 NUM_GROUPS, GROUP_SIZE, NUM_STEPS, MAX_TOKENS, LR = 8, 8, 24, 8, 3e-4
 _WINDOW = 6
 """Steps at each end of a curve whose mean is in the table."""
-_INTEGER = re.compile(r"-?\d+")
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -62,7 +61,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def reward(sample: RewardSample) -> float:
     """Return 1 for a right answer, less 0.1 without the end of a turn, as the recipe does."""
-    found = _INTEGER.findall(sample.response.replace(",", ""))
+    found = re.findall(r"-?\d+", sample.response.replace(",", ""))
     is_right = bool(found) and found[-1] == sample.row["answer"]
     return float(is_right) - 0.1 * sample.is_truncated
 
