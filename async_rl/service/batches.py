@@ -79,7 +79,7 @@ def check_data(
             # The lower threshold is before the upper one, which is not below it.
             least = {LOW: 0.0, HIGH: inputs.get(LOW)}.get(field, -_MOST)
             _check_range(f"{name}: {field}", values, least, _MOST)
-            inputs[field] = values if has_rank else values.astype(np.float32)
+            inputs[field] = values
         mask = inputs.get("sequence_ratio_mask")
         if mask is not None and not mask.any():
             raise DataError(f"{name}: sequence_ratio_mask marks no token")
@@ -173,7 +173,8 @@ def run_row(
         of_pairs = policy.chosen_logprobs(row.packed, targets, chunk_tokens=chunk_tokens)
     logprobs = of_pairs.index_select(0, row.pair)
     by_token, metrics = loss.compute(logprobs, row)
-    for index, is_bad in by_example(row, ~by_token.isfinite()):
+    # Its gradient is float32.
+    for index, is_bad in by_example(row, ~by_token.float().isfinite()):
         if is_bad.any():
             raise DataError(
                 f"datum {index}: the loss at position {np.argwhere(is_bad)[0, 0]} is not finite;"

@@ -50,7 +50,7 @@ class Desk:
         store.change("UPDATE sessions SET seen_s=?", store.now())
         self._order = Order(store, backend, is_alone=not model.most_rank)
         self._backend = backend
-        self._drawing = collections.defaultdict[str, dict[str, asyncio.Task[None] | None]](dict)
+        self._drawing = collections.defaultdict[str, dict[str, asyncio.Task[None]]](dict)
         """The samples of each session without an answer. A table of all of them would be counted
         anew for each further one: 7 ms at 10,000.
         """
@@ -117,10 +117,10 @@ class Desk:
             self.store.finish(request, error="cancelled by the client")
 
     def _start(self, request: Request, sampler: Sampler) -> None:
-        drawing = None
+        # What comes before `run` has tasks is found by it in the store.
         if self._tasks is not None:
             drawing = self._tasks.create_task(self._draw(request, sampler), name=request.request_id)
-        self._drawing[sampler.session_id][request.request_id] = drawing
+            self._drawing[sampler.session_id][request.request_id] = drawing
 
     async def _draw(self, request: Request, sampler: Sampler) -> None:
         # Samplers in flight have the newest weights that any of them was made with.

@@ -280,7 +280,7 @@ NAN = np.full(6, np.nan, np.float32)
             {"clip_low_threshold": np.full(6, 3.0, np.float32)},
             r"clip_high_threshold\[0\]=1.2 is not in 3.0",
         ),
-        ({"logprobs": np.full(6, -200, np.float32)}, "datum 1: the loss at position 0 is not fin"),
+        ({"logprobs": np.full(6, -200, np.float32)}, "datum 1: the loss at position 2 is not fin"),
     ],
 )
 def test_a_bad_datum_is_named_and_changes_nothing(
