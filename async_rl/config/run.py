@@ -35,6 +35,8 @@ from async_rl.config.timeouts import TimeoutsConfig
 _Port = Annotated[int, Field(ge=0, le=65535)]
 PIECE_BYTES = 256 << 20
 """A broadcast over NCCL sends pieces of at most this size, two of them under way."""
+MOST_CHANGED = 0.375
+"""Changed words are sent up to this share of all: with 4 bytes each, 0.75 of all bytes."""
 DEVICE_CHUNK_BYTES = 1 << 30
 """weights.transfer=ipc packs tensors into buffers of at most this size, or of one tensor."""
 COLOCATED = "colocated"

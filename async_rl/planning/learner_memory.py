@@ -7,7 +7,7 @@ the memory outside tensors (CUDA's context, the buffers of NCCL, gaps of the all
 """
 
 from async_rl.config.learner import CACHE_TOKENS, MOMENTS_PIECE_BYTES, shard_ranks
-from async_rl.config.run import RunConfig
+from async_rl.config.run import MOST_CHANGED, RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.planning.shape import ModelShape
 
@@ -21,7 +21,7 @@ class LearnerMemory:
 
     kept: parameters and moments, between steps.  step: added by the largest moment of a step.
     offloaded: what learner.offload keeps in main memory.  published: the policy in the dtype of the
-    generators, and where files carry what changed, the version before.  saved: the copy of the
+    generators, and the lists of its changed words where they are sent.  saved: the copy of the
     rank's state that a checkpoint writes.  loaded: float32 weights that are not sharded, while the
     rank starts.
     """
@@ -115,9 +115,8 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     else:
         step += gradients
     published = shape.num_parameters * dtype_bytes(config)
-    if config.weights.transfer.kind == "filesystem" and dtype_bytes(config) == 2:
-        # Files with changes are computed from the previous version.
-        published *= 2
+    if dtype_bytes(config) == 2 and _sends_changes(config):
+        published *= 1 + 2 * MOST_CHANGED
     return LearnerMemory(
         kept=kept,
         step=max(step, _forward_bytes(config, shape)),
@@ -126,6 +125,15 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         saved=(FLOAT32_BYTES + MOMENT_BYTES) * trained,
         loaded=_loaded_bytes(config, shape),
     )
+
+
+def _sends_changes(config: RunConfig) -> bool:
+    """Return whether lists of changed words may be made (weights/changes.py): for files, and for
+    broadcasts between GPUs.
+    """
+    kind = config.weights.transfer.kind
+    is_broadcast = kind in {"auto", "collective"} and config.learner.gpus_each > 0
+    return kind == "filesystem" or is_broadcast
 
 
 def _frozen_bytes(config: RunConfig, shape: ModelShape) -> float:

@@ -126,6 +126,8 @@ class SharedTensors(MappedBlock):
         the block, and training does not wait for it. Without them the block is added up.
         compares: find out what changes, where the tensors come from, before it is overwritten.
         """
+        # Released before the next lists are made.
+        self.changes = None
         # A step changes almost every 32-bit number.
         compares &= all(dtype_of(entry).itemsize == 2 for entry in self._entries)
         comparison = None
@@ -145,7 +147,8 @@ class SharedTensors(MappedBlock):
             target.copy_(data, non_blocking=self._cuda is not None)
         if self._cuda is not None:
             self._cuda.synchronize()
-        self.changes = None if comparison is None else comparison.result()
+        if comparison is not None:
+            self.changes = comparison.result()
         # Not before the loop, which computes them.
         return self._complete(version, int(torch.stack(list(sums)).sum()) if sums else None)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from async_rl.config.run import MOST_CHANGED
 from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.protocol.weights import Difference, Manifest, TensorEntry
@@ -21,8 +22,6 @@ from async_rl.weights.tensors import ALIGN, layout, tensor_bytes, tensor_spec, w
 _STRIDE = 1 << 15
 PIECE = 1 << 24
 """Words compared at a time: positions take 8 bytes per word."""
-_MOST = 0.375
-"""Changes are sent up to this share of changed words: with 4 bytes each, 0.75 of all bytes."""
 
 
 @frozen
@@ -48,7 +47,7 @@ class Comparison:
         self._lists: list[Tensor] = []
         self._cuda = cuda
         self._stream = cuda and cuda.Stream()
-        self._most_words = _MOST * sum(entry.size_bytes for entry in entries) / 2
+        self._most_words = MOST_CHANGED * sum(entry.size_bytes for entry in entries) / 2
 
     def add(self, old: Tensor, new: Tensor) -> None:
         """Compare the next tensor of the block, uint8 [size_bytes]."""
@@ -73,7 +72,9 @@ class Comparison:
         pairs = zip(self._entries, self._lists, strict=True)
         entries, total_bytes = layout(tensor_spec(entry.name, words) for entry, words in pairs)
         content = torch.zeros(total_bytes, dtype=torch.uint8)
-        for entry, words in zip(entries, self._lists, strict=True):
+        for entry in entries:
+            # Released as it is copied: the plan counts one copy.
+            words = self._lists.pop(0)
             content[entry.offset : entry.offset + entry.size_bytes] = tensor_bytes(words)
         manifest = Manifest(
             version=self._version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,23 @@ def test_bytes_of_a_contiguous_tensor_are_a_view_of_it_and_others_a_copy_in_its_
     assert seen.tolist() == [0, 0, 0x80, 0x3F, 0, 0]
     turned = torch.arange(4, dtype=torch.uint8).reshape(2, 2).t()
     assert tensor_bytes(turned).tolist() == [0, 2, 1, 3]
+
+
+def test_lists_of_what_changed_are_freed_before_the_next_ones_are_made() -> None:
+    """Up to three quarters of the block each; the plan counts one."""
+    with SharedTensors([("a", "bfloat16", [10], 20)]) as writer:
+        a = torch.zeros(10).bfloat16()
+        found = []
+        for version in range(3):
+
+            def given() -> Iterator[torch.Tensor]:
+                found.append(writer.changes)
+                yield a + 0
+
+            a[version] = 1
+            writer.write(version, given(), compares=True)
+        assert writer.changes is not None
+    assert found == [None] * 3
 
 
 def test_a_reader_cannot_change_the_block() -> None:
