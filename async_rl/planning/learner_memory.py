@@ -114,7 +114,7 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
         offloaded = weights + moments + gradients
     else:
         step += gradients
-    published = shape.num_parameters * dtype_bytes(config)
+    published: float = shape.num_parameters * dtype_bytes(config)
     if dtype_bytes(config) == 2 and _sends_changes(config):
         published *= 1 + 2 * MOST_CHANGED
     return LearnerMemory(
