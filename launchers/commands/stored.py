@@ -257,7 +257,8 @@ def response_text(sample: Trajectory, decode: Decode) -> str:
     starts = [start for start, _ in sample.branches]
     text = ""
     before = 0
-    positions = range(sample.prompt_length, len(sample.token_ids))
+    # What all agents of a group read first is a part of their prompt, as a segment of its own.
+    positions = range(min([sample.prompt_length, *starts]), len(sample.token_ids))
     for (segment, is_sampled), same in itertools.groupby(positions, part):
         if segment > before:
             text += "\n[segment]\n"

@@ -11,6 +11,7 @@ from async_rl.buffer.checks import check_group
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Branch, Score, StepScore, Trajectory
+from async_rl.launchers.commands.stored import response_text
 from async_rl.rollouts.common_prompt import with_common_prompt
 
 PROMPT = [1, 2]
@@ -58,6 +59,9 @@ def test_the_tokens_that_all_read_first_are_their_prompt(
         assert after.token_ids[: after.prompt_length].tolist() == prompt
         (step,), (step_before,) = after.score.steps, before.score.steps
         assert step.end_tokens + after.prompt_length == step_before.end_tokens + 2
+        if before.branches:
+            # A person sees all that the agent read.
+            assert response_text(after, str) == response_text(before, str)
         fields = ("token_ids", "loss_mask", "behavior_logprobs", "versions")
         assert all(np.array_equal(getattr(before, f), getattr(after, f)) for f in fields)
         assert after.branches == before.branches
