@@ -25,12 +25,15 @@ _TYPES = {
     "choice": "text or object",
     "choices": "int, 1 to 128",
     "count": "int >= 1",
+    "id_list": "list of int",
     "ids": "list of int, not empty",
     "least": "int >= 0",
     "messages": "list, not empty",
     "number": "float",
     "objects": "list of objects",
+    "scores": "int, 0 to 20, or true, false",
     "texts": "text or list of text",
+    "top": "int, 0 to 20",
 }
 _RULES = ("honored", "refused", "ignored")
 _HEAD = """# Parameters of the endpoint

@@ -67,7 +67,12 @@ def test_alternatives_come_in_the_forms_of_the_apis() -> None:
         content = reply["choices"][0]["logprobs"]["content"]
         ids = [[top["token_id"] for top in each["top_logprobs"]] for each in content]
         assert ids == TOP[0]
-        assert write.num_top == [2] * 4
+        # As clients of vLLM send it.
+        for value, num_top in ((True, 1), (False, 0)):
+            body = {"model": "policy", "prompt": "go", "logprobs": value}
+            (choice,) = (await found.http.post("/v1/completions", json=body)).json()["choices"]
+            assert (choice["logprobs"] is None, write.num_top[-1]) == (not value, num_top)
+        assert write.num_top == [2, 2, 2, 2, 1, 0]
         refused = await found.http.post("/v1/chat/completions", json={**how, "top_logprobs": 21})
         assert refused.status_code == 400
 

@@ -115,7 +115,7 @@ def completions(body: bytes, session: Session) -> Exchange:
         calls += [call] * (request.n or 1)
     if not calls:
         raise Refused("the request has no prompt; send at least one")
-    how = {"num_top": request.logprobs, "end": {"text": ""}}
+    how: Json = {"num_top": int(request.logprobs or 0), "end": {"text": ""}}
     return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion", **how)
 
 

@@ -20,6 +20,7 @@ from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import read
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Top = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOP)]
 _TYPES: Mapping[str, Any] = {
     "any": Any,
     "biases": dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]],
@@ -38,9 +39,10 @@ _TYPES: Mapping[str, Any] = {
     "number": float,
     "object": Json,
     "objects": list[Json],
+    "scores": bool | _Top,
     "text": str,
     "texts": str | list[str],
-    "top": Annotated[int, msgspec.Meta(ge=0, le=MOST_TOP)],
+    "top": _Top,
 }
 
 
