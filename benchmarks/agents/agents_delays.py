@@ -23,6 +23,8 @@ class Delays:
         self.lag_ms: list[float] = []
         self.gc_ms: list[float] = []
         self.call_ms: list[float] = []
+        self.cpu_ms: list[float] = []
+        """CPU time of the process while a task sleeps for an instant: without that of others."""
         self._began_s = 0.0
         gc.callbacks.append(self._note)
 
@@ -36,7 +38,9 @@ class Delays:
         """Measure by how much the loop wakes a task too late, until cancelled."""
         while True:
             asked_s = time.perf_counter() + _EVERY_S
+            cpu_s = time.process_time()
             await asyncio.sleep(_EVERY_S)
+            self.cpu_ms.append((time.process_time() - cpu_s) * 1000)
             self.lag_ms.append((time.perf_counter() - asked_s) * 1000)
 
     def around(self, app: ASGIApp) -> ASGIApp:
@@ -59,7 +63,12 @@ class Delays:
 
     def told(self) -> dict[str, list[float]]:
         """Return (p50, p99, largest) of each kind since the last time."""
-        kinds = {"lag_ms": self.lag_ms, "gc_ms": self.gc_ms, "call_ms": self.call_ms}
+        kinds = {
+            "lag_ms": self.lag_ms,
+            "gc_ms": self.gc_ms,
+            "call_ms": self.call_ms,
+            "cpu_ms": self.cpu_ms,
+        }
         found = {name: quantiles(values) for name, values in kinds.items()}
         for values in kinds.values():
             values.clear()

@@ -4,8 +4,10 @@ event loop, and the memory of many open sessions.
 Run: `python -m benchmarks.agents.limits [--only blocks|memory] [--sessions N]`.
 
 blocks: each request is sent by another process, once to a session with the default limit of turns
-and once to one without a limit. memory: sessions of an agent that rewrites its history, `_CALLS`
-calls with prompts of `_PROMPT` characters each, are held open and then closed.
+and once to one without a limit. Next to the longest block is the most CPU time of the process
+between two wakes of its loop, which other work on the machine does not change. memory: sessions of
+an agent that rewrites its history, `_CALLS` calls with prompts of `_PROMPT` characters each, are
+held open and then closed.
 """
 
 from __future__ import annotations
@@ -99,10 +101,11 @@ async def blocks(folder: Path) -> None:
                     )
                     status = (await process.communicate())[0].decode().strip()
                     took_s = time.perf_counter() - started_s
-                    longest_s = delays.told()["lag_ms"][-1] / 1000
+                    longest = delays.told()
                 what = f"{name}, {'a limit of turns' if turns == _TURNS else 'no limit'}"
                 figure(f"{what}: status {status}, answered after", took_s, "s")
-                figure(f"{what}: longest block", longest_s, "s")
+                figure(f"{what}: longest block", longest["lag_ms"][-1] / 1000, "s")
+                figure(f"{what}: its CPU time", longest["cpu_ms"][-1] / 1000, "s")
     watching.cancel()
 
 
