@@ -48,8 +48,7 @@ async def _call(function: Callable[..., Any], task: Task) -> Done:
     else:
         call = asyncio.to_thread(function, task.task, task.endpoint)
     # The user's code; its failure is data of the sample.
-    results = await asyncio.gather(call, return_exceptions=True)
-    value: Any = results[0]
+    value: Any = (await asyncio.gather(call, return_exceptions=True))[0]
     if isinstance(value, BaseException):
         # The last lines name the author's line that raised.
         return Done(error="".join(traceback.format_exception(value)[-3:]))
@@ -58,10 +57,9 @@ async def _call(function: Callable[..., Any], task: Task) -> Done:
         encoded = msgspec.json.encode(value, enc_hook=str)
         if len(encoded) <= _MOST_BYTES:
             return Done(value=msgspec.Raw(encoded))
-    shown = f"{value!r:.200}"
     return Done(
-        error=f"the function returned {shown}, which is not a reward; return a number, a small dict"
-        " of numbers, or nothing"
+        error=f"the function returned {value!r:.200}, which is not a reward; return a number, a"
+        " small dict of numbers, or nothing"
     )
 
 

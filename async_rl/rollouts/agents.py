@@ -164,8 +164,7 @@ class Agents:
     def _written(self, prompt: Prompt, session: Session, returned: Any) -> Written:
         if not any(turn.caller.is_trained for turn in session.record.turns.values()):
             raise AgentError(
-                "the agent exited without a call of the policy that is trained; it has to use"
-                " OPENAI_BASE_URL and OPENAI_API_KEY"
+                f"the agent exited without a call that is trained; {session.why_silent}"
             )
         tokens, branches, ends = session.record.row()
         calls = credited(session, ends)
@@ -235,8 +234,7 @@ def credited(session: Session, ends: Mapping[int, int]) -> tuple[AgentCall, ...]
             numbers = [last.get(reward.role, -1)]
         for number in numbers:
             rewards[number] += sum(reward.parts.values())
-    without = rewards.keys() - ends.keys()
-    if without:
+    if rewards.keys() - ends.keys():
         raise AgentError(
             f"a reward is for a call or a role that is not trained; the roles {sorted(last)} are"
         )

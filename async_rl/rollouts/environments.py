@@ -11,14 +11,13 @@ exits with the gateway.
 """
 
 import asyncio
-import collections
 import contextlib
 import functools
 import os
 import resource
 import signal
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,32 +26,15 @@ from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
 from async_rl.rewards.child_process import ChildEnded, ChildProcess
 from async_rl.rollouts.agent_worker import Done, Task
-from async_rl.rollouts.jailed import Start, in_jail
+from async_rl.rollouts.jailed import CHUNK_BYTES, Start, in_jail
 from async_rl.sessions.endpoint import Endpoint, for_agent
+from async_rl.sessions.offers import Offers
 
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""
-_CHUNK_BYTES = 1 << 16
 _MEMORY_MB = 4096
 """Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
 _GRACE_S = 5.0
-
-
-class Environments(Protocol):
-    """Runs environments."""
-
-    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
-        """Return the environment's result: a reward as JSON, or None. Raises AgentError."""
-
-    async def close(self) -> None:
-        """End all processes."""
-
-
-def open_environments(config: Agent) -> Environments:
-    """Return the environments that the settings name."""
-    if config.fn is not None:
-        return Workers(config)
-    return Commands(config)
 
 
 def variables(endpoint: Endpoint, task: dict[str, Any]) -> dict[str, str]:
@@ -79,9 +61,7 @@ class Commands:
 
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Run the command to its end."""
-        plain = Start(
-            command=self._config.command, environment=os.environ, descriptors=(), endpoint=endpoint
-        )
+        plain = Start(command=self._config.command, environment=os.environ, endpoint=endpoint)
         started: AbstractAsyncContextManager[Start] = contextlib.nullcontext(plain)
         if self._config.is_jailed:
             started = in_jail(self._config.command, endpoint)
@@ -120,70 +100,90 @@ class Commands:
 
 
 class Workers:
-    """Processes that call the function, each for many samples at the same time."""
+    """Processes that call the function, each for many samples at the same time.
+
+    A call that hangs cannot be ended without its process: no other one starts there, and the
+    process is killed when its other calls have returned.
+    """
 
     def __init__(self, config: Agent) -> None:
         self._config = config
-        self._workers: list[ChildProcess[Done] | None] = [None] * config.workers
-        self._num_running = collections.Counter[ChildProcess[Done]]()
+        self._workers: list[ChildProcess[Done]] = []
+        """Those that take samples."""
+        self._running: dict[ChildProcess[Done], set[asyncio.Task[Done]]] = {}
         self._starting = asyncio.Lock()
 
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Call the function in the worker with the fewest samples."""
         worker = await self._worker()
-        asking = asyncio.create_task(worker.ask(Task(endpoint=endpoint, task=task)))
+        asking = asyncio.create_task(_answer(worker, Task(endpoint=endpoint, task=task)))
         # Counted at once: the next sample is placed before this call is sent.
-        self._num_running[worker] += 1
-        asking.add_done_callback(functools.partial(self._finished, worker))
+        self._running[worker].add(asking)
+        asking.add_done_callback(functools.partial(self._left, worker))
         try:
             done = await asyncio.shield(asking)
-        except ChildEnded as ended:
-            raise AgentError(
-                f"the environment's worker exited with code {ended.code} (-9: killed, for example"
-                " for memory or because a call did not end)"
-            ) from ended
         except asyncio.CancelledError:
             # Time for the function to notice that its session is closed.
-            loop = asyncio.get_running_loop()
-            loop.call_later(_GRACE_S, self._kill_if_running, worker, asking)
+            asyncio.get_running_loop().call_later(_GRACE_S, self._give_up, worker, asking)
             raise
         if done.error:
             raise AgentError(done.error)
         return msgspec.json.decode(done.value)
 
-    def _finished(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
-        self._num_running[worker] -= 1
-        # Nobody else looks at the failure of a call that was cancelled.
-        if not asking.cancelled():
-            asking.exception()
-
-    def _kill_if_running(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
-        if not asking.done():
+    def _left(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
+        self._running[worker].discard(asking)
+        if not (self._running[worker] or worker in self._workers):
             _kill(worker.pid)
+
+    def _give_up(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
+        if not asking.done():
+            self._workers = [each for each in self._workers if each is not worker]
+            self._left(worker, asking)
 
     async def _worker(self) -> ChildProcess[Done]:
         # One start at a time: two samples would start two workers in one place.
         async with self._starting:
-            for index, worker in enumerate(self._workers):
-                if worker is None or worker.has_ended:
-                    started = await ChildProcess.start(
-                        "async_rl.rollouts.agent_worker",
-                        Done,
-                        str(self._config.fn),
-                        start_new_session=True,
-                        preexec_fn=_limit,
-                    )
-                    self._workers[index] = started
-                    return started
-            live = [worker for worker in self._workers if worker is not None]
-            return min(live, key=lambda worker: self._num_running[worker])
+            self._workers = [worker for worker in self._workers if not worker.has_ended]
+            if len(self._workers) < self._config.workers:
+                started = await ChildProcess.start(
+                    "async_rl.rollouts.agent_worker",
+                    Done,
+                    str(self._config.fn),
+                    start_new_session=True,
+                    preexec_fn=_limit,
+                )
+                self._workers.append(started)
+                self._running[started] = set()
+                return started
+            return min(self._workers, key=lambda worker: len(self._running[worker]))
 
     async def close(self) -> None:
         """Kill the workers and the processes that they started."""
-        for worker in self._workers:
-            if worker is not None:
+        for worker in list(self._running):
+            if not worker.has_ended:
                 _kill(worker.pid)
                 await worker.kill()
+
+
+Environments = Commands | Workers | Offers
+"""Run an environment and return its result: a reward as JSON, or None."""
+
+
+def open_environments(config: Agent) -> Environments:
+    """Return the environments that the settings name."""
+    return Commands(config) if config.fn is None else Workers(config)
+
+
+async def _answer(worker: ChildProcess[Done], task: Task) -> Done:
+    try:
+        return await worker.ask(task)
+    except ChildEnded as ended:
+        # Programs that it started would call sessions that are closed.
+        _kill(worker.pid)
+        return Done(
+            error=f"the environment's worker exited with code {ended.code} (-9: killed, for"
+            " example for memory or because a call did not end)"
+        )
 
 
 def _limit() -> None:
@@ -199,7 +199,7 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
     """Read to the end and return the end; an agent may print more than fits into memory."""
     assert stream is not None, "opened with a pipe"
     tail = b""
-    while chunk := await stream.read(_CHUNK_BYTES):
+    while chunk := await stream.read(CHUNK_BYTES):
         tail = (tail + chunk)[-_TAIL_BYTES:]
     return tail
 

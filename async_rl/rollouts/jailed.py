@@ -24,7 +24,7 @@ from async_rl.sessions.endpoint import Endpoint
 
 _KEPT = ("LANG", "LC_ALL", "PATH", "TZ")
 """Variables that an agent in a jail gets from the gateway: others may be secrets."""
-_CHUNK_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 @frozen
@@ -33,8 +33,8 @@ class Start:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    descriptors: Sequence[int]
     endpoint: Endpoint
+    descriptors: Sequence[int] = ()
 
 
 def _arguments(command: Sequence[str], port: int, descriptor: int) -> list[str]:
@@ -117,6 +117,6 @@ async def _relay(taken: socket.socket, host: str, port: int) -> None:
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        while data := await reader.read(_CHUNK_BYTES):
+        while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
             await writer.drain()

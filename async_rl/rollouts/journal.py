@@ -138,7 +138,7 @@ class Journal:
     def _append(self, group_id: int, record: _Record | _Request) -> None:
         # As text, so that a line break shows where a record is complete.
         line = base64.b64encode(encode(record)) + b"\n"
-        with self._file(group_id).open("ab", buffering=0) as file:
+        with (self._folder / str(group_id)).open("ab", buffering=0) as file:
             size = file.tell()
             try:
                 # The disk may have room for a part of it.
@@ -179,9 +179,6 @@ class Journal:
         """The files of the group, of all gateways that share this directory."""
         life = self._folder
         return list(life.parent.parent.glob(f"*/{life.name}/{group_id}"))
-
-    def _file(self, group_id: int) -> Path:
-        return self._folder / str(group_id)
 
 
 def _digest(token_ids: IntArray, sampling: Sampling) -> bytes:

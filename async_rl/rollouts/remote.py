@@ -14,7 +14,7 @@ Invariants
 import asyncio
 import collections
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -41,7 +41,6 @@ from async_rl.runtime.context import ProcessContext
 from async_rl.weights.membership import Life, life_of
 
 _WATCH_S = 20.0
-_READER = "reader of tool calls"
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +95,7 @@ class RemoteEngines:
         """Let a generator read the tool calls of an answer; always the same one, as long as it
         lives, so that one of them has the parser.
         """
-        read: CallsRead = await self._call(_READER, request)
+        read: CallsRead = await self._call("reader of tool calls", request)
         return read
 
     async def _call(self, session: str, request: Complete | ReadCalls) -> Any:
@@ -107,9 +106,7 @@ class RemoteEngines:
             # Calls, not sessions: agents think for very different times between two calls.
             self._loads[member.name] += 1
             try:
-                reply = await life.call(request, timeout_s=self._call_timeout_s)
-            except DeadlineExceeded:
-                raise
+                return await life.call(request, timeout_s=self._call_timeout_s)
             except Unavailable as error:
                 # Only the tokens so far are needed to continue, and this process has them.
                 _log.warning("session %s moves: %s", session, error)
@@ -119,8 +116,6 @@ class RemoteEngines:
                     raise EngineDead(f"two generators were lost under one call: {error}") from error
                 self._weights.pop(life_of(member), None)
                 self._chosen.pop(session, None)
-            else:
-                return reply
             finally:
                 self._loads[member.name] -= 1
 
@@ -164,8 +159,9 @@ class RemoteEngines:
                 if left and self._weights:
                     on_version()
                 for key in members.keys() - watched.keys():
-                    watch: Coroutine[Any, Any, None] = self._watch(members[key], on_version)
-                    watched[key] = group.create_task(watch, name=f"version of {key[0]}")
+                    watched[key] = group.create_task(
+                        self._watch(members[key], on_version), name=f"version of {key[0]}"
+                    )
                 await self._directory.changed(revision)
 
     async def _watch(self, member: Member, on_version: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from async_rl.sessions.endpoint import MODEL, for_agent
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens
 from async_rl.sessions.forms.form import events_of, lines, lines_of, read, replayed
-from async_rl.sessions.forms.openai_responses import response
+from async_rl.sessions.forms.openai_responses import known_response
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
 from async_rl.sessions.requests import (
@@ -153,10 +153,18 @@ class _Endpoint:
 
     async def response(self, request: Request) -> Response:
         session = await self._sessions.of(request)
-        return json_response(response(request.path_params["name"], session))
+        return json_response(known_response(request.path_params["name"], session)[1])
 
     async def answer(self, request: Request) -> Response:
         session = await self._sessions.of(request)
+        try:
+            return await self._answer(request, session)
+        except Refused as error:
+            # Many agents do not show it.
+            session.why_silent = f"its last refused call: {error}"
+            raise
+
+    async def _answer(self, request: Request, session: Session) -> Response:
         session.require_open()
         body = await _call_body(request, session)
         path = request.url.path

@@ -10,7 +10,6 @@ A streamed answer, and one that a text may stop, is written in pieces of PIECE_T
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,11 +43,13 @@ class Session:
     row and tests. run: a Python tool. responses: the messages up to each response that a client may
     name, and its body. token: the agent's; session_key: of who started the agent and rewards it.
     served: the answers that the policy gave, also those that nobody read. posted: the requests with
-    rewards. names: the answers to a request by the id that its client
-    got. unread: the answers whose request still waits for other answers. note: called with each
-    request that has changed the session, before its answer leaves.
+    rewards. names: the answers to a request by the id that its client got. unread: the answers
+    whose request still waits for other answers. note: called with each request that has changed the
+    session, before its answer leaves. why_silent: why an agent may be without an answer.
     """
 
+    token: str
+    session_key: str
     record: Record
     chat: Chat
     write: Write
@@ -58,8 +59,6 @@ class Session:
     run: Run
     support: Support = EVERYTHING
     usage: Usage = field(default_factory=Usage)
-    token: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
-    session_key: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(24)}")
     note: Callable[[Noted], None] = lambda request: None
     rewards: list[Reward] = field(default_factory=list)
     served: dict[int, AgentCall] = field(default_factory=dict)
@@ -68,6 +67,7 @@ class Session:
     unread: set[int] = field(default_factory=set)
     responses: dict[str, tuple[list[Any], Json]] = field(default_factory=dict)
     is_truncated: bool = False
+    why_silent: str = "it has to use OPENAI_BASE_URL and OPENAI_API_KEY"
     closed: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _writing: dict[int, Writing] = field(default_factory=dict)

@@ -50,12 +50,10 @@ class Usage:
 
 def means_of(ended: Collection[Usage]) -> dict[str, float]:
     """Return the means over sessions, without the metrics whose divisor is 0."""
+    num_turns = sum(usage.num_turns for usage in ended)
     shares = {
-        "turns": (sum(usage.num_turns for usage in ended), len(ended)),
-        "tokens_per_turn": (
-            sum(usage.num_tokens for usage in ended),
-            sum(usage.num_turns for usage in ended),
-        ),
+        "turns": (num_turns, len(ended)),
+        "tokens_per_turn": (sum(usage.num_tokens for usage in ended), num_turns),
         "outside_engine_share": (
             sum(usage.open_s - usage.calling_s for usage in ended),
             sum(usage.open_s for usage in ended),

@@ -217,6 +217,8 @@ def session_of(index: int, chat: Chat, engines: RemoteEngines) -> Session:
         return None, False
 
     return Session(
+        token=f"sk-{index}",
+        session_key=f"session-{index}",
         record=Record(np.zeros(1, np.int32)),
         chat=chat,
         write=write,

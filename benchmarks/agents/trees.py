@@ -145,6 +145,7 @@ def open_session(words: Any, seed: int) -> Session:
 
     prompt = np.array(words("Say hello.", add_special_tokens=False)["input_ids"], np.int32)
     limits: Any = {"limit": 1 << 22, "max_turns": 1 << 20}
+    limits |= {"token": f"sk-{seed}", "session_key": f"session-{seed}"}
     return Session(record=Record(prompt), chat=Chat(words), write=write, task={}, run=run, **limits)
 
 

@@ -39,7 +39,7 @@ from async_rl.protocol.generator import (
 )
 from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.agents import Agents, score_of
-from async_rl.rollouts.environments import open_environments, variables
+from async_rl.rollouts.environments import Workers, open_environments, variables
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.runtime.directory import Directory
@@ -101,6 +101,13 @@ def silent(task, endpoint):
     return 1
 
 
+def overlong(task, endpoint):
+    try:
+        say(endpoint, {"role": "user", "content": "a" * 40})
+    except Exception:
+        return 1
+
+
 def fails(task, endpoint):
     raise ZeroDivisionError("mine")
 
@@ -128,7 +135,8 @@ def reserves(task, endpoint):
 
 
 def hangs(task, endpoint):
-    time.sleep(60)
+    time.sleep(task.get("s", 60))
+    return os.getpid()
 
 
 class Variables:
@@ -270,7 +278,8 @@ def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path, workers: i
 @pytest.mark.parametrize(
     ("start", "name", "words"),
     [
-        ("agent.py:", "silent", "without a call of the policy"),
+        ("agent.py:", "silent", "without a call that is trained; it has to use OPENAI_BASE_URL"),
+        ("agent.py:", "overlong", "its last refused call: this call would start with 39 tokens"),
         ("agent.py:", "fails", "ZeroDivisionError: mine"),
         ("agent.py:", "text", "is not a reward"),
         ("agent.py:", "dies", "worker exited with code -9"),
@@ -365,7 +374,7 @@ def test_without_tests_the_environment_has_to_give_the_reward(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("does", "reason"),
-    [("hungry", "MemoryError"), ("reserves", "without a call of the policy")],
+    [("hungry", "MemoryError"), ("reserves", "without a call that is trained")],
 )
 def test_an_environment_has_a_memory_limit(tmp_path: Path, does: str, reason: str) -> None:
     """Of what it may write, not of what it reserves."""
@@ -378,6 +387,34 @@ def test_an_environment_that_hangs_is_ended_with_its_time(tmp_path: Path) -> Non
     command = f"rollout.fn=[{sys.executable},{tmp_path}/agent.py,hangs]"
     assert isinstance(failure(tmp_path, command, limit_s=3), TimeoutError)
     assert time.monotonic() - started_s < 20
+
+
+def test_a_call_that_hangs_ends_no_other_call_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("async_rl.rollouts.environments._GRACE_S", 0.05)
+    (tmp_path / "agent.py").write_text(AGENT)
+    config = compose("grpo_code", [f"rollout.fn=[{tmp_path}/agent.py:hangs]"])
+    endpoint = Endpoint.of("http://gateway", "a", "b")
+
+    async def main() -> None:
+        workers = Workers(dataclasses.replace(config.agent, workers=1))
+        hanging = asyncio.create_task(workers.run(endpoint, {"s": 60}))
+        others = [asyncio.create_task(workers.run(endpoint, {"s": s})) for s in (1.0, 1.5)]
+        pid = await workers.run(endpoint, {"s": 0})
+        (first,) = workers._workers
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        later = await workers.run(endpoint, {"s": 0})
+        assert await asyncio.gather(*others) == [pid, pid]
+        assert later != pid
+        # Nothing but the call that hangs is left in it.
+        await asyncio.wait([first._reading])
+        assert await workers.run(endpoint, {"s": 0}) == later
+        await workers.close()
+
+    asyncio.run(main())
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
@@ -140,6 +141,8 @@ def open_session(
         return [{"verdict": "pass", "message": body.decode()}], b"raise" in body
 
     session = Session(
+        token=f"sk-{secrets.token_hex()}",
+        session_key=f"session-{secrets.token_hex()}",
         record=Record(ids),
         chat=Chat(words, read=read),
         write=policy,

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sessions_support import Policy, Row, open_session
 from test_apis import LONG, blocking
 
-from async_rl.core.errors import EngineDead
 from async_rl.core.support import Support
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Answer, Call
@@ -31,10 +30,10 @@ def owner(session: Session, **more: str) -> dict[str, str]:
 
 
 class Slow:
-    """A policy whose calls wait until `num` of them are open; then the last `failing` fail."""
+    """A policy whose calls wait until `num` of them are open."""
 
-    def __init__(self, policy: Policy, num: int, failing: int = 0) -> None:
-        self._policy, self._num, self._failing = policy, num, failing
+    def __init__(self, policy: Policy, num: int) -> None:
+        self._policy, self._num = policy, num
         self._names: list[str] = []
         self._all = asyncio.Event()
         self.limits: list[int] = []
@@ -44,31 +43,10 @@ class Slow:
             return await self._policy(name, before, limit, support, shown)
         self._names.append(name)
         self.limits.append(limit)
-        index = len(self._names)
-        if index >= self._num:
+        if len(self._names) >= self._num:
             self._all.set()
         await self._all.wait()
-        if self._failing and index > self._num - self._failing:
-            # After the answers of the other calls.
-            for _ in range(20):
-                await asyncio.sleep(0)
-            raise EngineDead("the engine has ended")
         return await self._policy(name, before, limit, support, shown)
-
-
-def test_an_answer_of_n_is_not_trained_if_another_of_them_fails() -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        session.write = Slow(policy, 2, failing=1)
-        with pytest.raises(openai.InternalServerError):
-            await found.openai.chat.completions.create(model="policy", messages=[user("go")], n=2)
-        assert session.record.turns == {}
-        assert session.last_text == ""
-        session.write = policy
-        policy.say("read")
-        await found.openai.chat.completions.create(model="policy", messages=[user("go")])
-        assert session.last_text == "read"
-
-    assert Row(use(agent, ["one", "two"])).tokens.is_written.sum() == 2
 
 
 def test_an_answer_of_n_is_not_trained_if_the_session_ends_before_the_last() -> None:

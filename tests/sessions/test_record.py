@@ -45,22 +45,6 @@ def served(policy: Policy) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_repeated_history_continues_the_recorded_tokens() -> None:
-    session, policy = open_session(CHATML, ["one two", "three"])
-    first = ask(session, [user("go")])
-    ask(session, [user("go"), first, user("on")])
-    before, done = policy.served[0]
-    assert policy.served[1][0][: len(before) + len(done.token_ids)] == (*before, *done.token_ids)
-    row = Row(session)
-    assert row.num_segments == 1
-    text = session.chat.decode(row.tokens.token_ids, with_special=True)
-    assert text == (
-        f"<|im_start|>user\ngo{END}\n<|im_start|>assistant\none two{END}\n"
-        f"<|im_start|>user\non{END}\n<|im_start|>assistant\nthree{END}"
-    )
-    assert row.tokens.is_written.sum() == 4 + 2
-
-
 def test_a_rewritten_history_is_a_further_segment() -> None:
     session, policy = open_session(CHATML, ["one two", "three"])
     first = ask(session, [user("go")])

@@ -237,15 +237,6 @@ def test_the_end_of_a_call_may_be_a_stop_text() -> None:
     Agent(form, [form.call]).run(play, is_cut=True)
 
 
-def test_a_call_is_read_again_for_a_request_that_is_sent_again() -> None:
-    async def play(found: Clients) -> None:
-        for headers in ({}, {"x-stainless-retry-count": "1"}):
-            choice = await chat(found, user("go"), extra_headers=headers)
-            assert choice.message.tool_calls[0].function.arguments == '{"a":1}'
-
-    Agent(CODER, [CODER.call]).run(play)
-
-
 def test_a_form_that_cannot_be_forced_is_refused_in_the_form_of_the_api() -> None:
     gpt = Form(name="openai", hint="<|channel|>commentary to=functions.x")
 

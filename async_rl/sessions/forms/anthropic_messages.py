@@ -26,6 +26,8 @@ from async_rl.sessions.session import Session
 # The words of this API for what sessions call otherwise.
 _CHOICES = {"any": "required"}
 _WHY = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_BLOCKS = ("thinking", "redacted_thinking", "tool_result", "tool_use")
+"""The blocks that are not text."""
 
 
 def messages(body: bytes, session: Session) -> Exchange:
@@ -84,18 +86,15 @@ def _read(message: Json, history: History) -> None:
         history.add(role, content)
         return
     texts: list[Json] = []
-    blocks: dict[Any, list[Json]] = {"tool_result": [], "tool_use": []}
-    thinking = []
+    blocks: dict[Any, list[Json]] = {kind: [] for kind in _BLOCKS}
     for block in content:
-        if block.get("type") in ("thinking", "redacted_thinking"):
-            thinking.append(str(block.get("thinking", "")))
-            continue
         blocks.get(block.get("type"), texts).append(block)
     # Templates expect the results of tools before the user's next text.
     for result in blocks["tool_result"]:
         history.add("tool", result.get("content"), result.get("tool_use_id"))
     if texts or role == "assistant":
-        history.add(role, texts, thinking="\n".join(thinking))
+        thinking = "\n".join(str(block.get("thinking", "")) for block in blocks["thinking"])
+        history.add(role, texts, thinking=thinking)
     for use in blocks["tool_use"]:
         history.add_call(use.get("id"), use.get("name"), use["input"])
 

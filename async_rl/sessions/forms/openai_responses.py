@@ -39,7 +39,9 @@ def responses(body: bytes, session: Session) -> Exchange:
     request = read_request(body, "responses")
     form = (request.text or {}).get("format")
     # Without the instructions, which OpenAI does not carry over to a later response.
-    history = [*_earlier(request.previous_response_id, session), *_messages(request.input)]
+    name = request.previous_response_id
+    earlier = [] if name is None else known_response(name, session)[0]
+    history = [*earlier, *_messages(request.input)]
     shown = history
     if request.instructions:
         shown = [{"role": "system", "content": request.instructions}, *history]
@@ -58,18 +60,10 @@ def responses(body: bytes, session: Session) -> Exchange:
     return _ResponsesExchange(request, call, session, history, tools)
 
 
-def response(name: str, session: Session) -> Json:
-    """Return an earlier response of the session. Raises Refused."""
-    return _known(name, session)[1]
-
-
-def _earlier(name: str | None, session: Session) -> Sequence[Any]:
-    """Return the messages up to and with an earlier response of the session. Raises Refused."""
-    return _known(name, session)[0] if name is not None else ()
-
-
-def _known(name: str, session: Session) -> tuple[list[Any], Json]:
-    """Return a response with the messages up to it. Raises Refused."""
+def known_response(name: str, session: Session) -> tuple[list[Any], Json]:
+    """Return the messages up to and with an earlier response of the session, and its body. Raises
+    Refused.
+    """
     if name not in session.responses:
         raise Refused(
             f"{name!r} is not a response of this session; send the id of one,"

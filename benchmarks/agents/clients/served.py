@@ -96,6 +96,8 @@ async def served(texts: Sequence[str]) -> AsyncIterator[tuple[str, Session, Writ
         return [], False
 
     session = Session(
+        token="sk-agent",
+        session_key="session-owner",
         record=Record(np.array([1], np.int32)),
         chat=Chat(policy.tokenizer),
         write=policy,
