@@ -166,8 +166,10 @@ def service(model: Path, scratch: Path, cookbook: Path) -> list[float]:
 
 
 def table() -> str:
-    """Return the table: the mean reward at both ends of the curves of each way."""
-    text = "| way | first steps | last steps | all steps |\n|---|---|---|---|\n"
+    """Return the table: means and standard deviations, over the seeds of each way, of the mean
+    reward at both ends of the curves.
+    """
+    text = "| way | seeds | first steps | last steps | all steps |\n|---|---|---|---|---|\n"
     names = {"service": "the recipe through a service", "own": "`conf=real`'s own loop"}
     for way, name in names.items():
         found = [r for key, r in recorded(FILE).items() if key.startswith(f"{way}-")]
@@ -177,7 +179,7 @@ def table() -> str:
             for part in (slice(_WINDOW), slice(-_WINDOW, None), slice(None))
         ]
         shown = [f"{statistics.mean(x):.3f} +- {statistics.stdev(x):.3f}" for x in cells]
-        text += f"| {name} | {' | '.join(shown)} |\n"
+        text += f"| {name} | {len(curves)} | {' | '.join(shown)} |\n"
     return text
 
 
