@@ -193,8 +193,8 @@ def compare(model: Path, directory: Path, options: argparse.Namespace) -> None:
         children.append(through)
         adapter = through.started["adapter"]
         if adapter:
-            run, kind, name = adapter.removeprefix("tinker://").split("/")
-            folder = run_dir / "service" / "runs" / run.replace(":", ".") / kind
+            run_id, kind, name = adapter.removeprefix("tinker://").split("/")
+            folder = run_dir / "service" / "runs" / run_id.replace(":", ".") / kind
             adapter = str(next(folder.glob(f"{name}~*")))
         alone = Child("--engine", str(model), adapter)
         children.append(alone)
