@@ -172,14 +172,16 @@ class Recorder:
         self._is_resumed = False
         os.truncate(self._path, end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
-        is_written = kept is not None and kept.step == version
-        if is_evaluated(self._config, version) and not is_written:
+        if is_evaluated(self._config, version) and (kept is None or kept.step < version):
             # Its evaluation is repeated; the learner's part is not, so it is not awaited.
             now_s = self._run_s()
-            row = _Row(now_s, {}, last_s=now_s, awaited={_EVALUATION_PART})
-            self._rows.setdefault(version, row)
-        # A held row of an earlier step is still to be written.
-        self._next_step = min([*self._rows, version + 1])
+            self._rows.setdefault(
+                version, _Row(now_s, {}, last_s=now_s, awaited={_EVALUATION_PART})
+            )
+        # A held row of an earlier step is still to be written. Step 0 has no row before its
+        # evaluation.
+        if self._next_step:
+            self._next_step = min([*self._rows, version + 1])
         self._newest = version
         self._events.restart(version + 1)
 

@@ -244,6 +244,16 @@ def test_rows_of_a_history_that_was_given_up_are_replaced_and_tensorboard_forget
     assert restarts == [2]
 
 
+def test_the_first_evaluation_has_its_row_though_the_learner_restarts_before_it(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        recorder.record(step, "learner-0", {"reward/mean": 0.1})
+    recorder.start_from(1)
+    recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    assert [r["step"] for r in rows(tmp_path)] == [0, 1]
+
+
 def test_the_evaluation_of_the_version_that_a_run_goes_on_from_holds_nothing_up(
     tmp_path: Path, config: RunConfig, clock: Clock
 ) -> None:
