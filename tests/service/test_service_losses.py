@@ -25,7 +25,6 @@ def made_up(seed: int = 0) -> dict[str, np.ndarray]:
         "advantages": rng.normal(size=size),
         "sequence_ratio_mask": np.array([0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1.0]),
     }
-    # As a batch and a model have them; the formulas are then computed in float64.
     return {name: values.astype(np.float32) for name, values in made.items()}
 
 
@@ -108,10 +107,8 @@ def test_loss_and_gradient_are_those_of_the_formula(name: str, given: dict[str, 
 
 def test_each_token_may_have_bounds_of_its_own() -> None:
     x = made_up(1)
-    size = sum(LENGTHS)
-    lows, highs = np.linspace(0.1, 0.9, size), np.linspace(1.0, 3.0, size)
-    p = torch.tensor(x["p"])
-    found, _ = LOSSES["ppo"].compute(p, row_of(x | {LOW: lows, HIGH: highs}))
+    lows, highs = np.linspace([0.1, 1.0], [0.9, 3.0], sum(LENGTHS)).T
+    found, _ = LOSSES["ppo"].compute(torch.tensor(x["p"]), row_of(x | {LOW: lows, HIGH: highs}))
     ratio = np.exp(x["p"] - x["logprobs"])
     both = ratio * x["advantages"], np.clip(ratio, lows, highs) * x["advantages"]
     np.testing.assert_allclose(found.numpy(), -np.minimum(*both), rtol=1e-6)
