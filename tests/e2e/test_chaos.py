@@ -32,9 +32,9 @@ SETTINGS = (
     "generators.count=0",
     "generators.pools.big={count:1,work:train,max_concurrent_groups:2}",
     "generators.pools.small={count:1,work:train,max_concurrent_groups:1}",
-    "generators.pools.judge={count:1,work:evaluation,max_concurrent_groups:8}",
-    "evaluation.every_steps=2",
-    "evaluation.num_prompts=6",
+    "generators.pools.judge={count:0,work:evaluation,max_concurrent_groups:8}",
+    "evaluation.every_steps=8",
+    "evaluation.num_prompts=4",
     "generation.max_attempts=20",
     "checkpoint.every_steps=3",
     "weights.transfer=filesystem",
@@ -47,6 +47,10 @@ SETTINGS = (
 )
 GENERATING = "transitions.state='generating'"
 BIG, SMALL_ONE, JUDGE = "generator-big-0", "generator-small-0", "generator-judge-0"
+LOST = (BIG, "verifier-0", "buffer")
+"""Stopped together, and killed together later: each start of a generator takes five seconds of a
+processor, and the run waits meanwhile.
+"""
 VISIBLE_S = 5.0
 LATEST_S = 20.0
 """A machine that is shared may be late now and then, not as a rule."""
@@ -87,12 +91,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     story = Story(LiveRun(tmp_path_factory.mktemp("chaos"), *SETTINGS))
     run = story.run
     try:
-        run.until(lambda: bool(run.rows) and run.step >= 2, "two steps and their evaluation")
+        run.until(lambda: story.step() >= 2, "two steps")
         run.until(lambda: ask(run, "plugin/custom_scalars/layout") != "", "TensorBoard answers")
-        for process in (BIG, "verifier-0", "buffer"):
-            stop_and_kill(story, process)
+        stop_and_continue(story)
         kill_in_a_push(story)
-        kill(story, "learner-0")
         fill_disk_of_buffer(story)
         scale(story)
         assert async_rl("stop", str(run.run_dir)).returncode == 0
@@ -103,35 +105,36 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         run.end()
 
 
-def stop_and_kill(story: Story, process: str) -> None:
-    run, pid = story.run, story.run.pid_of(process)
+def stop_and_continue(story: Story) -> None:
+    run = story.run
     # A late heartbeat may have been announced before.
-    announced = texts(run, "run/silent").count(f"{process} is silent")
-    run.kill(process, signal.SIGSTOP)
-    story.see(
-        lambda: texts(run, "run/silent").count(f"{process} is silent") > announced,
-        f"{process} is silent in TensorBoard",
-    )
-    story.told[process] = run.member(process)
-    run.kill(process, signal.SIGCONT)
-    run.until(
-        lambda: f"{process} sends heartbeats again" in texts(run, "run/silent"),
-        f"{process} sends heartbeats again",
-    )
-    run.kill(process)
-    story.see(
-        lambda: "SIGKILL" in run.now()["restarted_because"].get(process, ""),
-        f"{process} killed in status",
-    )
-    restarted = f"{process} is restarted: {process} was ended by SIGKILL"
-    story.see(lambda: restarted in texts(run, "run/restarts"), f"{process} killed in TensorBoard")
-    run.serves_again(process, pid)
-    story.steps_on(1, f"a step after {process} came back")
+    announced = {
+        process: texts(run, "run/silent").count(f"{process} is silent") for process in LOST
+    }
+    for process in LOST:
+        run.kill(process, signal.SIGSTOP)
+    for process in LOST:
+        story.see(
+            lambda name=process: (
+                texts(run, "run/silent").count(f"{name} is silent") > announced[name]
+            ),
+            f"{process} is silent in TensorBoard",
+        )
+        story.told[process] = run.member(process)
+    for process in LOST:
+        run.kill(process, signal.SIGCONT)
+    for process in LOST:
+        sentence = f"{process} sends heartbeats again"
+        run.until(lambda text=sentence: text in texts(run, "run/silent"), sentence)
+    story.steps_on(1, "a step after all of them continued")
 
 
 def kill_in_a_push(story: Story) -> None:
-    """At the moment at which a step's file of weights appears."""
-    run, pid = story.run, story.run.pid_of(SMALL_ONE)
+    """At the moment at which a step's file of weights appears, then the learner, while one of two
+    generators starts.
+    """
+    run = story.run
+    killed = {process: run.pid_of(process) for process in (*LOST, "learner-0")}
 
     def is_written() -> bool:
         # Between two versions the folder is empty: the old file is deleted before the new one.
@@ -143,16 +146,23 @@ def kill_in_a_push(story: Story) -> None:
         return is_new
 
     run.until(is_written, "a new file of weights", look_s=0.005)
-    run.kill(SMALL_ONE)
-    run.serves_again(SMALL_ONE, pid)
-    story.steps_on(2, "steps with all generators")
-
-
-def kill(story: Story, process: str) -> None:
-    run, pid = story.run, story.run.pid_of(process)
-    run.kill(process)
-    run.serves_again(process, pid)
-    story.steps_on(2, f"steps after {process} came back")
+    for process in LOST:
+        run.kill(process)
+    for process in LOST:
+        story.see(
+            lambda name=process: "SIGKILL" in run.now()["restarted_because"].get(name, ""),
+            f"{process} killed in status",
+        )
+        restarted = f"{process} is restarted: {process} was ended by SIGKILL"
+        story.see(
+            lambda text=restarted: text in texts(run, "run/restarts"),
+            f"{process} killed in TensorBoard",
+        )
+    story.steps_on(2, "steps with the generator that is left")
+    run.kill("learner-0")
+    for process, pid in killed.items():
+        run.serves_again(process, pid)
+    story.steps_on(2, "steps with all of them")
 
 
 def fill_disk_of_buffer(story: Story) -> None:
@@ -171,22 +181,21 @@ def scale(story: Story) -> None:
     story.learner_pids.append(run.pid_of("learner-0"))
     rest = {"generators": (0, 0), "verifiers": (1, 1)}
     names = [f"generators.{name}" for name in ("big", "small", "judge")]
-    run.until(lambda: counts(run) == dict.fromkeys(names, (1, 1)) | rest, "one of each pool")
+    there = dict(zip(names, [(1, 1), (1, 1), (0, 0)], strict=True)) | rest
+    run.until(lambda: counts(run) == there, "the pools as they started")
     run.until(lambda: SMALL_ONE in generators(run.run_dir, GENERATING), "a group of the small one")
-    done = async_rl(
-        "scale", str(run.run_dir), "generators.big=2", "generators.small=0", "generators.judge=0"
-    )
-    assert done.returncode == 0, done.stderr
-    story.scaled = done.stdout
-    there = dict(zip(names, [(2, 2), (0, 0), (0, 0)], strict=True)) | rest
-    run.until(lambda: counts(run) == there, "two big ones alone")
+    run.until(lambda: story.step() >= 8, "a second evaluation that waits")
     story.without_judge = story.step()
-    story.steps_on(4, "four steps without an evaluator")
     story.status = async_rl("status", str(run.run_dir)).stdout
     story.told["buffer without judge"] = run.member("buffer")
-    done = async_rl("scale", str(run.run_dir), "generators.judge=1")
+    sizes = ("generators.big=2", "generators.small=0", "generators.judge=1")
+    done = async_rl("scale", str(run.run_dir), *sizes)
     assert done.returncode == 0, done.stderr
-    run.until(lambda: run.step >= story.without_judge + 4, "the evaluations that had to wait")
+    story.scaled = done.stdout
+    there |= dict(zip(names, [(2, 2), (0, 0), (1, 1)], strict=True))
+    run.until(lambda: counts(run) == there, "two big ones and the evaluator")
+    story.steps_on(1, "a step of the big ones")
+    run.until(lambda: run.step >= story.without_judge, "the evaluations that had to wait")
     story.learner_pids.append(run.pid_of("learner-0"))
 
 
@@ -226,7 +235,7 @@ def generators(run_dir: Path, condition: str) -> set[str]:
 
 
 def test_a_stopped_process_is_silent_with_its_cause_and_the_remedy(story: Story) -> None:
-    for process in (BIG, "verifier-0", "buffer"):
+    for process in LOST:
         member = story.told[process]
         assert member["state"] == "silent"
         remedy = f"stopped by a signal; kill -CONT {member['pid']} continues it"
@@ -278,10 +287,10 @@ def test_evaluations_wait_for_their_pool_and_are_made_when_it_is_back(story: Sto
     )
     buffer = story.told["buffer without judge"]
     assert "no generator of generators.judge requests work" in buffer["waits_for"], story.status
-    waited = range(story.without_judge, story.without_judge + 5)
-    evaluated = [row for row in story.run.rows if row["step"] % 2 == 0 and row["step"] in waited]
-    assert len(evaluated) >= 2
-    assert all(row["eval/num_samples"] == 6 for row in evaluated)
+    waited = range(0, story.without_judge + 1, 8)
+    evaluated = [row for row in story.run.rows if row["step"] in waited]
+    assert len(evaluated) == len(waited) >= 2
+    assert all(row["eval/num_samples"] == 4 for row in evaluated)
     assert all(row["eval/version_mean"] >= row["step"] for row in evaluated)
     judges = generators(story.run.run_dir, f"purpose='eval' AND {GENERATING}")
     assert judges == {JUDGE}

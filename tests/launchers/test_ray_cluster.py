@@ -7,32 +7,23 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from e2e_support import LiveRun, async_rl
+from e2e_support import SMALL, LiveRun, async_rl
 
 from benchmarks.faults.ray_cluster import RayCluster, missing
 
 SETTINGS = (
-    *(
-        "conf=grpo_code",
-        "launcher=ray",
-        "launcher.node_kind=generator",
-        # The learner fits the first node only.
-        "launcher.learner_cpus=2",
-        "verifiers.cells=1",
-        "generators.count=2",
-    ),
-    *(
-        "num_steps=100000",
-        "generation.engine=hf",
-        "buffer.groups_per_step=2",
-        "generation.group_size=4",
-        "evaluation.every_steps=0",
-        "checkpoint.every_minutes=0",
-    ),
-    *(
-        "timeouts.call_s=6",
-        "supervisor.max_restarts=20",
-    ),
+    *SMALL,
+    "launcher=ray",
+    "launcher.node_kind=generator",
+    # The learner fits the first node only.
+    "launcher.learner_cpus=2",
+    "verifiers.cells=1",
+    "generators.count=2",
+    "num_steps=100000",
+    "buffer.groups_per_step=2",
+    "checkpoint.every_minutes=0",
+    "timeouts.call_s=6",
+    "supervisor.max_restarts=20",
 )
 
 
@@ -51,11 +42,11 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
         cluster.add_node(1, cpus=4, generators=0)
         cluster.add_node(2, cpus=1, generators=1)
         cluster.add_node(3, cpus=1, generators=1)
-        weights = ("weights.transfer=collective", "timeouts.start_s=60")
         run = LiveRun(
             tmp_path,
             *SETTINGS,
-            *weights,
+            "weights.transfer=collective",
+            "timeouts.start_s=60",
             f"launcher.address={cluster.head}",
             prefix=cluster.inside(1),
         )
@@ -86,19 +77,19 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
         f"{lost} to wait for a place",
     )
     at_loss = run.step
-    run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
+    run.until(lambda: run.step >= at_loss + 2, "two steps with one generator left")
     run.until(
         lambda: run.member(lost).get("state") == "starting",
         f"{lost} to be shown as starting",
     )
 
-    cluster.add_node(4, cpus=2, generators=2)
-    run.until(lambda: places(run, node, "generator").get(lost) == 4, f"{lost} on the new node")
     assert async_rl("scale", str(run.run_dir), "generators=3").returncode == 0
+    cluster.add_node(4, cpus=2, generators=2)
     run.until(
         lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4],
-        "a third generator, on the new node",
+        f"{lost} and a third generator on the new node",
     )
+    assert places(run, node, "generator")[lost] == 4
     at_join = run.step
     run.until(lambda: run.step >= at_join + 2, "two steps with all three")
 

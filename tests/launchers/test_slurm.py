@@ -26,8 +26,16 @@ _SHORT = [
     bool(missing()),
     reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)",
 )
-def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path: Path) -> None:
+def test_a_run_is_checked_and_submitted_trains_in_steps_of_its_job_and_ends_the_job(
+    tmp_path: Path,
+) -> None:
     with SlurmCluster(tmp_path / "slurm") as slurm:
+        done = launch(slurm, tmp_path, 'launcher.extra=["--partition=nowhere"]')
+        assert done.returncode == 2
+        assert "sbatch --test-only refuses the job" in done.stderr
+        assert "invalid partition" in done.stderr
+        # What Slurm would refuse is refused before the run exists.
+        assert not (tmp_path / "run").exists()
         mine = (
             "generators.count=0",
             "generators.pools.mine={count:1,work:train,cpus_each:2,node_kind:fast}",
@@ -56,20 +64,6 @@ def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path
             timeout=60,
         )
         assert audit.returncode == 0, audit.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    bool(missing()),
-    reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)",
-)
-def test_a_job_that_slurm_would_refuse_is_refused_before_the_run_exists(tmp_path: Path) -> None:
-    with SlurmCluster(tmp_path / "slurm") as slurm:
-        done = launch(slurm, tmp_path, 'launcher.extra=["--partition=nowhere"]')
-        assert done.returncode == 2
-        assert "sbatch --test-only refuses the job" in done.stderr
-        assert "invalid partition" in done.stderr
-        assert not (tmp_path / "run").exists()
 
 
 def launch(

@@ -69,12 +69,6 @@ def test_an_ended_run_has_a_status_and_is_exported(resumed: Resumed, tmp_path: P
     }
 
 
-def test_a_task_that_init_wrote_is_checked(tmp_path: Path) -> None:
-    task = tmp_path / "my_task"
-    assert "run it:" in tell("init", task)
-    assert "512" in tell("data", "check", task / "train.jsonl", f"conf={task / 'conf.yaml'}")
-
-
 DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = (
     "launch",  # tests/repo/test_documented_launches.py
@@ -127,7 +121,7 @@ def test_commands_in_the_documents_run_as_they_stand_there(
 ) -> None:
     run = resumed.run
     folder = run.run_dir.parents[1]
-    tell("init", "my_task", folder=folder)
+    assert "run it:" in tell("init", "my_task", folder=folder)
     model = re.search(r'path: "(.+)"', (folder / "my_task" / "conf.yaml").read_text())
     assert model
     for name, text in EXAMPLES.items():
