@@ -44,7 +44,7 @@ from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
-from async_rl.weights.outgoing import buckets
+from async_rl.weights.outgoing import buckets, senders
 from async_rl.weights.routes import Receivers, Route, open_senders
 from async_rl.weights.tensors import layout, tensor_of, word_sum
 
@@ -280,6 +280,13 @@ async def test_ranks_that_can_map_the_block_send_too_and_take_the_first_seats(
         num_senders + 1,
     )
     assert {len(rank.did) for rank in ranks} == {1}
+
+
+def test_all_ranks_send_in_turn_and_rank_0_alone_what_changed() -> None:
+    seat = msgspec.structs.replace(SEAT, senders=3)
+    changed = msgspec.structs.replace(seat, difference=CHANGES.difference)
+    assert list(itertools.islice(senders(seat), 4)) == [0, 1, 2, 0]
+    assert list(itertools.islice(senders(changed), 4)) == [0] * 4
 
 
 @pytest.mark.parametrize(
