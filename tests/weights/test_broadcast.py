@@ -8,7 +8,7 @@ import asyncio
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,8 +90,8 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
             tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
 
 
-def learner_side(config: RunConfig) -> LearnerSide:
-    exporter: Any = SimpleNamespace(changes=None, content=torch.zeros(0), others=[])
+def learner_side(config: RunConfig, others: Sequence[Any] = ()) -> LearnerSide:
+    exporter: Any = SimpleNamespace(changes=None, content=torch.zeros(0), others=others)
     return LearnerSide(
         config=config.weights,
         folder="memory://weights",
@@ -129,10 +129,10 @@ def member(*devices: str) -> Member:
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]]:
     made: list[Broadcaster] = []
 
-    def make(*overrides: str, device: str = "cpu") -> Broadcaster:
+    def make(*overrides: str, device: str = "cpu", others: Sequence[Any] = ()) -> Broadcaster:
         monkeypatch.setattr(broadcast, "device_name", lambda _: device)
         config = compose("grpo_code", ["generators.gpus_each=1", "learner.gpus_each=1", *overrides])
-        made.append(Broadcaster(learner_side(config)))
+        made.append(Broadcaster(learner_side(config, others)))
         return made[-1]
 
     yield make
@@ -268,8 +268,8 @@ async def test_ranks_that_can_map_the_block_send_too_and_take_the_first_seats(
     num_senders: int,
     make: Callable[..., Broadcaster],
 ) -> None:
-    one = make(f"weights.transfer={transfer}", device=learner)
-    ranks = one._learner.exporter.others = [OtherRank(device) for device in others]
+    ranks = [OtherRank(device) for device in others]
+    one = make(f"weights.transfer={transfer}", device=learner, others=ranks)
     for _ in range(2):
         await one.offer(MANIFEST)
     given = await seats(one, load(1), {("g", 1): member(member_device)})
@@ -303,9 +303,8 @@ async def test_all_ranks_give_up_if_one_fails_and_a_late_one_is_named(
     fault: Exception | None, expected: str, make: Callable[..., Broadcaster], lost: None
 ) -> None:
     """Rank 0 itself is lost in each case."""
-    one = make("weights.transfer=collective", "timeouts.start_s=6")
     other = OtherRank("cpu", fault=fault)
-    one._learner.exporter.others = [other]
+    one = make("weights.transfer=collective", "timeouts.start_s=6", others=[other])
     await one.offer(MANIFEST)
     patience_s = (await seats(one, load(1), {("g", 1): member("cpu")}))["g", 1].timeout_s
     with pytest.raises(BroadcastBroken, match=expected or "a rank is lost") as found:

@@ -209,9 +209,10 @@ async def test_another_rank_sends_every_second_piece_on_a_stream_of_its_own_and_
     """Its request is repeated, as after a lost answer."""
     rank = SendingRank(GPU, host="127.0.0.1")
     await learner.join()
-    seat = replace(learner.sender._seats[LIFE], senders=2, world_size=3)
     with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
         manifest = block.write(1, [torch.zeros(250)])
+        given = await learner.sender.source(manifest, learner.load, LIFE)
+        seat = replace(given, senders=2, world_size=3)
         for _ in range(2):
             mapped = await rank.handlers[MapBlock](MapBlock(manifest=manifest))
             await rank.handlers[SendPart](SendPart(manifest=manifest, seat=seat, rank=1))
