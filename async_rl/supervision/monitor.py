@@ -130,6 +130,9 @@ class Monitor:
 
     async def report_stalls(self) -> None:
         """Record each stall and its end."""
+        if self._config.agent.is_service:
+            # Its learner steps when a program asks, which may be tomorrow.
+            await asyncio.get_running_loop().create_future()
         async for sentence in self._stall_watch.reports():
             self._stalled = sentence
             if sentence:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from pathlib import Path
+
 import pytest
+from composing import compose
 from fleet_support import LIMITS, virtual_registry, virtually
 from members import heartbeat
 
 from async_rl.core.errors import RunFailed
+from async_rl.monitoring.console import Console
 from async_rl.protocol.membership import Register
 from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
 
@@ -51,3 +58,27 @@ def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
         registry.register(Register(name="learner-0", role="learner", pid=pid, address="tcp://x"))
         beat(registry, stall_watch, version, pid=pid)
         assert stall_watch.since_s == since_s
+
+
+def test_a_service_waits_for_its_programs_without_a_limit(tmp_path: Path) -> None:
+    config = compose("serve", ["monitoring.tensorboard_port=null"])
+
+    async def main() -> None:
+        registry = virtual_registry()
+        watch(registry)
+        with Monitor(
+            config,
+            tmp_path,
+            step=0,
+            registry=registry,
+            liveness=Liveness(registry, config.timeouts, is_local=True),
+            console=Console(config, tmp_path),
+            log=logging.getLogger("test"),
+        ) as monitor:
+            reporting = asyncio.create_task(monitor.report_stalls())
+            await asyncio.sleep(2 * config.timeouts.stall_s)
+            assert not reporting.done()
+            assert monitor.status().stalled == ""
+            reporting.cancel()
+
+    virtually(main())
