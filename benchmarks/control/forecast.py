@@ -1,11 +1,13 @@
 """Measure how near forecasts are to runs, and the cost of a forecast.
 
-Run: `python -m benchmarks.control.forecast [cost|play|rerun] [--launched] [--docs]`.
-play: predicts 14 configurations from the recorded times of one run, and makes them. rerun: for four
-runs, really makes the three changes that `explain` names. Engine, scoring and learner of these runs
-wait for known times (timed_device.py), so a busy machine disturbs them little. Each run is a
-process (timed_run.py) and all run at once; --launched uses `async-rl launch` instead, with all
-processes, messages, pushes and a verifier, two runs at once. --keep DIR leaves the runs there and
+Run: `python -m benchmarks.control.forecast [cost|play|random|rerun] [--launched] [--docs]`.
+play: predicts 16 configurations from the recorded times of one run, and makes them. random: the
+same for configurations drawn over all settings that `async-rl plan` takes (--seed), with the range
+of each forecast. rerun: for five runs, really makes the three changes that `explain` names.
+Engine, scoring and learner of these runs wait for known times (timed_device.py), so a busy machine
+disturbs them little. Each run is a process (timed_run.py) and all run at once; --launched uses
+`async-rl launch` instead, with all processes, messages, pushes and a verifier, two runs at once.
+--keep DIR leaves the runs there and
 uses those that are there already, so that a long table can be made in parts (--most). --docs writes
 the table to benchmarks/results/forecast.md. cost: the time of a simulation with 4,096 generators.
 """
@@ -18,6 +20,7 @@ import itertools
 import multiprocessing
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,10 +29,12 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import with_settings
 from async_rl.core.frozen import frozen
+from async_rl.runs.forecast.ranges import forecast, margin, own_run
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.reports import predict
 from async_rl.runs.forecast.scenario import Profile, Scenario, Values, profile_of, with_values
@@ -80,6 +85,25 @@ CASES: tuple[Values, ...] = (
         "buffer.max_staleness_versions": 0,
     },
 )
+
+
+RECORDED: Values = {"evaluation.every_steps": 6, "evaluation.num_prompts": 8}
+"""The run whose times forecast the drawn configurations; without evaluations their time is unknown.
+"""
+NUM_DRAWN = 20
+DRAWN: Mapping[str, Sequence[int]] = {
+    "generators.count": (1, 1, 2, 3),
+    "generation.max_concurrent_groups": (1, 2, 4, 8, 12),
+    "generation.group_size": (2, 3, 4, 6, 8),
+    "data.max_response_tokens": (12, 20, 32, 48),
+    "buffer.groups_per_step": (2, 3, 4, 6),
+    "buffer.max_staleness_versions": (0, 1, 2, 4),
+    "weights.push_every_steps": (1, 1, 2, 3),
+    "evaluation.every_steps": (0, 4, 6, 12),
+    "learner.ranks": (1, 1, 1, 2),
+    "verifiers.count": (1, 2),
+    "reward.concurrency": (1, 2, 4, 8),
+}
 
 
 @frozen
@@ -199,6 +223,52 @@ def accuracy(make: Maker, cases: Sequence[Values]) -> list[str]:
     return lines
 
 
+def drawn(number: int, seed: int) -> list[Values]:
+    """Draw configurations over all settings that `async-rl plan` takes for such a run."""
+    random = Random(seed)
+    cases: list[Values] = []
+    while len(cases) < number:
+        case = {path: random.choice(values) for path, values in DRAWN.items()}
+        # Otherwise admission waits for weights that are never pushed.
+        if case["weights.push_every_steps"] <= case["buffer.max_staleness_versions"] + 1:
+            cases.append(case)
+    return cases
+
+
+def random_cases(make: Maker, cases: Sequence[Values]) -> list[str]:
+    """Forecast each case from one run, with its range, and make it; return the lines of a table."""
+    base = RUNS["slow generation"].changed(RECORDED)
+    jobs = {text_of(case): base.changed(case) for case in ({}, *cases)}
+    profiles = make(jobs)
+    source = profiles[text_of({})]
+    error = margin(source, own_run(source))
+    lines = [f"| {' | '.join(path.rpartition('.')[2] for path in DRAWN)} | forecast steps/hour |"]
+    lines[0] += " range | measured | error |"
+    lines.append("|---" * (len(DRAWN) + 4) + "|")
+    errors, num_inside = [], 0
+    for case in cases:
+        found = forecast(source, case, error=error)
+        measured = profiles[text_of(case)].recorded.steps_per_s
+        errors.append(found.forecast.steps_per_s / measured - 1)
+        is_inside = found.least <= measured <= found.most
+        num_inside += is_inside
+        rates = [each * 3600 for each in (found.forecast.steps_per_s, found.least, found.most)]
+        cells = [*(f"{value:g}" for value in case.values()), f"{rates[0]:.0f}"]
+        cells += [f"{rates[1]:.0f} to {rates[2]:.0f}{'' if is_inside else ', outside'}"]
+        lines.append(f"| {' | '.join(cells)} | {measured * 3600:.0f} | {errors[-1]:+.1%} |")
+    sizes = sorted(abs(each) for each in errors)
+    median = statistics.median(sizes)
+    lines += [
+        "",
+        f"{num_inside} of {len(cases)} are inside their range; the median error is {median:.1%},"
+        f" the largest {sizes[-1]:.1%}. The range of a forecast with measured inputs is"
+        f" +-{error:.1%}.",
+    ]
+    figure("configurations inside their range", num_inside, f"of {len(cases)}", goal="90 %")
+    figure("median error", 100 * median, "%", goal="<= 6")
+    return lines
+
+
 def reruns(make: Maker, runs: Mapping[str, Job]) -> list[str]:
     """Make the changes that explain names for each run; return the lines of a table."""
     sources = make(runs)
@@ -284,10 +354,13 @@ def cost(places: int, generators: int = 4096, groups_per_step: int = 1024) -> No
 def main() -> None:
     """Run the requested part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("cost", "play", "rerun"), nargs="?", default="cost")
+    parser.add_argument(
+        "part", choices=("cost", "play", "random", "rerun"), nargs="?", default="cost"
+    )
     parser.add_argument("--launched", action="store_true")
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--seed", type=int, default=1, help="of the drawn configurations")
     parser.add_argument("--most", type=int, default=99, help="only the first so many cases or runs")
     parser.add_argument("--keep", type=Path, help="directory of launched runs")
     given = parser.parse_args()
@@ -305,6 +378,8 @@ def main() -> None:
 
         if given.part == "play":
             lines = accuracy(make, CASES[: given.most])
+        elif given.part == "random":
+            lines = random_cases(make, drawn(min(given.most, NUM_DRAWN), given.seed))
         else:
             lines = reruns(make, dict(list(RUNS.items())[: given.most]))
     print("\n".join(lines))

@@ -99,7 +99,7 @@ def test_a_plan_says_where_each_input_comes_from(run_dir: Path) -> None:
     done = run_command(["plan", run_dir, *words])
     assert done.returncode == 0, done.stderr
     assert "measured in a<b>run: generation, scoring" in done.stdout
-    assert "assumed: all of the learner's time grows with the tokens" in done.stdout
+    assert "assumed: 100% of the learner's time grows with the tokens" in done.stdout
     for path in ("generators.count", "buffer.groups_per_step"):
         assert path in done.stdout
 
@@ -124,7 +124,7 @@ def test_a_long_run_is_explained_by_its_newest_groups(
 ) -> None:
     newest = functools.partial(group_times, most=18)
     monkeypatch.setattr("async_rl.runs.forecast.recorded.group_times", newest)
-    recorded = read_times(run_dir, config_of(run_dir))
+    recorded, *_ = read_times(run_dir, config_of(run_dir))
     assert (len(recorded.step_s), len(recorded.train)) == (9, 18)
     assert recorded.steps_per_s == pytest.approx(2 / 3)
 
@@ -153,7 +153,7 @@ def test_the_time_in_which_a_resumed_run_was_ended_is_no_time_of_the_run(
         store.execute("UPDATE steps SET committed_s=committed_s+1000 WHERE version > 6")
         store.execute("UPDATE transitions SET at_s=at_s+1000 WHERE at_s > ?", (ended_s,))
         store.execute("INSERT INTO lives VALUES (99, 'again', 6, ?)", (ended_s + 999,))
-    recorded = read_times(resumed, config_of(resumed))
+    recorded, *_ = read_times(resumed, config_of(resumed))
     assert recorded.steps_per_s == pytest.approx(2 / 3)
     shown = run_command(["explain", resumed])
     assert "2400 steps/hour over 10 steps from step 3" in shown.stdout

@@ -12,8 +12,9 @@ from async_rl.buffer.store.times import GroupTimes
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import by_name, with_settings
 from async_rl.core.errors import ConfigError
+from async_rl.runs.forecast.ranges import forecast, margin, own_run
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
-from async_rl.runs.forecast.reports import sweep
+from async_rl.runs.forecast.reports import plan, predict, sentences, sweep
 from async_rl.runs.forecast.scenario import (
     Profile,
     Scenario,
@@ -140,7 +141,7 @@ def test_recorded_times_give_the_constants_that_made_them() -> None:
         duration = tokens * (0.01 + 0.004 * (crowd - 1))
         groups += [group_times(moment, duration, [tokens])] * crowd
         moment += duration + 1.0
-    works, beside = works_of(groups)
+    (works, _, beside), *_ = works_of(groups, [()] * len(groups))
     assert beside == pytest.approx(0.4, rel=1e-4)
     assert works[0].units == pytest.approx(groups[0].num_tokens * 0.01, rel=1e-4)
     assert all(work.scoring_s == 0 for work in works)
@@ -166,7 +167,8 @@ def test_the_slowdown_is_found_where_groups_overlap_and_their_samples_end_one_by
                 samples = [[n, 0.0, end, end] for n, end in zip(lengths, ends, strict=True)]
                 group = group_times(begun, max(ends), lengths)
                 groups.append(group._replace(samples=np.array(samples, np.float32)))
-    works, beside = works_of(groups)
+    (works, _, beside), *others = works_of(groups, [()] * len(groups))
+    assert [other for *_, other in others] == pytest.approx([0.087, 0.095], abs=0.01)
     assert beside == pytest.approx(0.002 / 0.022, rel=0.03)
     per_token = [work.units / max(work.lengths) for work in works]
     assert np.mean(per_token) == pytest.approx(0.022, rel=0.02)
@@ -223,11 +225,56 @@ def group_times(moment: float, duration: float, lengths: list[int]) -> GroupTime
 def test_other_group_sizes_and_limits_change_length_and_load() -> None:
     """Groups of 40, 20 and 30, 10 tokens."""
     groups = [group_times(9.0 * n, 4.0, own) for n, own in enumerate(([40, 20], [30, 10]))]
-    works, _ = works_of(groups)
+    works = works_of(groups, [(), ()])[0][0]
+    times = replace(recorded(units=1.0, step_s=1.0), train=tuple(works))
     assert [work.load for work in works] == pytest.approx([1.5, 40 / 30])
-    one, _ = changed_works(works, {"generation.group_size": 1})
+    one, _ = changed_works(times, {"generation.group_size": 1})
     assert (one.units, one.load, one.lengths) == (works[0].units, 1.0, (40,))
-    three, _ = changed_works(works, {"generation.group_size": 3})
+    three, _ = changed_works(times, {"generation.group_size": 3})
     assert (three.lengths, three.load) == ((40, 20, 30), 2.25)
-    short, _ = changed_works(works, {"data.max_response_tokens": 10})
+    short, _ = changed_works(times, {"data.max_response_tokens": 10})
     assert (short.units, short.lengths, short.load) == (works[0].units / 4, (10, 10), 2.0)
+
+
+def test_a_longer_limit_may_lengthen_the_responses_that_were_cut_off() -> None:
+    times = recorded(units=1.0, step_s=0.01)
+    times = replace(times, train=(Work(units=1.0, scoring_s=0.0, lengths=(20, 10)),) * 8)
+    run = replace(profile(times), others=(replace(times, cut_tokens=20),))
+    found = forecast(run, {"data.max_response_tokens": 40}, error=0.0)
+    assert (found.least, found.most) == pytest.approx((0.5, 1.0), rel=0.02)
+
+
+def test_what_the_recording_leaves_open_is_said_and_is_in_the_range() -> None:
+    """Four groups at once, always: they took 1.6 s each, of an engine whose steps take 0.2 of their
+    time longer for each further sample. With one at once a group takes 1 s.
+    """
+    groups = [group_times(1.6 * (n // 4), 1.6, [100]) for n in range(160)]
+    (works, _, beside), (_, _, least), (slowest, _, most) = works_of(groups, [()] * 160)
+    assert (beside, least, most) == (0.0, 0.0, 1.0)
+    times = [
+        replace(recorded(units=1.0, step_s=0.01, beside=each), train=tuple(own))
+        for own, each in ((works, beside), (slowest, most))
+    ]
+    run = replace(profile(times[0]), others=times[1:])
+    truth = rate(other(BASE, slots=1), recorded(units=1.0, step_s=0.01, beside=0.2))
+    found = forecast(run, {"generation.max_concurrent_groups": 1}, error=0.0)
+    assert found.least == pytest.approx(1 / 6.4, rel=0.02)
+    assert found.least < truth == pytest.approx(0.25, rel=0.01)
+    assert truth < found.most == pytest.approx(0.25 * 2.5, rel=0.02)
+    (section,) = plan(run, {"generation.max_concurrent_groups": [1]}).sections
+    assert any(line.startswith("not measured: by how much samples") for line in section.lines)
+
+
+def test_a_run_that_the_model_does_not_describe_gains_no_more_than_its_learner_waited() -> None:
+    """Four groups take 1 s on one engine and the step 0.9 s; in the run the learner waited 3 %."""
+    times = recorded(units=1.0, step_s=0.9)
+    times = replace(times, learner_waits=0.03, generators_idle=0.4, steps_per_s=1.08)
+    run = replace(profile(times), scenario=other(BASE, group_size=1))
+    own, changes = predict(run)
+    assert own.learner_waits == pytest.approx(0.1, abs=0.02)
+    gains = {next(iter(change.case)): change.gain for change in changes}
+    assert gains.pop("generators.count") == pytest.approx(0.03 / 0.97)
+    text = " ".join(sentences(run))
+    assert "the learner waits 3% of the measured time and 1" in text
+    assert "generators are idle 40% of the measured time and" in text
+    assert margin(run, own_run(run)) == pytest.approx(0.05 + 1.08 - 1, abs=0.01)

@@ -80,7 +80,8 @@ def test_waiting_for_a_place_is_no_time_of_scoring(num_places: int) -> None:
 
 def test_larger_groups_are_scored_as_the_next_ones() -> None:
     works = [Work(units=1.0, scoring_s=2.0, lengths=(9, 9), scores=(s, s)) for s in (1.0, 2.0)]
-    three, _ = changed_works(works, {"generation.group_size": 3})
+    times = replace(judged(), train=tuple(works))
+    three, _ = changed_works(times, {"generation.group_size": 3})
     assert three.scores == (1.0, 1.0, 2.0)
 
 

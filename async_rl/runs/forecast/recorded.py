@@ -1,15 +1,18 @@
 """The recorded times of a run, in the form that a simulation draws.
 
 An engine writes one token of each sample in flight per step, and a step with n samples takes
-1 + beside x (n - 1) times as long as one with a single sample; `beside` is fitted to the run. The
-work of a group is the time that it would have taken alone: its recorded time, each second divided
-by that factor. A group is complete with its longest sample; until then it has on average the sum of
-its lengths divided by the longest in flight.
+1 + beside x (n - 1) times as long as one with a single sample; `beside` is fitted to the run. Where
+the recording does not determine it, or the share of a step that grows with its tokens, there are
+times with the least and the largest value that it may have. The work of a group is the time that it
+would have taken alone: its recorded time, each second divided by that factor. A group is complete
+with its longest sample; until then it has on average the sum of its lengths divided by the longest
+in flight.
 """
 
 import collections
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,10 +34,12 @@ from async_rl.runs.metrics import newest_rows
 _LEAST_STEPS = 8
 _LEAST_SPREAD = 0.2  # of the mean lengths of batches, relative to their mean
 _LARGEST_ERROR = 0.2  # standard error of the share
+_ERRORS = 2.0  # standard errors to each side of a fitted number: 95 % if they are normal
 # Steps of 1/8, then 1/32, ... of the range: 0.0001 in the end.
 _GRID = 9
 _ROUNDS = 6
-_SEEN = 0.999999  # of the error without a slowdown; a smaller difference is rounding
+_WIDE = 41  # values that are tried, denser where they are small
+_ROUNDING = 1e-6  # of the mean error of a fit, which is relative
 WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out of rates
 
 
@@ -61,10 +66,11 @@ class Recorded:
 
     beside: of a further sample in flight, relative to the time of a step with one. step_s: of the
     learner without waits, by step from 1. by_tokens: share of step_s that grows with the tokens of
-    a batch, if their numbers differed enough to see it. push_s: from the commit of a step until
-    generators have its weights. steps_per_s: measured after the warm-up steps. num_evaluations: to
+    a batch. push_s: from the commit of a step until generators have its weights. steps_per_s:
+    measured after the warm-up steps; error: its standard error, relative. num_evaluations: to
     which `evaluation` belongs. places_per_unit: places of a verifier for each unit of the setting.
-    learner_waits: measured share of time in which the learner waits for a batch, NaN if unknown.
+    learner_waits, generators_idle: measured shares of time, as in `Forecast`; NaN if unknown.
+    cut_tokens: length of responses that a longer limit may lengthen to it, 0 for none.
     """
 
     train: tuple[Work, ...]
@@ -75,14 +81,19 @@ class Recorded:
     num_generators: int
     num_warm: int
     steps_per_s: float
-    by_tokens: float | None = None
+    by_tokens: float = 1.0
+    error: float = 0.0
     num_evaluations: int = 1
     places_per_unit: int = 1
     learner_waits: float = math.nan
+    generators_idle: float = math.nan
+    cut_tokens: int = 0
 
 
-def read_times(run_dir: Path, config: RunConfig) -> Recorded:
-    """Read the times of the newest groups. Raises ConfigError if there are too few steps."""
+def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
+    """Read the times of the newest groups: the likeliest, then those that are as possible. Raises
+    ConfigError if there are too few steps.
+    """
     groups = [
         group
         for group in group_times(run_dir)
@@ -111,14 +122,7 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
     whole_s = column("time/step_s", math.nan)
     own_s = whole_s - column("time/wait_batch_s", 0.0)
     push_s = column("weights/push_s", math.nan)
-    works, beside = works_of(groups)
     scores, places_per_unit = read_scoring(groups, config)
-    works = [replace(work, scores=own) for work, own in zip(works, scores, strict=True)]
-
-    def of_purpose(purpose: Purpose) -> tuple[Work, ...]:
-        pairs = zip(works, groups, strict=True)
-        return tuple(work for work, group in pairs if group.purpose == purpose)
-
     every = config.evaluation.every_steps
     # A recording from the first step on has an evaluation of the start model too.
     num_evaluations = len(steps) // every + (steps[0] == 1) if every else 0
@@ -131,9 +135,14 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         for begin_s, end_s in itertools.pairwise(measured_s)
         if not any(begin_s < at_s <= end_s for at_s in lives_s)
     ] or [measured_s[-1] - measured_s[0]]
-    return Recorded(
-        train=of_purpose(Purpose.TRAIN),
-        evaluation=of_purpose(Purpose.EVAL),
+    (train, evaluation, beside), *others = works_of(groups, scores)
+    share, *shares = _share_by_tokens(own_s, column("length/response_mean", math.nan)).tolist()
+    limit = config.data.max_response_tokens
+    is_cut = max((length for work in train for length in work.lengths), default=0) >= limit
+    generating_s = column("stage_s/generator/generating", math.nan)
+    likeliest = Recorded(
+        train=train,
+        evaluation=evaluation,
         beside=beside,
         step_s=tuple(np.maximum(own_s, 0.0).tolist()),
         # Not every row has a push.
@@ -141,54 +150,84 @@ def read_times(run_dir: Path, config: RunConfig) -> Recorded:
         num_generators=len({group.generator for group in groups}),
         num_warm=num_warm,
         steps_per_s=len(spans_s) / sum(spans_s),
-        by_tokens=_share_by_tokens(own_s, column("length/response_mean", math.nan)),
+        by_tokens=share,
+        error=float(np.std(spans_s) / np.mean(spans_s) / len(spans_s) ** 0.5),
         num_evaluations=max(num_evaluations, 1),
         places_per_unit=places_per_unit,
         learner_waits=float(1 - own_s.sum() / whole_s.sum()),
+        generators_idle=float(1 - generating_s.sum() / whole_s.sum()),
     )
+    open_inputs = itertools.product(others, shares, {0, limit * is_cut})
+    return [
+        likeliest,
+        *(
+            replace(
+                likeliest,
+                train=train,
+                evaluation=evaluation,
+                beside=beside,
+                by_tokens=share,
+                cut_tokens=cut,
+            )
+            for (train, evaluation, beside), share, cut in open_inputs
+        ),
+    ]
 
 
-def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> float | None:
-    """Fit own_s = a + b x length; return the share of b, or None if the fit is undetermined."""
+def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> DoubleArray:
+    """Fit own_s = a + b x length; return the share of b, its least and its largest value. All of
+    the time is assumed to grow if the fit is undetermined.
+    """
     # Relative lengths, so that slope and constant are both seconds.
     x = lengths / lengths.mean()
-    if not np.isfinite(x).all() or np.ptp(x) < _LEAST_SPREAD:
-        return None
-    (slope, constant), covariance = np.polyfit(x, own_s, 1, cov=True)
-    # A slope that the recording does not determine would extrapolate noise to other batch sizes.
-    if covariance[0, 0] ** 0.5 > _LARGEST_ERROR * own_s.mean():
-        return None
-    return float(np.clip(slope / (slope + constant), 0.0, 1.0))
+    if np.isfinite(x).all() and np.ptp(x) >= _LEAST_SPREAD:
+        (slope, _), covariance = np.polyfit(x, own_s, 1, cov=True)
+        error = covariance[0, 0] ** 0.5
+        # A slope that the recording does not determine extrapolates noise to other batch sizes.
+        if error <= _LARGEST_ERROR * own_s.mean():
+            slopes = slope + _ERRORS * error * np.array([0, -1, 1])
+            shares: DoubleArray = (slopes / own_s.mean()).clip(0.0, 1.0)
+            return shares
+    return np.array([1.0, 0.0, 1.0])
 
 
-def works_of(groups: list[GroupTimes]) -> tuple[list[Work], float]:
-    """Return the work of each group, and how much a further sample in flight slows a step."""
+def works_of(
+    groups: list[GroupTimes], scores: Sequence[tuple[float, ...]]
+) -> list[tuple[tuple[Work, ...], tuple[Work, ...], float]]:
+    """Return the work of groups that train, of those of evaluations, and how much a further sample
+    in flight slows a step: for the likeliest slowdown, the least and the largest that the recording
+    allows. scores: seconds of scoring, of each group.
+    """
     durations = np.array([max(group.generation_s, 1e-6) for group in groups])
     lengths = [[max(int(length), 1) for length in group.samples[:, 0]] for group in groups]
     longest = np.array([max(own) for own in lengths], dtype=np.float64)
-    loads = np.array([sum(own) / max(own) for own in lengths])
     flights = _Flights(groups, durations)
-    beside = _fitted(flights, longest)
-    units = flights.alone_s(beside)
-    works = []
-    for index, group in enumerate(groups):
-        duration = float(durations[index])
-        after_s = max(group.ready_s - group.handed_out_s - duration, 0.0)
-        first_s = group.samples[:, 1]
-        known = first_s[np.isfinite(first_s)]
-        _, _, written_s, scored_s = group.samples.max(axis=0)
-        scoring_s = min(max(float(scored_s - written_s), 0.0), after_s)
-        works.append(
-            Work(
-                units=float(units[index]),
-                scoring_s=scoring_s,
-                storing_s=after_s - scoring_s,
-                load=float(loads[index]),
-                lengths=tuple(lengths[index]),
-                first=min(float(known.min()) / duration, 1.0) if len(known) else 0.0,
+    found = []
+    for beside in _fitted(flights, longest):
+        works: dict[str, list[Work]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
+        units = flights.alone_s(beside).tolist()
+        for index, group in enumerate(groups):
+            duration = float(durations[index])
+            after_s = max(group.ready_s - group.handed_out_s - duration, 0.0)
+            first_s = group.samples[:, 1]
+            known = first_s[np.isfinite(first_s)]
+            _, _, written_s, scored_s = group.samples.max(axis=0)
+            scoring_s = min(max(float(scored_s - written_s), 0.0), after_s)
+            own = lengths[index]
+            works[group.purpose].append(
+                Work(
+                    units=units[index],
+                    scoring_s=scoring_s,
+                    storing_s=after_s - scoring_s,
+                    load=sum(own) / max(own),
+                    lengths=tuple(own),
+                    first=min(float(known.min()) / duration, 1.0) if len(known) else 0.0,
+                    scores=scores[index],
+                )
             )
-        )
-    return works, beside
+        train, evaluation = map(tuple, works.values())
+        found.append((train, evaluation, beside))
+    return found
 
 
 class _Flights:
@@ -229,24 +268,35 @@ def _changes(group: GroupTimes, start_s: float, end_s: float) -> DoubleArray:
     return np.concatenate([begun, np.stack([written_s, -np.ones(len(written_s))], axis=1)])
 
 
-def _fitted(flights: _Flights, tokens: DoubleArray) -> float:
-    """Return the slowdown by a further sample with which the time alone is most nearly
-    proportional to the tokens of the longest sample; 0 if the number in flight never differed.
+def _fitted(flights: _Flights, tokens: DoubleArray) -> list[float]:
+    """Return the slowdown by a further sample with which the time alone is most nearly proportional
+    to the tokens of the longest sample, its least and its largest value. It is 0 if no other is
+    nearer, and anything from 0 to 1 if the number in flight never differed.
     """
 
-    def error(beside: float) -> float:
+    def errors(beside: float) -> DoubleArray:
         ratios = flights.alone_s(beside) / tokens
         # Absolute, not squared: groups next to groups that the end of the recording cut off
         # are far off, and squared they would decide.
-        return float(np.mean(np.abs(ratios / np.median(ratios) - 1)))
+        distances: DoubleArray = np.abs(ratios / np.median(ratios) - 1)
+        return distances
 
     # With 1, all time is shared: n samples take n times as long as one.
     low = 0.0
     high = 1.0
     for _ in range(_ROUNDS):
         grid = np.linspace(low, high, _GRID)
-        best = int(np.argmin([error(beside) for beside in grid]))
+        best = int(np.argmin([errors(beside).mean() for beside in grid]))
         low = grid[max(best - 1, 0)]
         high = grid[min(best + 1, _GRID - 1)]
+    least = errors(float(grid[best]))
     beside = float(grid[best])
-    return beside if error(beside) < _SEEN * error(0.0) else 0.0
+    if errors(0.0).mean() - least.mean() < _ROUNDING:
+        beside = 0.0
+    possible = [beside]
+    for other in np.linspace(0, 1, _WIDE) ** 2:
+        worse = errors(float(other)) - least
+        # Differences of the same groups, so that what is common to both does not count.
+        if worse.mean() <= _ERRORS * worse.std() / len(worse) ** 0.5 + _ROUNDING:
+            possible.append(float(other))
+    return [beside, min(possible), max(possible)]

@@ -12,19 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from async_rl.composition.problems import hint
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.runs.forecast.ranges import Range, doubts, forecast, margin, own_run
 from async_rl.runs.forecast.recorded import WARM_SHARE
-from async_rl.runs.forecast.scenario import (
-    KNOWN,
-    Profile,
-    Scenario,
-    Values,
-    profile_of,
-    with_values,
-)
-from async_rl.runs.forecast.simulation import Forecast, simulate
+from async_rl.runs.forecast.scenario import KNOWN, Profile, Values, profile_of, with_values
+from async_rl.runs.forecast.simulation import Forecast
 from async_rl.runs.metrics import newest_row, newest_rows
 from async_rl.runs.report import Report, Section, Table
 from async_rl.runs.status import config_of
@@ -38,7 +34,7 @@ _LEAST_GAIN = 0.02  # of a change that is listed: a forecast is hardly more exac
 _NUM_CHANGES = 3
 _MOST_STEPS = 5_000  # enough for a mean; the rows of a long run are gigabytes
 _TRUSTED_ERROR = 0.1
-_TRUSTED_DIFFERENCE = 0.05  # of a share of time
+_UNKNOWN = 0.5  # between the values that an input may have
 
 
 def explain(run_dir: Path) -> Report:
@@ -104,11 +100,13 @@ def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
 
 
 class Change(NamedTuple):
-    """A change and its forecast. gain: in steps per second, relative to the simulated run. case:
-    the changed values.
+    """A change and its forecast. gain: in steps per second, relative to the simulated run, between
+    least and most. case: the changed values.
     """
 
     gain: float
+    least: float
+    most: float
     text: str
     case: Values
 
@@ -117,15 +115,19 @@ def predict(profile: Profile) -> tuple[Forecast, list[Change]]:
     """Return the forecast of the run, and the changes that would have saved most, best first."""
     # Gains are relative to the simulated run, not to the measured one, so that most of its error
     # cancels.
-    own = simulate(profile.scenario, profile.recorded)
+    own = own_run(profile)
+    # A learner that never waits makes one step after the other; changes of others save no more.
+    waits = np.nan_to_num(profile.recorded.learner_waits, nan=1.0)
     changes = []
     for case, text in _cases(profile):
-        forecast = simulate(with_values(profile, case), profile.recorded)
-        gain = forecast.steps_per_s / own.steps_per_s - 1
+        found = forecast(profile, case, error=0.0)
+        bound = with_values(profile, case).learner_speed / max(1 - waits, 1e-9) - 1
+        rates = (found.forecast.steps_per_s, found.least, found.most)
+        gain, least, most = (min(rate / own.steps_per_s - 1, bound) for rate in rates)
         # The age is shown because a faster run with older data may learn less per step.
         if gain >= _LEAST_GAIN:
-            text += f" (oldest token {own.age:.1f} -> {forecast.age:.1f} versions)"
-            changes.append(Change(gain, text, case))
+            text += f" (oldest token {own.age:.1f} -> {found.forecast.age:.1f} versions)"
+            changes.append(Change(gain, least, most, text, case))
     return own, heapq.nlargest(_NUM_CHANGES, changes, key=lambda change: change.gain)
 
 
@@ -144,19 +146,28 @@ def sentences(profile: Profile) -> Iterator[str]:
         )
     if abs(error) > _TRUSTED_ERROR:
         yield "the simulation misses the measured rate by more than 10 %: take gains as directions"
-    measured = profile.recorded.learner_waits
-    if abs(own.learner_waits - measured) > _TRUSTED_DIFFERENCE:
-        yield (
-            f"the learner really waited {measured:.0%} of the time: the simulation does not"
-            " describe this run, and gains are directions at best"
-        )
-    if not profile.recorded.beside:
-        yield UNKNOWN_SLOWDOWN
+    yield from doubts(profile, own)
+    yield from _open_slowdown(profile)
     if not changes:
         yield "no single change below would make it faster by 2 % or more"
         return
     yield "changes that would have made it faster (each alone):"
-    yield from (f"  {change.gain:+5.0%}  {change.text}" for change in changes)
+    for change in changes:
+        between = ""
+        if change.most - change.least >= _LEAST_GAIN:
+            between = f", between {change.least:+.0%} and {change.most:+.0%}"
+        yield f"  {change.gain:+5.0%}  {change.text}{between}"
+
+
+def _open_slowdown(profile: Profile) -> Iterator[str]:
+    """Yield a sentence if the recording does not show how samples in flight slow each other."""
+    values = [each.beside for each in (profile.recorded, *profile.others)]
+    if max(values) - min(values) > _UNKNOWN:
+        yield (
+            "not measured: by how much samples in flight slow each other down, because their number"
+            f" hardly differs in the recording; a step is {min(values):.0%} to {max(values):.0%}"
+            " longer for a further sample"
+        )
 
 
 def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
@@ -191,11 +202,6 @@ _MOST_ROWS = 400  # a table of this length is still read; a simulation takes abo
 _RANGE = ".."
 _TOKENS = ("buffer.groups_per_step", "generation.group_size", "data.max_response_tokens")
 """Settings that change the tokens of a batch."""
-
-UNKNOWN_SLOWDOWN = (
-    "assumed: samples in flight do not slow each other down, because the recording does not show by"
-    " how much they do; with more of them in flight, forecasts are upper bounds"
-)
 
 Sweep = Mapping[str, Sequence[float]]
 """The values to forecast, by setting."""
@@ -233,15 +239,18 @@ def _numbers(word: str, path: str, text: str) -> Iterator[float]:
 
 def plan(profile: Profile, swept: Sweep) -> Report:
     """Forecast every combination of the values."""
+    own = own_run(profile)
+    error = margin(profile, own)
     rows = []
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
-        scenario = with_values(profile, chosen)
-        forecast = simulate(scenario, profile.recorded)
-        rows.append(tuple(_cells(chosen, scenario, forecast)))
-    columns = (*swept, "steps/hour", "groups/hour", "learner waits", "generators idle", "age")
+        rows.append(tuple(_cells(profile, chosen, forecast(profile, chosen, error=error))))
+    columns = (
+        *swept,
+        *("steps/hour", "range", "groups/hour", "learner waits", "generators idle", "age"),
+    )
     section = Section(
-        lines=tuple(_inputs(profile, swept)),
+        lines=(*_inputs(profile, swept), *doubts(profile, own)),
         table=Table(columns=columns, rows=tuple(rows)),
     )
     return Report(title="Forecasts with other settings", sections=(section,))
@@ -251,34 +260,43 @@ def _inputs(profile: Profile, swept: Sweep) -> Iterator[str]:
     """Yield the source of each input of the forecast."""
     recorded = profile.recorded
     yield (
-        f"measured in {profile.origin}: generation, scoring, training and push times"
-        f"{', and how samples in flight slow each other down' if recorded.beside else ''};"
+        f"measured in {profile.origin}: generation, scoring, training and push times;"
         f" {recorded.num_generators} generators, {recorded.steps_per_s * 3600:.0f} steps/hour"
     )
-    if not recorded.beside:
-        yield UNKNOWN_SLOWDOWN
+    yield from _open_slowdown(profile)
     yield (
         "assumed: additional generators have separate cores or GPUs and are as fast as the"
         " recorded ones"
     )
     # Assumptions are listed only where a swept setting makes them matter.
     if any(path in swept for path in _TOKENS):
-        share = recorded.by_tokens
-        known = "assumed: all" if share is None else f"measured: {share:.0%}"
-        yield f"{known} of the learner's time grows with the tokens of its batch"
+        shares = [each.by_tokens for each in (recorded, *profile.others)]
+        known = "assumed" if max(shares) - min(shares) > _UNKNOWN else "measured"
+        yield (
+            f"{known}: {recorded.by_tokens:.0%} of the learner's time grows with the tokens of its"
+            f" batch; the range has {min(shares):.0%} to {max(shares):.0%}"
+        )
     if "generation.group_size" in swept:
         yield "assumed: further samples of a group are as long as the samples of the next groups"
-    if "data.max_response_tokens" in swept:
-        yield "assumed: responses that were cut off at the recorded limit do not become longer"
+    if any(each.cut_tokens for each in profile.others) and "data.max_response_tokens" in swept:
+        yield (
+            "assumed: responses that were cut off at the recorded limit do not become longer; the"
+            " range has them as long as the new limit"
+        )
+    if any(swept.get("evaluation.every_steps", ())) and not recorded.evaluation:
+        yield "assumed: evaluations take no time, because the recording has none"
     if "learner.ranks" in swept:
         yield "assumed: a learner with twice the ranks is twice as fast"
 
 
-def _cells(chosen: Values, scenario: Scenario, forecast: Forecast) -> Iterator[str]:
+def _cells(profile: Profile, chosen: Values, found: Range) -> Iterator[str]:
     yield from (f"{value:g}" for value in chosen.values())
-    per_hour = forecast.steps_per_s * 3600
+    likeliest = found.forecast
+    per_hour = likeliest.steps_per_s * 3600
     yield f"{per_hour:.0f}"
-    yield f"{per_hour * scenario.config.buffer.groups_per_step:.0f}"
-    yield f"{forecast.learner_waits:.0%}"
-    yield f"{forecast.generators_idle:.0%}"
-    yield f"{forecast.age:.2f}"
+    yield f"{found.least * 3600:.0f} to {found.most * 3600:.0f}"
+    groups = chosen.get("buffer.groups_per_step", profile.scenario.config.buffer.groups_per_step)
+    yield f"{per_hour * groups:.0f}"
+    yield f"{likeliest.learner_waits:.0%}"
+    yield f"{likeliest.generators_idle:.0%}"
+    yield f"{likeliest.age:.2f}"

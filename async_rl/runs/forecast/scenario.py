@@ -1,5 +1,6 @@
 """A run to forecast: its recorded times, its settings, and the same run with other settings."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -25,8 +26,6 @@ KNOWN = (
     *PLACE_SETTINGS,
 )
 """The settings whose effect can be forecast."""
-_OF_WORK = ("generation.group_size", "data.max_response_tokens")
-"""Those that change the recorded work, and not only its order."""
 _SIZE = "generation.group_size"
 _LIMIT = "data.max_response_tokens"
 Values = Mapping[str, float]
@@ -48,11 +47,14 @@ class Scenario:
 
 @frozen
 class Profile:
-    """origin: name of the measured run. scenario: that run as it was recorded."""
+    """origin: name of the measured run. scenario: that run as it was recorded. others: times that
+    its recording allows as well.
+    """
 
     origin: str
     recorded: Recorded
     scenario: Scenario
+    others: Sequence[Recorded] = ()
 
 
 def profile_of(run_dir: Path, config: RunConfig) -> Profile:
@@ -61,13 +63,13 @@ def profile_of(run_dir: Path, config: RunConfig) -> Profile:
     """
     if config.takes_turns:
         raise ConfigError("placement=colocated: turns of generators and learner are not simulated")
-    recorded = read_times(run_dir, config)
+    recorded, *others = read_times(run_dir, config)
     settings = {"generators.count": recorded.num_generators, "num_steps": len(recorded.step_s)}
     # Without a recorded evaluation its duration is unknown.
     if not recorded.evaluation:
         settings["evaluation.every_steps"] = 0
     scenario = Scenario(config=with_settings(config, settings))
-    return Profile(origin=run_dir.name, recorded=recorded, scenario=scenario)
+    return Profile(origin=run_dir.name, recorded=recorded, scenario=scenario, others=others)
 
 
 def with_values(profile: Profile, chosen: Values) -> Scenario:
@@ -85,8 +87,8 @@ def with_values(profile: Profile, chosen: Values) -> Scenario:
     config = with_settings(base.config, settings)
     # The learner's time grows with the tokens of its batch and falls with the number of ranks.
     tokens = config.buffer.groups_per_step / base.config.buffer.groups_per_step
-    tokens *= _tokens_ratio(profile.recorded.train, chosen)
-    share = 1.0 if profile.recorded.by_tokens is None else profile.recorded.by_tokens
+    tokens *= _tokens_ratio(profile.recorded, chosen)
+    share = profile.recorded.by_tokens
     slower = 1 - share + share * tokens
     # Assumed, and the plan says so: twice the ranks are twice as fast.
     faster = config.learner.ranks / base.config.learner.ranks
@@ -94,17 +96,18 @@ def with_values(profile: Profile, chosen: Values) -> Scenario:
     return Scenario(config=config, chosen=chosen, learner_speed=speed)
 
 
-def changed_works(works: Sequence[Work], chosen: Values) -> tuple[Work, ...]:
+def changed_works(recorded: Recorded, chosen: Values) -> tuple[Work, ...]:
     """Return the work of groups of another size, or with another limit of the response.
 
     A larger group takes its further samples from the next groups.
     """
     if _SIZE not in chosen and _LIMIT not in chosen:
-        return tuple(works)
-    return tuple(_changed(works, index, chosen) for index in range(len(works)))
+        return recorded.train
+    return tuple(_changed(recorded, index, chosen) for index in range(len(recorded.train)))
 
 
-def _changed(works: Sequence[Work], index: int, chosen: Values) -> Work:
+def _changed(recorded: Recorded, index: int, chosen: Values) -> Work:
+    works = recorded.train
     work = works[index]
     size = int(chosen.get(_SIZE, len(work.lengths)))
     # Every group has at least one sample, so `size` groups have enough of them.
@@ -112,7 +115,9 @@ def _changed(works: Sequence[Work], index: int, chosen: Values) -> Work:
     lengths = [length for source in sources for length in source.lengths][:size]
     scores = tuple(score for source in sources for score in source.scores)[:size]
     if _LIMIT in chosen:
-        lengths = [min(length, int(chosen[_LIMIT])) for length in lengths]
+        limit = int(chosen[_LIMIT])
+        cut = recorded.cut_tokens or math.inf
+        lengths = [limit if length >= cut else min(length, limit) for length in lengths]
     # The time before the first token does not depend on the lengths.
     ratio = work.first + (1 - work.first) * max(lengths) / max(work.lengths)
     return replace(
@@ -124,10 +129,9 @@ def _changed(works: Sequence[Work], index: int, chosen: Values) -> Work:
     )
 
 
-def _tokens_ratio(works: Sequence[Work], chosen: Values) -> float:
+def _tokens_ratio(recorded: Recorded, chosen: Values) -> float:
     """Return the response tokens of a changed group relative to a recorded one."""
-    before, after = (
-        sum(sum(work.lengths) for work in each) for each in (works, changed_works(works, chosen))
-    )
+    both = recorded.train, changed_works(recorded, chosen)
+    before, after = (sum(sum(work.lengths) for work in works) for works in both)
     # Without changes there is nothing to compare, and a recording may lack the lengths.
     return after / before if before else 1.0

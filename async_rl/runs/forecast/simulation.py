@@ -115,7 +115,7 @@ class _Run:
         self._num_eval_groups = 0
         if config.evaluation.every_steps:
             self._num_eval_groups = round(len(recorded.evaluation) / recorded.num_evaluations)
-        train = changed_works(recorded.train, scenario.chosen)
+        train = changed_works(recorded, scenario.chosen)
         self._places = Places(_num_places(config, recorded, train, self._num_eval_groups))
         # The recorded work repeats if the simulated run needs more of it.
         self._works = {
