@@ -259,7 +259,9 @@ def head_kernels(config: Any, row: Row, *, is_fused: bool) -> list[Kernel]:
                 )
             else:
                 chunk_tokens = LOGITS_BYTES // 4 // config.vocab_size
-                logprobs, _ = logprobs_by_rows(hidden, head, targets, 1.0, chunk_tokens, None)
+                logprobs, *_ = logprobs_by_rows(
+                    hidden, head, targets, 1.0, chunk_tokens, None, None, None
+                )
             logprobs.backward(torch.empty_like(logprobs))
     finally:
         fused_logprobs._run = plain

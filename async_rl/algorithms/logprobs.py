@@ -6,7 +6,6 @@ reference has three uses: in the reward, in the loss, and for metrics.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from async_rl.algorithms.edits import Edits
+
+Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def token_logprobs(
@@ -25,24 +26,36 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int,
     edits: Edits | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the log-prob of each target and the entropy of its distribution.
+    reference: tuple[Tensor, Tensor] | None = None,
+) -> Outputs:
+    """Compute the log-prob of each target, the entropy of its distribution, its exact KL to that of
+    a reference, and the log-prob of the reference.
 
-    hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R]
-    -> logprobs float32 [R], entropies float32 [R], both differentiable once.
+    hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R]; reference:
+    its hidden [R, H'] and head [V, H'], or None
+    -> logprobs, entropies, kl float32 [R], each differentiable once, and ref_logprobs float32 [R],
+    without gradient; both are None without a reference.
       log p = log softmax(hidden head^T / temperature),  entropy = -sum over v of p_v log p_v
-    (the definition of Shannon, 1948), of the logits after the edits.  Logits exist for at most
-    chunk_tokens rows at a time, in forward and backward.  If all rows fit into one chunk, the
-    backward pass uses them again.
+    (the definition of Shannon, 1948),  KL = sum over v of p_v (log p_v - log q_v) with q of the
+    reference (that of Kullback and Leibler, 1951), all of the logits after the edits.  Logits exist
+    for at most chunk_tokens rows at a time, in forward and backward.  If all rows fit into one
+    chunk, the backward pass uses them again.
     Raises RuntimeError (by torch) for a target outside the vocabulary; on a GPU its log-prob is
     -inf.
     """
     # The fused form has all rows and a part of the vocabulary at a time, edits are by rows.
-    if hidden.is_cuda and edits is None:
+    is_fused = hidden.is_cuda and edits is None
+    kl = ref_logprobs = None
+    if reference is not None or not is_fused:
+        logprobs, entropies, kl, ref_logprobs = logprobs_by_rows(
+            hidden, head, targets, temperature, chunk_tokens, edits, *(reference or (None, None))
+        )
+    if is_fused:
         from async_rl.algorithms.fused_logprobs import fused_logprobs
 
-        return fused_logprobs(hidden, head, targets, temperature, chunk_tokens * len(head))
-    return logprobs_by_rows(hidden, head, targets, temperature, chunk_tokens, edits)
+        largest = chunk_tokens * len(head)
+        logprobs, entropies = fused_logprobs(hidden, head, targets, temperature, largest)
+    return logprobs, entropies, kl, ref_logprobs
 
 
 def chosen_logprobs(
@@ -103,7 +116,7 @@ class _Chunk:
 
 class _TokenLogprobs(torch.autograd.Function):
     """With z the scaled logits, p their softmax, y the target and H the entropy:
-    d logp_y / dz = 1_y - p  and  dH / dz = -p (log p + H).
+    d logp_y / dz = 1_y - p,  dH / dz = -p (log p + H)  and  dKL / dz = p (log p - log q - KL).
     """
 
     @staticmethod
@@ -115,31 +128,48 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
         edits: Edits | None,
-    ) -> tuple[Tensor, Tensor]:
+        ref_hidden: Tensor | None,
+        ref_head: Tensor | None,
+    ) -> Outputs:
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
+        kl = ref_logprobs = None
         chunk = _Chunk(hidden, head, chunk_tokens, temperature, edits)
+        if ref_hidden is not None and ref_head is not None:
+            kl = torch.empty_like(logprobs)
+            ref_logprobs = torch.empty_like(logprobs)
+            referred = _Chunk(ref_hidden, ref_head, chunk_tokens, temperature, edits)
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             distribution = chunk.fill(hidden, rows)
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
             probs = torch.exp(distribution, out=chunk.scratch[: len(distribution)])
             entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
+            if ref_hidden is not None and kl is not None and ref_logprobs is not None:
+                # While the policy's probabilities are there: this costs no further product.
+                ref = referred.fill(ref_hidden, rows)
+                ref_logprobs[rows] = ref.gather(1, targets[rows, None]).squeeze(1)
+                kl[rows] = torch.linalg.vecdot(probs, torch.sub(distribution, ref, out=ref))
         # One chunk: its log-probs are in memory anyway, and backward would compute them again.
         kept = chunk.logprobs if len(hidden) <= chunk_tokens else None
+        if hidden.is_cuda and ref_hidden is not None:
+            # The fused form has a chunk of its own, and the plan of memory has one of them.
+            kept = None
         # Without this, an entropy that no loss uses would arrive in backward as a tensor of zeros
         # and cost a pass over [C, V].
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, head, targets, entropies, kept)
+        ctx.save_for_backward(hidden, head, targets, entropies, kl, kept, ref_hidden, ref_head)
         ctx.temperature = temperature
         ctx.chunk_tokens = chunk_tokens
         ctx.edits = edits
-        return logprobs, entropies
+        if ref_logprobs is not None:
+            ctx.mark_non_differentiable(ref_logprobs)
+        return logprobs, entropies, kl, ref_logprobs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_logprobs, grad_entropies = grads
-        hidden, head, targets, entropies, kept = ctx.saved_tensors
+        grad_logprobs, grad_entropies, grad_kl, _ = grads
+        hidden, head, targets, entropies, kl, kept, ref_hidden, ref_head = ctx.saved_tensors
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
@@ -148,19 +178,27 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_head = None
         if ctx.needs_input_grad[1]:
             grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
-        chunk = _Chunk(hidden, head, ctx.chunk_tokens, ctx.temperature, ctx.edits)
+        limits = ctx.chunk_tokens, ctx.temperature, ctx.edits
+        chunk = _Chunk(hidden, head, *limits)
+        referred = None if grad_kl is None else _Chunk(ref_hidden, ref_head, *limits)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             distribution = chunk.fill(hidden, rows) if kept is None else kept
             size = len(distribution)
             share = grad_logprobs[rows, None]
             grad_logits = torch.exp(distribution, out=chunk.scratch[:size])
+            if grad_kl is not None and referred is not None:
+                ref = referred.fill(ref_hidden, rows)
+                of_kl = torch.sub(distribution, ref, out=ref).sub_(kl[rows, None])
+                of_kl.mul_(grad_kl[rows, None]).mul_(grad_logits)
             if grad_entropies is None:
                 grad_logits.mul_(-share)
             else:
                 pull = torch.add(distribution, entropies[rows, None], out=chunk.logprobs[:size])
                 pull.mul_(grad_entropies[rows, None])
                 grad_logits.mul_(pull.add_(share).neg_())
+            if referred is not None:
+                grad_logits.add_(of_kl)
             grad_logits.scatter_add_(1, targets[rows, None], share)
             grad_logits /= ctx.temperature
             low = grad_logits.to(hidden.dtype)
@@ -172,10 +210,10 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 grad_head += low.t() @ hidden[rows]
         whole = None if grad_head is None else grad_head.to(head.dtype)
-        return grad_hidden, whole, None, None, None, None
+        return grad_hidden, whole, *[None] * 6
 
 
-logprobs_by_rows: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
+logprobs_by_rows: Callable[..., Outputs] = _TokenLogprobs.apply
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 _FARTHEST = -3.0
@@ -207,58 +245,6 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
         case "k3":
             near = d.clamp(min=_FARTHEST)
             return (-near).expm1() + near - (d - near) * (-near).expm1()
-
-
-def full_kl(
-    hidden: Tensor,
-    *,
-    head: Tensor,
-    ref_hidden: Tensor,
-    ref_head: Tensor,
-    temperature: float,
-    chunk_tokens: int,
-    edits: Edits | None = None,
-) -> Tensor:
-    """Compute the exact KL between next-token distributions.
-
-    hidden, ref_hidden: float32 or bfloat16 [R, H]; head, ref_head: the same dtype [V, H]
-    -> float32 [R], differentiable once with respect to hidden and head.
-      KL = sum over v of p_v (log p_v - log q_v),  p = softmax(hidden head^T / temperature)
-    and q the same of the reference (the definition of Kullback and Leibler, 1951), both of the
-    logits after the edits.  Logits exist for chunk_tokens rows at a time.  Shapes that do not match
-    raise RuntimeError or ValueError.
-    """
-    # One copy of the head for all chunks: their gradients add up in float32, because bfloat16 would
-    # lose the small terms of a long batch.
-    summed = head.float()
-    # Logits are computed again in the backward pass, because all rows together would take [R, V].
-    recomputed = functools.partial(checkpoint, _chunk_kl, use_reentrant=False)
-    # At least one chunk: a rank without tokens returns an empty tensor.
-    divided = (torch.split(x, chunk_tokens) for x in (hidden, ref_hidden))
-    starts = itertools.count(0, chunk_tokens)
-    parts = zip(*divided, starts, strict=False)
-    return torch.cat([recomputed(*part, summed, ref_head, temperature, edits) for part in parts])
-
-
-def _chunk_kl(
-    hidden: Tensor,
-    ref_hidden: Tensor,
-    start: int,
-    head: Tensor,
-    ref_head: Tensor,
-    temperature: float,
-    edits: Edits | None,
-) -> Tensor:
-    """The KL of a few rows, from `start` on: float32 [C]."""
-    logits = (hidden @ head.to(hidden.dtype).t()).float() / temperature
-    ref_logits = (ref_hidden @ ref_head.t()).float() / temperature
-    if edits is not None:
-        for changed in (logits, ref_logits):
-            edits.apply(changed, slice(start, start + len(changed)))
-    logprobs = torch.log_softmax(logits, dim=-1)
-    difference = logprobs - torch.log_softmax(ref_logits, dim=-1)
-    kl: Tensor = torch.linalg.vecdot(logprobs.exp(), difference)
-    return kl
 
 
 def adapted_kl_coef(

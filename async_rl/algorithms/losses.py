@@ -210,6 +210,21 @@ def behavior_weights(
     return BehaviorWeights(torch.where(is_outside, 0.0, raw), raw, is_outside)
 
 
+# A rare token that the policy now prefers would otherwise make a statistic by itself.
+_MOST_COUNTED = 5.0
+
+
+def counted(log_ratio: Tensor) -> Tensor:
+    """Return how much each token counts in a statistic of the policy: min(exp(log_ratio), 5).
+
+    log_ratio: float32 [R], proximal - behavior log-probs -> float32 [R], without gradient.  A mean
+    over sampled tokens with these weights is one over tokens of the proximal policy (truncated
+    importance sampling, Ionides 2008): a token that older weights sampled and that the policy has
+    left counts as often as the policy would sample it, whatever the loss does with it.
+    """
+    return log_ratio.detach().exp().clamp(max=_MOST_COUNTED)
+
+
 # Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
 # upper one the weight of the loss is 0, and its exponential is still a float32.
 _VESPO_MIN_LOG = -18.42

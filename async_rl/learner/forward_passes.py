@@ -52,7 +52,7 @@ class ForwardPasses:
         self._learner = learner
         self._seed = config.seed
         self._temperature = config.generation.temperature
-        self._needs_exact_kl = isinstance(kl, LossKl) and kl.estimator == "full"
+        self._trains_kl = isinstance(kl, LossKl) and kl.estimator == "full"
         self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
         # On a CPU a larger pass is slower, whatever the budget allows.
         most = max(learner.budget_tokens, learner.forward_tokens)
@@ -125,17 +125,11 @@ class ForwardPasses:
     def run(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool) -> BatchOutputs:
         """Run the models over the rank's sequences before the update.
 
-        with_policy: run the policy too; otherwise the training passes record its log-probs.
+        with_policy: run policy and reference too; otherwise the training passes record them.
         """
         outputs = self.empty_outputs(batch)
-        reference = self._models.reference
         critic = self._models.critic
         for row in self._without_graph(batch, plan):
-            if reference is not None and outputs.ref_logprobs is not None:
-                referred: PolicyOutput = reference(
-                    row, temperature=self._temperature, chunk_tokens=self._chunk_tokens
-                )
-                outputs.ref_logprobs[row.token_index] = referred.logprobs
             if with_policy:
                 record_policy(outputs, row, self.run_policy(row))
             if critic is not None:
@@ -151,10 +145,10 @@ class ForwardPasses:
         sequences = sorted(s for minibatch in plan for s in minibatch.sequences)
         return self._passes(batch, sequences, self._forward_tokens)
 
-    def run_policy(self, row: Pass) -> PolicyOutput:
-        """Run the policy on a pass, with the exact KL to the reference if it is the estimator."""
+    def run_policy(self, row: Pass, *, records: bool = True) -> PolicyOutput:
+        """Run the policy on a pass, and the reference if the pass records or trains their KL."""
         states = None
-        if self._needs_exact_kl and self._models.reference is not None:
+        if self._models.reference is not None and (records or self._trains_kl):
             with torch.no_grad():
                 states = self._models.reference.states(row)
                 if self._ranks.is_sharded:
@@ -174,10 +168,12 @@ class ForwardPasses:
             return torch.zeros(size, device=self._ranks.device)
 
         values = Values(zeros(num_tokens), zeros(batch.num_sequences))
+        has_reference = models.reference is not None
         return BatchOutputs(
             proximal_logprobs=zeros(num_tokens),
             entropies=zeros(num_tokens),
-            ref_logprobs=None if models.reference is None else zeros(num_tokens),
+            ref_logprobs=zeros(num_tokens) if has_reference else None,
+            kl=zeros(num_tokens) if has_reference else None,
             values=values if models.has_values else None,
         )
 
@@ -186,6 +182,9 @@ def record_policy(outputs: BatchOutputs, row: Pass, output: PolicyOutput) -> Non
     """Write the policy's output of a pass into the outputs of the batch."""
     outputs.proximal_logprobs[row.token_index] = output.logprobs.detach()
     outputs.entropies[row.token_index] = output.entropies.detach()
+    for stored, new in ((outputs.kl, output.kl), (outputs.ref_logprobs, output.ref_logprobs)):
+        if stored is not None and new is not None:
+            stored[row.token_index] = new.detach()
     if output.values is not None:
         _record_values(outputs, row, output.values)
 

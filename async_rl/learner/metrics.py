@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.logprobs import kl_estimate
-from async_rl.algorithms.losses import BehaviorWeights
+from async_rl.algorithms.losses import BehaviorWeights, counted
 from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
@@ -126,7 +126,7 @@ def _policy(step: Step) -> dict[str, float]:
     return {
         # The loss of a minibatch is a mean already, so it is averaged over the updates.
         "loss/policy": sums.loss / totals.updates,
-        "policy/entropy": step.batch.across.mean(step.before.entropies[step.mask]),
+        "policy/entropy": _counted_mean(step, step.before.entropies),
         "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
         "policy/clip_fraction_low": sums.clipped_low / tokens,
         "policy/clip_fraction_high": sums.clipped_high / tokens,
@@ -140,21 +140,19 @@ def _policy(step: Step) -> dict[str, float]:
 
 
 def _reference(step: Step) -> dict[str, float]:
-    mask = step.mask
-    before = step.before
+    kl = step.before.kl
     # No metric instead of 0: a run without a reference has no KL to report.
-    if before.ref_logprobs is None:
+    if kl is None:
         return {}
-    assert step.corrected is not None, "an update has recorded the proximal log-probs"
-    kl = kl_estimate(
-        before.proximal_logprobs[mask], ref_logprobs=before.ref_logprobs[mask], estimator="k3"
-    )
-    # The policy may have left tokens that older weights sampled often; each would count as if the
-    # policy still wrote them.
-    weights = step.corrected.weights[mask]
+    return {"policy/kl_reference": _counted_mean(step, kl), "policy/kl_coef": step.kl_coef}
+
+
+def _counted_mean(step: Step, values: Tensor) -> float:
+    """The mean of float32 [R] over the trained tokens, as often as the policy would sample them."""
     across = step.batch.across
-    mean = across.mean(weights * kl) / max(across.mean(weights), 1e-9)
-    return {"policy/kl_reference": mean, "policy/kl_coef": step.kl_coef}
+    log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
+    shares = counted(log_ratio[step.mask])
+    return across.mean(shares * values[step.mask]) / max(across.mean(shares), 1e-9)
 
 
 def _value(step: Step) -> dict[str, float]:

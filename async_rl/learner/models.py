@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from async_rl.algorithms.logprobs import chosen_logprobs, full_kl, token_logprobs
+from async_rl.algorithms.logprobs import chosen_logprobs, token_logprobs
 from async_rl.batching.packing import Pass
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import WHOLE_ROWS, Context, Piece, plan
@@ -36,13 +36,14 @@ class Values(NamedTuple):
 class PolicyOutput(NamedTuple):
     """The outputs of the policy for the R' response tokens of a pass.
 
-    logprobs, entropies: float32 [R']; kl: float32 [R'], the exact KL to the reference, or None;
-    values: the outputs of the head on the policy's backbone, or None.
+    logprobs, entropies: float32 [R']; kl, ref_logprobs: float32 [R'], the exact KL to the reference
+    and its log-probs, or None; values: the outputs of the head on the policy's backbone, or None.
     """
 
     logprobs: Tensor
     entropies: Tensor
     kl: Tensor | None
+    ref_logprobs: Tensor | None
     values: Values | None
 
 
@@ -73,37 +74,27 @@ class Policy(nn.Module):
     ) -> PolicyOutput:
         """Compute the outputs for the row's response tokens.
 
-        reference: the states of the reference for the exact KL; None = no KL.
+        reference: the states of the reference; None = no KL.
         """
         piece, states = _hidden_states(self.lm.base_model, row, self.context)
         hidden = states.index_select(0, piece.row.predict_index)
-        temperature *= self._divisor
-        head = self._head()
         values = None
-        kl = None
         if self.value_head is not None:
             values = _values(self.value_head, states, piece, self.context)
-        logprobs, entropies = token_logprobs(
+        outputs = token_logprobs(
             hidden,
-            head=head,
+            head=self._head(),
             targets=piece.row.target_ids,
-            temperature=temperature,
+            temperature=temperature * self._divisor,
             chunk_tokens=chunk_tokens,
             edits=piece.row.edits,
+            reference=reference,
         )
-        if reference is not None:
-            kl = full_kl(
-                hidden,
-                head=head,
-                ref_hidden=reference.hidden,
-                ref_head=reference.head,
-                temperature=temperature,
-                chunk_tokens=chunk_tokens,
-                edits=piece.row.edits,
-            )
-            kl = self.context.join(kl, piece.tokens)
-        logprobs, entropies = (self.context.join(x, piece.tokens) for x in (logprobs, entropies))
-        return PolicyOutput(logprobs, entropies, kl, values)
+        logprobs, entropies = (self.context.join(x, piece.tokens) for x in outputs[:2])
+        kl, ref_logprobs = (
+            None if x is None else self.context.join(x, piece.tokens) for x in outputs[2:]
+        )
+        return PolicyOutput(logprobs, entropies, kl, ref_logprobs, values)
 
     def states(self, row: Pass) -> States:
         """Compute the factors of the logits of the response tokens in this rank's piece."""
@@ -148,17 +139,9 @@ class BasePolicy:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def __call__(self, row: Pass, *, temperature: float, chunk_tokens: int) -> PolicyOutput:
-        """Compute as Policy."""
-        # The same module: a second model would double the memory of the weights.
-        with without_adapter(self._policy):
-            output: PolicyOutput = self._policy(
-                row, temperature=temperature, chunk_tokens=chunk_tokens
-            )
-        return output
-
     def states(self, row: Pass) -> States:
         """Compute as Policy."""
+        # The same module: a second model would double the memory of the weights.
         with without_adapter(self._policy):
             return self._policy.states(row)
 

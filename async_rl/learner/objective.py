@@ -40,12 +40,14 @@ class BatchOutputs:
 
     Each is float32 [R], except values.after_end: float32 [B], 0 for the sequences of other ranks.
     A field is None if there is no such model.
-    values: in the critic's unit.  Passes fill the tensors in place.
+    kl: exact, of the policy to the reference; values: in the critic's unit.  Passes fill the
+    tensors in place.
     """
 
     proximal_logprobs: Tensor
     entropies: Tensor
     ref_logprobs: Tensor | None
+    kl: Tensor | None
     values: Values | None
 
 

@@ -17,6 +17,7 @@ from async_rl.algorithms.losses import (
     behavior_weights,
     cispo_loss,
     clipped_loss,
+    counted,
     dppo_loss,
     reinforce_loss,
     sequence_log_ratio,
@@ -47,7 +48,7 @@ from async_rl.learner.objective import BatchOutputs, Targets
 
 
 class PolicySums(NamedTuple):
-    """Sums over trained tokens.
+    """Sums over trained tokens, each counted as `losses.counted` says.
 
     loss: as it is minimised; clipped_low, clipped_high: tokens whose ratio was bounded; left_out:
     tokens that max_mean_ratio excludes; kl_proximal_policy: nats of KL(proximal, policy); tokens:
@@ -146,7 +147,8 @@ def policy_pass_loss(
     # k3: never negative, also for the few tokens of one pass.
     moved = kl_estimate(proximal, ref_logprobs=output.logprobs.detach(), estimator="k3")
     counts = (policy.is_clipped_low, policy.is_clipped_high, is_left_out, moved, is_trained)
-    sums = [(x * is_trained).sum() for x in counts]
+    shares = torch.where(is_trained, counted(proximal - behavior), 0.0)
+    sums = [(x * shares).sum() for x in counts]
     return loss, torch.stack([loss.detach(), *sums])
 
 

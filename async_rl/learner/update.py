@@ -179,8 +179,9 @@ class Updater:
             has_gradient = index >= minibatch.num_silent  # without: only for its metrics
             losses = []
             with torch.set_grad_enabled(has_gradient):
-                output = self._forward.run_policy(row)
-                if step.corrected is None:
+                records = step.corrected is None
+                output = self._forward.run_policy(row, records=records)
+                if records:
                     record_policy(step.before, row, output)
                 if step.trains_policy:
                     loss, counted = policy_pass_loss(
@@ -264,9 +265,8 @@ class Updater:
 
 def _kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
     """Nats of KL(proximal, reference) per sequence, 0 without a reference."""
-    if before.ref_logprobs is None:
+    if before.kl is None:
         return 0.0
-    difference = before.proximal_logprobs - before.ref_logprobs
     # All written tokens, trained or not: the controller steers the policy, not the batch.
-    total = torch.where(batch.loss_mask, difference, 0.0).sum()
+    total = torch.where(batch.loss_mask, before.kl, 0.0).sum()
     return float(batch.across.sum(total)) / batch.num_sequences

@@ -244,7 +244,7 @@ def peak_mb(kind: str, vocabulary: int) -> float:
     if kind == "logits":
         logprobs = torch.log_softmax(hidden @ head.t(), -1).gather(1, targets[:, None]).squeeze(1)
     else:
-        logprobs, _ = token_logprobs(
+        logprobs, *_ = token_logprobs(
             hidden, head=head, targets=targets, temperature=1.0, chunk_tokens=chunk_tokens
         )
     logprobs.sum().backward()

@@ -159,7 +159,8 @@ def ceilings() -> dict[str, float]:
 
 def _logprobs_by_rows(hidden: Any, **given: Any) -> Any:
     names = ("head", "targets", "temperature", "chunk_tokens", "edits")
-    return logprobs.logprobs_by_rows(hidden, *(given.get(name) for name in names))
+    reference = given["reference"] or (None, None)
+    return logprobs.logprobs_by_rows(hidden, *(given.get(name) for name in names), *reference)
 
 
 def choose(variant: str) -> None:

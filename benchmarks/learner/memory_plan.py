@@ -131,10 +131,7 @@ def _update(
 ) -> None:
     """The passes of one step of a batch of two passes. wide: a pass without a gradient."""
     forward = ForwardPasses(config, learner, ranks)
-    chunk_tokens = learner.policy.chunk_tokens(config.learner.logits_chunk_mb)
     with torch.no_grad():
-        if learner.reference is not None:
-            learner.reference(wide, temperature=1.0, chunk_tokens=chunk_tokens)
         if wide is not row:
             tracker.reset_mod_stats()
             forward.run_policy(wide)

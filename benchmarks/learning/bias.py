@@ -285,6 +285,7 @@ def gradient(
         proximal_logprobs=bandit.tokens(proximal).detach(),
         entropies=torch.zeros_like(batch.behavior_logprobs),
         ref_logprobs=None,
+        kl=None,
         values=Values(values, torch.zeros(batch.num_sequences, dtype=torch.float64)),
     )
     # A batch is one group, so a value normalised over the batch is normalised over each group.
@@ -299,7 +300,7 @@ def gradient(
         units=ValueUnits(),
     )
     logprobs = bandit.tokens(policy)
-    output = PolicyOutput(logprobs=logprobs, entropies=before.entropies, kl=None, values=None)
+    output = PolicyOutput(logprobs, before.entropies, None, None, None)
     loss, _ = policy_pass_loss(
         algorithm,
         batch,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.logprobs import KLEstimator, adapted_kl_coef, full_kl, kl_estimate
+from async_rl.algorithms.logprobs import KLEstimator, adapted_kl_coef, kl_estimate, token_logprobs
 
 
 @pytest.mark.covers("kl_penalty")
@@ -20,25 +20,6 @@ def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
         torch.tensor([-1.5]), ref_logprobs=torch.tensor([-1.0]), estimator=estimator
     )
     assert found.item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected", "slope"),
-    [
-        # The token of a recorded step: the policy gives it 4e-4, the reference 0.46.
-        (4e-4, math.exp(3) - 4 + (math.log(0.46 / 4e-4) - 3) * (math.exp(3) - 1), 1 - math.exp(3)),
-        (0.1, 0.46 / 0.1 - 1 - math.log(0.46 / 0.1), 1 - 0.46 / 0.1),
-    ],
-)
-def test_one_token_that_the_policy_left_does_not_decide_an_estimate(
-    policy: float, expected: float, slope: float
-) -> None:
-    logprob = torch.tensor(policy).log().requires_grad_()
-    found = kl_estimate(logprob, ref_logprobs=torch.tensor(0.46).log(), estimator="k3")
-    found.backward()
-    assert found.item() == pytest.approx(expected, rel=1e-4)
-    assert logprob.grad is not None
-    assert logprob.grad.item() == pytest.approx(slope, rel=1e-4)
 
 
 @pytest.mark.covers("kl_penalty full")
@@ -60,14 +41,17 @@ def test_the_exact_kl_and_its_gradient_equal_plain_autograd(
         torch.randn(11, 5, generator=generator),
     )
     pull = torch.randn(rows, generator=generator)
-    found = full_kl(
+    targets = torch.randint(0, 11, (rows,), generator=generator)
+    _, _, found, ref_logprobs = token_logprobs(
         hidden,
         head=head,
-        ref_hidden=ref_hidden,
-        ref_head=ref_head,
+        reference=(ref_hidden, ref_head),
+        targets=targets,
         temperature=temperature,
         chunk_tokens=chunk,
     )
+    assert found is not None
+    assert ref_logprobs is not None
     (found * pull).sum().backward()
     hidden64, head64 = (
         hidden.detach().double().requires_grad_(),
@@ -78,6 +62,8 @@ def test_the_exact_kl_and_its_gradient_equal_plain_autograd(
     expected = (logp.exp() * (logp - logq)).sum(-1)
     (expected * pull.double()).sum().backward()
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    chosen = logq.gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(ref_logprobs.double(), chosen, rtol=1e-5, atol=1e-5)
     for x, y in ((hidden, hidden64), (head, head64)):
         assert x.grad is not None
         assert y.grad is not None

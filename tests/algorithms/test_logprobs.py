@@ -39,7 +39,7 @@ def test_values_and_gradients_equal_plain_autograd(
     pull, push = torch.randn(2, rows, generator=generator).double()
     found = token_logprobs(
         hidden, head=head, targets=targets, temperature=temperature, chunk_tokens=chunk
-    )
+    )[:2]
     hidden64, head64 = (
         hidden.detach().double().requires_grad_(),
         head.detach().double().requires_grad_(),
@@ -70,7 +70,7 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(module._Chunk, "fill", spy)
     hidden = torch.randn(10, 4, requires_grad=True)
-    logprobs, _ = token_logprobs(
+    logprobs, *_ = token_logprobs(
         hidden,
         head=torch.randn(7, 4),
         targets=torch.zeros(10, dtype=torch.int64),
@@ -99,7 +99,7 @@ def both_ways(rows: int, largest: int) -> tuple[tuple[Tensor, ...], tuple[Tensor
 
     mine = of(lambda x, w: fused_logprobs.fused_logprobs(x, w, targets, 0.7, largest))
     theirs = of(
-        lambda x, w: token_logprobs(x, head=w, targets=targets, temperature=0.7, chunk_tokens=4)
+        lambda x, w: token_logprobs(x, head=w, targets=targets, temperature=0.7, chunk_tokens=4)[:2]
     )
     return mine, theirs
 
@@ -167,7 +167,7 @@ def test_an_entropy_that_no_loss_uses_costs_no_pass_over_the_vocabulary() -> Non
     for uses_entropy in (False, True):
         hidden = torch.randn(4, 6, requires_grad=True)
         head = torch.randn(11, 6, requires_grad=True)
-        logprobs, entropies = token_logprobs(
+        logprobs, entropies, *_ = token_logprobs(
             hidden, head=head, targets=torch.arange(4), temperature=0.7, chunk_tokens=2
         )
         loss = logprobs.sum() + (entropies.sum() if uses_entropy else 0.0)

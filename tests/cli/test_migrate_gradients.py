@@ -75,6 +75,7 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
         proximal_logprobs=data.proximal.float(),
         entropies=nothing,
         ref_logprobs=None if algorithm.reference is None else data.reference.float(),
+        kl=None,
         values=None,
     )
     coef = 0.0 if algorithm.reference is None else algorithm.reference.coef
@@ -104,7 +105,7 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
         algorithm,
         batch,
         row,
-        PolicyOutput(logprobs=policy, entropies=nothing, kl=None, values=None),
+        PolicyOutput(policy, nothing, None, None, None),
         weights=weights,
         before=before,
         targets=targets,

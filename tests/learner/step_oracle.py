@@ -206,12 +206,13 @@ class StepOracle:
         return [*own, *self._head.parameters()]
 
     def kl_per_sequence(self) -> float:
-        """Nats of KL(proximal, reference) by the estimator k1, over the written tokens."""
-        sums = [
-            float((s.proximal - s.reference)[torch.from_numpy(_written(s.t))].sum())
-            for s in self._samples
-        ]
-        return sum(sums) / len(sums)
+        """Nats of the exact KL(proximal, reference), over the written tokens."""
+        total = 0.0
+        with torch.no_grad():
+            for s in self._samples:
+                p, q = (_distribution(m, s.t) for m in (self._policy, self._reference))
+                total += float((p.exp() * (p - q)).sum(-1)[torch.from_numpy(_written(s.t))].sum())
+        return total / len(self._samples)
 
     def _load(self, update: Update) -> None:
         critic = self._critic()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.edits import Edits
-from async_rl.algorithms.logprobs import full_kl, token_logprobs
+from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.algorithms.losses import clipped_loss
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
@@ -96,8 +96,10 @@ def test_logprobs_entropies_and_kl_are_those_of_the_changed_logits(chunk_tokens:
     weights = torch.randn(3, 9, generator=generator)
     kwargs: Any = {"temperature": 0.5, "chunk_tokens": chunk_tokens, "edits": changes(MIXED)}
     leaves = [hidden.requires_grad_(), head.requires_grad_()]
-    logprobs, entropies = token_logprobs(hidden, head=head, targets=targets, **kwargs)
-    kl = full_kl(hidden, head=head, ref_hidden=ref_hidden, ref_head=ref_head, **kwargs)
+    logprobs, entropies, kl, _ = token_logprobs(
+        hidden, head=head, reference=(ref_hidden, ref_head), targets=targets, **kwargs
+    )
+    assert kl is not None
     found = torch.autograd.grad((weights * torch.stack([logprobs, entropies, kl])).sum(), leaves)
 
     def table(states: Tensor, matrix: Tensor) -> Tensor:
@@ -196,7 +198,7 @@ def trained_bandit(*, with_support: bool, steps: int = 1500) -> tuple[Tensor, Te
             device=CPU,
         )
         probs = behavior[kept].exp()
-        logprobs, entropies = token_logprobs(
+        logprobs, entropies, *_ = token_logprobs(
             logits.expand(len(ids), V),
             head=torch.eye(V),
             targets=torch.tensor(ids),

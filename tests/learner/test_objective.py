@@ -53,6 +53,7 @@ def outputs_of(batch: Batch, **fields: torch.Tensor) -> BatchOutputs:
         proximal_logprobs=nothing,
         entropies=nothing,
         ref_logprobs=None,
+        kl=None,
         values=None,
     )
     return dataclasses.replace(before, **fields)

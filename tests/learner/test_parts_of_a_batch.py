@@ -101,6 +101,7 @@ def outputs_of(batch: Batch) -> BatchOutputs:
         proximal_logprobs=batch.behavior_logprobs + 0.1 * noise,
         entropies=noise.abs(),
         ref_logprobs=batch.behavior_logprobs - 0.2 * noise,
+        kl=None,
         values=Values(
             noise,
             torch.where(torch.isin(torch.arange(len(ends)), torch.tensor(batch.own)), ends, 0),

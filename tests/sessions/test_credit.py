@@ -112,6 +112,7 @@ def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
         proximal_logprobs=nothing,
         entropies=nothing,
         ref_logprobs=None,
+        kl=None,
         values=Values(nothing, torch.zeros(batch.num_sequences)),
     )
     targets = compute_targets(
