@@ -258,13 +258,7 @@ def test_a_critic_of_areal_is_a_critic_here() -> None:
     assert migration.settings["algorithm.advantage.critic.value_clip"] == 0.4
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("verl.sh", ["actor_rollout_ref.model.lora_rank=8", "algorithm.filter_groups.enable=true"]),
-        ("areal.yaml", ["actor.use_lora=true", "actor.lora_rank=8", "dynamic_bs=true"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "given"), table(__file__, "adapters_and_dynamic_sampling_are"))
 def test_adapters_and_dynamic_sampling_are_translated(name: str, given: list[str]) -> None:
     settings = migrated(name, given).settings
     assert (settings["model.lora"], settings["model.lora.rank"]) == ("lora", 8)
@@ -281,16 +275,7 @@ def test_a_quantized_engine_is_translated_where_its_rounding_is_corrected() -> N
     assert "algorithm.policy_loss.correction=none: the weights that draw" in line.fate.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "verl.sh",
-            ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules"],
-        ),
-        ("areal.yaml", ["actor.use_lora=true", "actor.target_modules"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), table(__file__, "fused_layers_of_megatron_become"))
 def test_fused_layers_of_megatron_become_the_layers_of_the_model(
     name: str, words: list[str]
 ) -> None:

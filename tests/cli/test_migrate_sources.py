@@ -177,20 +177,7 @@ def test_a_part_of_a_yaml_that_is_not_there_is_a_line_of_the_report(tmp_path: Pa
     assert read(script(tmp_path, text, "mine.yaml")).settings["buffer.groups_per_step"] == 32
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("actor_rollout_ref.rollout.n", "${nowhere.else}"),
-        ("actor_rollout_ref.actor.clip_ratio_high", "much"),
-        ("data.max_prompt_length", "[1, 2]"),
-        ("trainer.n_gpus_per_node", "all"),
-        ("algorithm.rollout_correction.rollout_is", "geometric"),
-        ("actor_rollout_ref.actor.optim.lr", "-1"),
-        ("trainer.experiment_name", "a: {b"),
-        ("actor_rollout_ref.rollout.temperature", "0"),
-        ("data.val_files", "a.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), table(__file__, "a_value_that_has_no"))
 def test_a_value_that_has_no_counterpart_leaves_a_valid_file(
     tmp_path: Path, key: str, value: str
 ) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
@@ -90,19 +91,7 @@ def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
     assert (status.state, status.cause) == (RunState.FAILED, "no memory")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", r"cannot be read: .*; restore it from a copy"),
-        ("seed: [1", r"cannot be read: .*; restore it from a copy"),
-        ("seed: \x00", r"cannot be read: .*; restore it from a copy"),
-        ("seed: 1\n", "is damaged or of another version of async_rl"),
-        (
-            None,
-            r"is damaged or of another version .*num_.*; restore .*, or read this run with",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), table(__file__, "a_configuration_that_cannot_be"))
 def test_a_configuration_that_cannot_be_read_is_told_with_the_remedy(
     tmp_path: Path, text: str | None, told: str
 ) -> None:

@@ -114,30 +114,12 @@ def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(
     assert expected in problem(override)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("num_steps", "is not of the form key=value"),
-        ("+seed=1", "settings can be neither added nor removed; write seed=<value>"),
-        ("~seed", "settings can be neither added nor removed"),
-        ("num_steps=1,2", "write a list as num_steps=[a,b]"),
-        ("num_steps=(1", "cannot be read; put the value in quotes"),
-        ("hydra.run.dir=/tmp", "there is no such setting"),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), table(__file__, "an_override_that_hydra_would"))
 def test_an_override_that_hydra_would_misread_is_refused(override: str, expected: str) -> None:
     assert expected in problem(override)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("learner.ranks=1", "learner.ranks=2"),
-        ("learner.ranks=1", "learner.ranks=1"),
-        ("algorithm.policy_loss=gspo", "algorithm.policy_loss.kind=cispo"),
-        ("algorithm=grpo", "algorithm=ppo"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second"), table(__file__, "a_setting_given_twice_is"))
 def test_a_setting_given_twice_is_refused_with_both_values(first: str, second: str) -> None:
     assert problem(first, "seed=3", second) == (
         f"{second}: was already given as {first}; give each setting once"

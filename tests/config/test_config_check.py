@@ -25,20 +25,7 @@ def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
     compose("ppo_code", overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["verifiers.cores=[0,7]"],
-            "verifiers.cores=[0, 7]: this machine does not have 7; name some of 0, 1, 2, 3",
-        ),
-        (["learner.cores=[1,1]"], "names a core twice"),
-        (
-            ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=0.5"],
-            "need 2.5 GPUs, this machine has 1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), table(__file__, "what_the_machine_lacks_is"))
 def test_what_the_machine_lacks_is_refused(overrides: list[str], expected: str) -> None:
     machine = Machine(cores=(0, 1, 2, 3), num_gpus=1, memory_mb=8000)
     (line,) = machine_problems(compose("ppo_code", overrides), machine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from composing import compose
+from tables import table
 
 from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ConfigError
@@ -30,17 +31,7 @@ def test_entries_limit_what_is_drawn_for_their_purpose() -> None:
         assert sampling_of(compose("grpo_code"), purpose).support == EVERYTHING
 
 
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("generation.sampling=['top_p=0.9']", "add a top_k of at most 1024"),
-        ("generation.sampling=['top_k=1025']", "add a top_k of at most 1024"),
-        ("generation.sampling=['top_q=2']", "unknown field `top_q`"),
-        ("evaluation.sampling=['top_p=0']", "Expected `float` > 0"),
-        ("evaluation.sampling=['min_tokens=x']", "Expecting value"),
-        ("evaluation.sampling=['grammar={']", "Expecting property name"),
-    ],
-)
+@pytest.mark.parametrize(("override", "reason"), table(__file__, "what_cannot_be_sampled_is"))
 def test_what_cannot_be_sampled_is_refused_before_a_run_starts(override: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose("grpo_code", [override])
@@ -65,14 +56,6 @@ def test_what_vllm_does_not_apply_to_drafts_is_refused_beside_them(
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("grammar", "kind"),
-    [
-        ('{"type": "object"}', "json"),
-        ('{"type": "structural_tag", "format": {}}', "structural_tag"),
-        ('root ::= "a"', "grammar"),
-        ("[ab]+", "regex"),
-    ],
-)
+@pytest.mark.parametrize(("grammar", "kind"), table(__file__, "the_text_of_a_grammar"))
 def test_the_text_of_a_grammar_shows_its_kind(grammar: str, kind: str) -> None:
     assert Support(grammar=grammar).grammar_kind == kind

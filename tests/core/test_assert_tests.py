@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tables import table
 
 from async_rl.core.assert_tests import asked_by, require_importable, require_usable
 from async_rl.core.errors import DataError
@@ -38,17 +39,7 @@ BROKEN = {
     f"{PATCH}m = mock.Mock()\nm.get.return_value = 3\nassert f(m) == 9": "object of a mock",
     "def test_a(monkeypatch):\n    monkeypatch.setenv('A', '1')\n    f()": "monkeypatch.setenv",
 }
-USABLE = [
-    "assert f(3) == 9",
-    "from solution import f as g\nassert g(3) == 9",
-    "import solution\nassert solution.f(3) == 9",
-    "def check(candidate):\n    assert candidate(3) == 9\ncheck(f)",
-    "def test_all(candidate):\n    assert candidate(3) == 9\ntest_all(f)",
-    "def test_three(x=3):\n    assert f(x) == 9",
-    "class TestA:\n    def test_a(self):\n        assert f(3) == 9",
-    "import unittest\nclass A(unittest.TestCase):\n    def setUp(self):\n        self.x = f(3)\n"
-    "    def test_a(self):\n        self.assertEqual(self.x, 9)",
-]
+USABLE = table(__file__, "usable")
 
 
 @pytest.mark.parametrize("code", BROKEN)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from async_rl.core.machine import Gpu, Gpus, Machine, visible_gpus
 from async_rl.launchers.commands.doctor import of_gpus
@@ -119,17 +120,7 @@ def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: st
     assert (finding.remedy == "") == (state == "ok")
 
 
-@pytest.mark.parametrize(
-    ("visible", "numbers"),
-    [
-        (None, [0, 1]),
-        ("1", [1]),
-        ("GPU-b", [1]),
-        ("0,7,1", [0]),
-        ("MIG-x", []),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("visible", "numbers"), table(__file__, "only_devices_of_the_driver"))
 def test_only_devices_of_the_driver_count(visible: str | None, numbers: list[int]) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     gpus = two()

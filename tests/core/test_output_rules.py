@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tables import table
 
 from async_rl.core.errors import DataError
 from async_rl.core.programs import OutputRules
@@ -26,17 +27,7 @@ def test_the_column_compare_is_about_every_test_of_a_row_that_prints(as_given: A
     ]
 
 
-@pytest.mark.parametrize(
-    ("compare", "reason"),
-    [
-        ("wcmp", "is not JSON"),
-        ('"wcmp"', "Expected `object`"),
-        ({"layout": "words"}, "Invalid enum value 'words'"),
-        ({"relative_tolerance": -1.0}, ">= 0.0"),
-        ({"relative_tolerance": 2.0}, "<= 1.0"),
-        ({"tolerance": 1e-6}, "unknown field `tolerance`"),
-    ],
-)
+@pytest.mark.parametrize(("compare", "reason"), table(__file__, "rules_that_cannot_be_read"))
 def test_rules_that_cannot_be_read_are_refused(compare: Any, reason: str) -> None:
     with pytest.raises(DataError, match=f"compare.*{reason}"):
         read_problem({"input_output": PAIRS, "compare": compare})

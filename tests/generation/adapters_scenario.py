@@ -15,6 +15,7 @@ import torch
 from adapter_support import RANK, SCALING, adapter_of
 from engine_scenario import group, prompt, refusal, sampling
 from generation_support import make_model
+from samples_scenario import SLOTS, draw_samples, write_tokenizer
 
 from async_rl.composition.compose import compose
 from async_rl.generation import environment
@@ -117,7 +118,7 @@ async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
     """What an adapter that cannot be used is answered; nothing changes by it."""
     manifest, stored = pusher.manifest(9), pusher.stored("first", 9)
     pusher.damage(stored)
-    large = pusher.stored("first", 9, rank=16)
+    large = pusher.stored("first", 9, rank=4 * RANK)
     return {
         "damaged": await refusal(engine.load_weights(manifest, stored)),
         "gone": await refusal(
@@ -134,20 +135,24 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
         "serve",
         [
             f"model.path={model_path}",
-            f"model.lora.rank={RANK}",
-            "model.lora.slots=6",
+            f"model.lora.rank={2 * RANK}",
+            f"model.lora.slots={SLOTS}",
             "data.max_prompt_tokens=100",
             "data.max_response_tokens=150",
             "generation.vllm.max_num_seqs=32",
         ],
     )
     prepare_environment(config, [])
+    write_tokenizer(model_path)
     open_engine = await asyncio.to_thread(engine_opener, config, model_path)
     engine = await open_engine()
     torch.manual_seed(0)
     model = make_model(model_path.with_name("again"), is_tied=True)
     try:
-        return await play(engine, Pusher(model_path.parent, model))
+        said = await play(engine, Pusher(model_path.parent, model))
+        if kind == "vllm":
+            said["samples"] = await draw_samples(engine, model_path.parent, model)
+        return said
     finally:
         await engine.close()
 

@@ -332,8 +332,8 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
         return execute(output, **options)
 
     core.model_executor.execute_model = recording
-    await group(engine, "shared", prompt(20, 100), 8, sampling(max_new_tokens=2))
-    said["first_step_of_8_samples_of_100_tokens"] = scheduled[0]
+    await group(engine, "shared", prompt(20, 36), 8, sampling(max_new_tokens=2))
+    said["first_step_of_8_samples_of_36_tokens"] = scheduled[0]
 
     stream = engine.generate("left", prompt(21), 8, sampling(max_new_tokens=250))
     await anext(stream)
@@ -372,7 +372,7 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
         "data.max_response_tokens=250",
         "generation.vllm.max_num_seqs=20",
     ]
-    if kind == "extra":
+    if kind == "vllm":
         overrides.append(f"generation.vllm.extra={json.dumps(EXTRA)}")
     config = compose("grpo_code", overrides)
     prepare_environment(config, [])

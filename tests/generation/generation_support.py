@@ -4,8 +4,10 @@ said.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,26 +72,38 @@ def model_from(path: Path) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
-def run_scenario(
-    script: str, *arguments: object, out: Path, code: int = 0, **variables: str
-) -> dict[str, Any]:
-    """Run a file of this folder as a process with the path `out` as its last argument; return what
-    it wrote there. A process of its own, since vLLM changes its process for good.
+def run_scenario(script: str, *arguments: object, out: Path, code: int = 0) -> dict[str, Any]:
+    """Play a file of this folder with the path `out` as its last argument; return what it wrote
+    there. In a process of its own, since vLLM changes its process for good.
 
     code: its exit code.
     """
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments), str(out)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", **variables},
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr[-5000:]
-    is_json = out.suffix == ".json"
-    said: dict[str, Any] = json.loads(out.read_text()) if is_json else {}
+    words = [str(Path(__file__).with_name(script)), *map(str, arguments), str(out)]
+    output = out.with_name(f"{out.name}.output")
+    output.touch()
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([words, str(output)]) + "\n")
+    server.stdin.flush()
+    if not select.select([server.stdout], [], [], 550)[0]:
+        server.kill()
+    answer = server.stdout.readline()
+    assert answer == f"{code}\n", f"exit code {answer}: {output.read_text()[-5000:]}"
+    said: dict[str, Any] = json.loads(out.read_text()) if out.suffix == ".json" else {}
     return said
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """It ends with this process, whose end of the pipe it reads."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("scenario_server.py"))],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def make_model(

@@ -12,6 +12,9 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from async_rl.generation import environment
+
+sys.path.append(str(Path(__file__).parents[2]))
+
 from benchmarks.qualification.engine import parity
 
 

@@ -24,7 +24,7 @@ async def run(entry: str, path: Path) -> list[Any]:
     model = make_model(path, is_tied=True)
     dtype = "bfloat16" if entry.startswith("quantization") else "float32"
     overrides = [
-        f"generation.vllm.extra=['{entry}']" if entry else "generation.vllm.extra=[]",
+        f"generation.vllm.extra=['{entry}']",
         f"model.dtype={dtype}",
         f"model.path={path}",
         "generation.vllm.enforce_eager=true",

@@ -1,31 +1,24 @@
-"""Draws samples of a service from one vLLM: python samples_scenario.py MODEL OUT."""
+"""Draws samples of a service from a vLLM that adapters_scenario.py has opened."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from adapter_support import SCALING, adapter_of
-from generation_support import make_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from async_rl.composition.compose import compose
 from async_rl.core.errors import DataError
-from async_rl.generation.environment import prepare_environment
-from async_rl.generation.opener import engine_opener
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.adapters import Adapter, write_peft
 
 PROMPT = np.arange(20, 32, dtype=np.int32)
-SLOTS = 4
+SLOTS = 6
 
 
 class Drawing:
@@ -74,7 +67,7 @@ def write_adapter(folder: Path, model: Any, name: str, rank: int) -> str:
     return str(folder / name)
 
 
-async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
+async def draw_samples(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
     draw = Drawing(engine)
     # More than the slots, of several ranks; the last ones of them stay in all slots.
     names = [f"a{index}" for index in range(SLOTS + 1)]
@@ -119,20 +112,8 @@ async def play(engine: Any, folder: Path, model: Any) -> dict[str, Any]:
     return said
 
 
-async def main(model_path: Path) -> dict[str, Any]:
+def write_tokenizer(folder: Path) -> None:
+    """Word `w5` has the id 5."""
     words = {f"w{index}": index for index in range(200)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model_path)
-    config = compose("serve", [f"model.path={model_path}", f"model.lora.slots={SLOTS}"])
-    prepare_environment(config, [])
-    engine = await (await asyncio.to_thread(engine_opener, config, model_path))()
-    torch.manual_seed(0)
-    model = make_model(model_path.with_name("again"), is_tied=True)
-    try:
-        return await play(engine, model_path.parent, model)
-    finally:
-        await engine.close()
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(asyncio.run(main(Path(sys.argv[1])))))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

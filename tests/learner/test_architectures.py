@@ -10,20 +10,10 @@ import pytest
 import torch
 import transformers
 from learner_support import make_groups, make_trainer
+from tables import table
 from transformers import AutoModelForCausalLM
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
+SIZES = table(__file__, "sizes")
 
 
 def save(path: Path, kind: str, **settings: Any) -> Path:
@@ -38,21 +28,7 @@ def save(path: Path, kind: str, **settings: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("Mistral", {"sliding_window": 4}),
-        (
-            "Qwen3Moe",
-            {
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 24,
-                "head_dim": 8,
-            },
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings"), table(__file__, "packed_rows_give_the_models"))
 def test_packed_rows_give_the_models_own_logprobs_and_it_learns(
     tmp_path: Path, kind: str, settings: dict[str, Any]
 ) -> None:

@@ -93,12 +93,13 @@ def test_rows_have_the_outputs_and_gradients_of_dense_attention(
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(
+    ("dtype", "most", "window"), [(torch.float32, 1e-6, None), (torch.bfloat16, 1e-2, 300)]
+)
 def test_long_rows_stay_within_rounding(
     dtype: torch.dtype, most: float, window: int | None
 ) -> None:
-    segments = table(np.random.default_rng(5), 2, 900)
+    segments = table(np.random.default_rng(5), 2, 600)
     given_ = inputs(segments, dtype)
     double = [x.detach().double().requires_grad_() for x in given_]
     expected = with_gradients(dense(segments, *double, window), double)

@@ -33,8 +33,8 @@ def no_room(staging: Staging, path: Path) -> bytes:
     raise OSError(28, "No space left on device")
 
 
-def save_all(rank: int, model_path: Path, out: Path, case: str) -> None:
-    """Two ranks save `two`; rank 0 reads it alone and saves `one`; both read that, save `again`."""
+def save_all(rank: int, model_path: Path, out: Path) -> None:
+    """Every case in turn, in a process of its own."""
     torch.set_num_threads(1)
     sharding.join(
         dist.FileStore(f"{out}/rendezvous", 2),  # type: ignore[attr-defined]
@@ -44,7 +44,12 @@ def save_all(rank: int, model_path: Path, out: Path, case: str) -> None:
         device=torch.device("cpu"),
         timeout_s=60,
     )
-    conf, knobs = CASES[case]
+    for case, (conf, knobs) in CASES.items():
+        save(rank, model_path, out / case, conf, knobs)
+
+
+def save(rank: int, model_path: Path, out: Path, conf: str, knobs: tuple[str, ...]) -> None:
+    """Two ranks save `two`; rank 0 reads it alone and saves `one`; both read that, save `again`."""
 
     def pair(groups: int) -> Trainer:
         trainer = make_trainer(model_path, conf, *knobs, "learner.ranks=2", rank=rank, world_size=2)
@@ -79,22 +84,25 @@ def save_all(rank: int, model_path: Path, out: Path, case: str) -> None:
     dist.barrier()
 
 
-@pytest.fixture(scope="module", params=CASES)
-def saved(
-    request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+@pytest.fixture(scope="module")
+def all_saved(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ranks")
+    for case in CASES:
+        (out / case).mkdir()
     context = warm_context()
-    children = [
-        context.Process(target=save_all, args=(rank, model_path, out, request.param))
-        for rank in (0, 1)
-    ]
+    children = [context.Process(target=save_all, args=(rank, model_path, out)) for rank in (0, 1)]
     for child in children:
         child.start()
     for child in children:
-        child.join(120)
+        child.join(240)
         assert child.exitcode == 0
     return out
+
+
+@pytest.fixture(params=CASES)
+def saved(request: pytest.FixtureRequest, all_saved: Path) -> Path:
+    found: Path = all_saved / request.param
+    return found
 
 
 def whole(directory: Path) -> dict[str, np.ndarray]:

@@ -131,9 +131,7 @@ def outputs(policy: Policy, row: Pass) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("is_sharded", "has_adapter"), [(False, False), (True, False), (True, True)]
-)
+@pytest.mark.parametrize(("is_sharded", "has_adapter"), [(False, False), (True, True)])
 def test_compiled_blocks_compute_as_eager_ones_with_one_graph_for_rows_of_all_sizes(
     gpu_plan: None, process_group: None, is_sharded: bool, has_adapter: bool
 ) -> None:

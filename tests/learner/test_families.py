@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from tables import table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -25,30 +26,8 @@ from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.planning.shape import families, refusal
 from async_rl.weights.lora import merged_weights
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
-EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+SIZES = table(__file__, "sizes")
+EXPERTS = table(__file__, "experts")
 LATENT = EXPERTS | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 8,
@@ -203,19 +182,7 @@ def test_a_family_that_the_learner_cannot_compute_is_refused_before_a_run(
     assert list(model_problems(replace(config, trust_remote_code=True), tmp_path)) == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"model_type": "gpt_oss"}, "its attention has sinks"),
-        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, "into chunks"),
-        ({"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}, "bfloat16"),
-        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, "caps its logits"),
-        ({"model_type": "x", "text_config": {"attn_logit_softcapping": 50.0}}, "caps its logits"),
-        ({"model_type": "gemma2", "final_logit_softcapping": None}, ""),
-        ({"model_type": "qwen3_moe", "text_config": None}, ""),
-        ({"model_type": "unheard_of"}, ""),
-    ],
-)
+@pytest.mark.parametrize(("fields", "reason"), table(__file__, "a_configuration_is_refused_by"))
 def test_a_configuration_is_refused_by_its_type_and_its_fields(
     fields: dict[str, Any], reason: str
 ) -> None:

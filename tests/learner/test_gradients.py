@@ -15,6 +15,7 @@ from learner_support import (
     relative_difference,
     spy_on_gradients,
 )
+from tables import table
 from torch import Tensor
 
 from async_rl.config import learner
@@ -31,14 +32,7 @@ BASE = (
 @pytest.mark.covers(
     "log_prob_micro_batch_size", "ppo_micro_batch_size", "enable_gradient_checkpointing"
 )
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        ["learner.budget_tokens=24", "learner.forward_budget_tokens=70"],
-        ["small chunks of logits"],
-        ["learner.gradient_checkpointing=true"],
-    ],
-)
+@pytest.mark.parametrize("knobs", table(__file__, "memory_knobs_do_not_change"))
 @pytest.mark.parametrize("conf", ["ppo_code", "grpo_code"])
 def test_memory_knobs_do_not_change_gradients(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str, knobs: list[str]
@@ -91,15 +85,7 @@ def test_sequences_without_advantage_get_no_backward_pass_and_change_no_gradient
             assert skipping.scalars[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize(
-    ("knobs", "is_silent"),
-    [
-        ([], True),
-        (["algorithm.entropy_coef=0.01"], False),
-        (["algorithm.kl=loss"], False),
-        (["algorithm.normalize_advantages=batch"], True),
-    ],
-)
+@pytest.mark.parametrize(("knobs", "is_silent"), table(__file__, "a_batch_of_equal_rewards"))
 def test_a_batch_of_equal_rewards_is_silent_only_where_advantages_are_the_whole_loss(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: list[str], is_silent: bool
 ) -> None:

@@ -88,11 +88,11 @@ def test_no_command_of_a_crafted_checkpoint_runs(
     assert trace.exists()
     trace.unlink()
     command = f"async-rl convert {path}"
-    for words in (
-        ["export", run_dir, tmp_path / "out"],
-        ["eval", run_dir, "evaluation.num_prompts=1"],
-        ["resume", run_dir],
-    ):
+    # They refuse the format itself; what is planted where is seen by the conversion only.
+    commands: list[list[str | Path]] = [["export", run_dir, tmp_path / "out"]]
+    if planting is plant:
+        commands += [["eval", run_dir, "evaluation.num_prompts=1"], ["resume", run_dir]]
+    for words in commands:
         done = run_command(words)
         assert done.returncode != 0
         assert command in done.stderr, words

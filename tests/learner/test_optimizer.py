@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from learner_support import make_config
+from tables import table
 from torch import nn
 
 from async_rl.config.learner import OptimizerConfig
@@ -95,19 +96,7 @@ def test_a_few_steps_equal_the_loop() -> None:
     "learner.optimizer.grad_clip",
 )
 @pytest.mark.covers("grad_clip")
-@pytest.mark.parametrize(
-    "knob",
-    [
-        "lr=0.1",
-        "weight_decay=0.5",
-        "betas=[0.8,0.95]",
-        "betas=[0.9,0.5]",
-        "eps=1",
-        "warmup_steps=0",
-        "schedule=constant",
-        "grad_clip=0.5",
-    ],
-)
+@pytest.mark.parametrize("knob", table(__file__, "every_setting_of_the_optimizer"))
 def test_every_setting_of_the_optimizer_changes_what_is_trained_as_the_formula_says(
     knob: str,
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_support import make_config, make_groups, make_trainer
+from tables import table
 from torch import Tensor
 
 from async_rl.algorithms.parts import ALONE, Across
@@ -27,20 +28,7 @@ from async_rl.learner.objective import BatchOutputs, compute_targets, trained_ma
 from async_rl.learner.objective_state import Moments, ValueUnits
 
 CPU = torch.device("cpu")
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "grpo": ("grpo_code", "algorithm.truncated=mask"),
-    "grpo, normalized": ("grpo_code", "algorithm.normalize_advantages=group"),
-    "gae": ("ppo_code", "algorithm.truncated=bootstrap"),
-    "gae, KL in the reward": ("ppo_code", "algorithm.kl=reward", "algorithm.kl.coef=0.1"),
-    "vtrace": ("ppo_code", "algorithm.advantage=vtrace", "algorithm.normalize_advantages=batch"),
-    "baseline": ("grpo_code", "algorithm.advantage=reinforce_plus_plus_baseline"),
-    "scored steps": (
-        "ppo_code",
-        "reward.mode=fraction",
-        "reward.placement=steps",
-        "algorithm.truncated=zero_reward",
-    ),
-}
+SETTINGS: dict[str, tuple[str, ...]] = table(__file__, "settings")
 
 
 class Meeting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ def stale_groups(scorer: Trainer) -> list[Group]:
     return [msgspec.structs.replace(g, baseline=g.trajectories[0]) for g in groups]
 
 
+@functools.cache
 def trained(model_path: Path, choice: str, *knobs: str, num_steps: int = 1) -> torch.Tensor:
     """The parameters after some steps on one batch, in one row."""
     fits = ["reward.overlong_tokens=4"] if choice == "dapo" else []

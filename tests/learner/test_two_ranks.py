@@ -62,7 +62,7 @@ ALONE, PARTS, CONTEXT, BOTH = (1, 1), (2, 1), (2, 2), (4, 2)
 LAYOUTS = {
     ALONE: list(OBJECTIVES),
     PARTS: list(OBJECTIVES),
-    CONTEXT: list(OBJECTIVES),
+    CONTEXT: ["ppo", "grpo", "weights of the whole batch", "an adapter"],
     # Of two nodes, which have a copy of the models each.
     BOTH: ["ppo", "an adapter"],
 }

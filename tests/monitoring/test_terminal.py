@@ -13,6 +13,7 @@ import members
 import msgspec
 import pytest
 from rich.console import Console as RichConsole
+from tables import table
 from unread_output import run_unread
 
 from async_rl.composition.compose import compose
@@ -242,17 +243,7 @@ def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(
     assert "\x1b[2K" in text, "the line is erased before it is drawn anew"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59, "59 s"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 5 min"),
-        (270_000, "3 d 3 h"),
-        (-3, "0 s"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), table(__file__, "durations_are_told_in_the"))
 def test_durations_are_told_in_the_units_that_matter(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

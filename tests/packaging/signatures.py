@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import json
 import re
 import sys
@@ -29,6 +30,7 @@ Signatures = dict[str, list[list[str]]]
 """The parameters of each definition of a name, by the name."""
 
 
+@functools.cache
 def calls() -> dict[str, set[str]]:
     """Return the imported names of the packages, and the keywords that calls pass to each."""
     found: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
@@ -54,6 +56,7 @@ def calls() -> dict[str, set[str]]:
     return dict(found)
 
 
+@functools.cache
 def model_attributes() -> set[str]:
     """Return the attributes of models that the learner reads."""
     found = set()
@@ -67,15 +70,19 @@ def model_attributes() -> set[str]:
     return found
 
 
-def sources(tree: Path) -> Iterator[tuple[str, str]]:
-    """Yield path and text of the Python files of a wheel or of an installed package."""
+def sources(tree: Path, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield path and text of the Python files of a wheel or of an installed package, whose paths
+    have one of these prefixes.
+    """
     if tree.is_dir():
         for path in tree.rglob("*.py"):
-            yield str(path.relative_to(tree.parent)), path.read_text()
+            name = str(path.relative_to(tree.parent))
+            if name.startswith(prefixes):
+                yield name, path.read_text()
         return
     with zipfile.ZipFile(tree) as wheel:
         for name in wheel.namelist():
-            if name.endswith(".py"):
+            if name.endswith(".py") and name.startswith(prefixes):
                 yield name, wheel.read(name).decode()
 
 
@@ -94,8 +101,10 @@ def signatures(tree: Path) -> Signatures:
     pattern = re.compile(rf"^(?:def|class) ({'|'.join(by_last)})\b", re.M)
     found: collections.defaultdict[str, list[list[str]]] = collections.defaultdict(list)
     members: set[str] = set()
-    for path, text in sources(tree):
-        if path in ("transformers/modeling_utils.py", "torch/nn/modules/module.py"):
+    with_members = ("transformers/modeling_utils.py", "torch/nn/modules/module.py")
+    modules = {name.rpartition(".")[0].replace(".", "/") for name in wanted}
+    for path, text in sources(tree, (*with_members, *modules)):
+        if path in with_members:
             # Methods of mixins count: their file is that of the class.
             members |= set(re.findall(r"(?:def |self\.|^    )(\w+)", text, re.M))
         if not pattern.search(text):

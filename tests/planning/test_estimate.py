@@ -3,6 +3,7 @@
 import pytest
 from composing import compose, compose_unchecked
 from planning_models import QWEN3_06B, SMOLLM2_135M
+from tables import table
 
 from async_rl.core.machine import Machine
 from async_rl.data.embedded import MAX_LENGTH, TINY_CODER
@@ -83,17 +84,7 @@ def test_a_shared_prompt_costs_the_copies_of_its_keys_on_gpus_and_nothing_else(g
     assert large - small == pytest.approx(gathered * gpus)
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_warned"),
-    [
-        (["buffer.max_staleness_versions=7"], False),
-        (["buffer.max_staleness_versions=8"], True),
-        (["buffer.max_staleness_versions=64", "algorithm=rloo"], True),
-        (["buffer.max_staleness_versions=64", "algorithm=gspo"], False),
-        (["buffer.max_staleness_versions=64", "algorithm=vcpo"], False),
-        (["buffer.max_staleness_versions=64", "algorithm=vespo"], False),
-    ],
-)
+@pytest.mark.parametrize(("settings", "is_warned"), table(__file__, "the_plan_names_a_loss"))
 def test_the_plan_names_a_loss_for_old_data(settings: list[str], is_warned: bool) -> None:
     rows = dict(derived_numbers(compose("grpo_code", settings), None))
     assert ("algorithm=gspo" in rows.get("old data", "")) is is_warned

@@ -245,21 +245,9 @@ def test_a_run_and_the_server_reach_containers(engine: Engine) -> None:
     assert "has no image no-such on this machine" in reason
 
 
-@pytest.mark.parametrize(("report", "passing", "failing", "said"), [
-    ('<testsuite><testcase classname="a" name="b"/></testsuite>', [], [], ""),
-    ('<testsuite><testcase classname="a" name="b"/></testsuite>', ["a.b"], [], ""),
-    ('<testsuite><testcase classname="a" name="b"/></testsuite>', ["a.c"], [], "did not pass: a.c"),
-    ('<testsuite><testcase name="b"><skipped/></testcase></testsuite>', [], [], "no test"),
-    ('<testsuite><testcase name="b"><skipped/></testcase></testsuite>', ["b"], [], "not pass: b"),
-    ('<t><testcase name="b"/><testcase name="b"><error/></testcase></t>', ["b"], [], "not pass: b"),
-    ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', [], [], "not pass: c"),
-    ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', ["b"], [], ""),
-    ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', [], ["c"], ""),
-    ('<t><testcase name="b"/><testcase name="c"/></t>', ["b"], ["c"], "must fail did not: c"),
-    ('<t><testcase name="b"/><o><![CDATA[<!DOCTYPE html>]]></o></t>', ["b"], [], ""),
-    ('<!DOCTYPE t><t><testcase name="b"/></t>', ["b"], [], "it has a document type"),
-    ("<t/>", [], [], "no test"), ("<t>", [], [], "cannot be read"), ("<t>\0", [], [], "cannot"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("report", "passing", "failing", "said"), table(__file__, "a_report_says_which_tests")
+)
 def test_a_report_says_which_tests_passed(
     report: str, passing: list[str], failing: list[str], said: str
 ) -> None:

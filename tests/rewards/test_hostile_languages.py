@@ -31,13 +31,7 @@ def test_native_program_reaches_nothing(languages: Languages, tmp_path: Path) ->
         assert "execveat:absolute EPERM" in lines
 
 
-@pytest.mark.parametrize(
-    ("name", "body"),
-    [
-        ("int 0x80", 'long r; asm volatile("int $0x80" : "=a"(r) : "a"(20)); printf("%ld", r);'),
-        ("x32", 'printf("%ld", syscall(0x40000000 + 39));'),
-    ],
-)
+@pytest.mark.parametrize(("name", "body"), table(__file__, "other_entries_into_the_kernel"))
 def test_other_entries_into_the_kernel_end_the_program(
     languages: Languages, name: str, body: str
 ) -> None:
@@ -73,18 +67,7 @@ def test_hostile_source_ends_as_a_compile_error(languages: Languages, name: str)
     assert time.monotonic() - started < 120
 
 
-@pytest.mark.parametrize(
-    ("language", "code"),
-    [
-        ("c", '#include "{path}"\nint main(void) {{}}'),
-        ("c", 'asm(".incbin \\"{path}\\"");\nint main(void) {{ return 0; }}'),
-        ("c", '#include "../../../../../..{path}"\nint main(void) {{}}'),
-        ("rust", 'fn main() {{ print!("{{}}", include_str!("{path}")); }}'),
-        ("rust", 'fn main() {{ print!("{{}}", env!("{path}")); }}'),
-        ("go", 'package main\nimport _ "embed"\n//go:embed {path}\nvar s string\n'
-         "func main() {{ print(s) }}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("language", "code"), table(__file__, "files_of_the_host_do"))
 def test_files_of_the_host_do_not_reach_the_compilers_text(
     languages: Languages, tmp_path: Path, language: str, code: str
 ) -> None:

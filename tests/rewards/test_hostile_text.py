@@ -60,21 +60,7 @@ PIECES = table(__file__, "pieces")
 """Reader -> texts whose repetition it must read in linear time."""
 ENDABLE = {"rewards/answers.py:re.search": "the rule regex: runs in text_process.py"}
 """Regular expressions without a bound, and the process that can be ended."""
-READERS = {
-    "rewards/answers.py:_NUMBER": "number",
-    "rewards/answers.py:_BRACE": "box",
-    "rewards/extraction.py:_WORD": "fences",
-    "rewards/functions.py:_FORM": "form",
-    "rewards/scoring.py:PARAGRAPH_END": "paragraphs",
-    "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
-    "rewards/verifier/outcomes.py:_UNPRINTABLE": "compiler's text",
-    "rewards/verifier/languages.py:_CLASS": "java names",
-    "rewards/verifier/languages.py:_MAIN": "java names",
-    "rewards/verifier/languages.py:_PACKAGE": "java names",
-    "rewards/verifier/languages.py:_PUBLIC_CLASS": "java names",
-    "rewards/verifier/compiling.py:re.sub": "none: the table of languages",
-    "rewards/verifier/judging.py:self._package": "words",
-}
+READERS = table(__file__, "readers")
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""
 
 

@@ -9,6 +9,7 @@ import builtins
 
 import pytest
 from rewards_support import Jail
+from tables import table
 
 from async_rl.core.types import AssertTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
@@ -22,17 +23,7 @@ IMPORTS = {
     "star": ("from solution import *\n", "f"),
     "star of others": ("from string import *\nfrom solution import f\n", "f"),
 }
-STYLES = {
-    "assert": "assert {test}",
-    "variable": "value = {test}\nassert value",
-    "check": "def check(candidate):\n    assert {check}\ncheck({function})",
-    "pytest": "class TestIt:\n    def test_it(self):\n        assert {test}",
-    "unittest": (
-        "import unittest\nclass TestIt(unittest.TestCase):\n"
-        "    def test_it(self):\n        self.assertTrue({test})"
-    ),
-    "lambda": "assert (lambda: {test})()",
-}
+STYLES = table(__file__, "styles")
 
 
 def uses() -> dict[str, str]:

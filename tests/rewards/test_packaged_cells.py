@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from composing import compose_unchecked
 from rewards_support import LIMITS
+from tables import table
 
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError
@@ -81,15 +82,7 @@ def test_scalars_and_arrays_that_a_program_returns_are_compared_as_python_compar
 
 
 @pytest.mark.parametrize(
-    ("function", "expected", "exact"),
-    [
-        ("total", 3, False),
-        ("mean", 1.5, False),
-        ("mean", 2, False),
-        ("parts", [1, [2]], False),
-        ("counts", {"a": 2}, False),
-        ("plain", 3, True),
-    ],
+    ("function", "expected", "exact"), table(__file__, "numpy_scalars_are_plain_values")
 )
 def test_numpy_scalars_are_plain_values_for_json_and_another_type_otherwise(
     function: str, expected: object, exact: bool

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 from composing import compose, compose_unchecked
+from tables import table
 from verifier_support import verifier_process
 
 from async_rl.config.base import replace
@@ -83,21 +84,7 @@ async def test_functions_plain_and_async_give_a_score_or_parts() -> None:
         }
 
 
-@pytest.mark.parametrize(
-    ("response", "said"),
-    [
-        ("raise", "by_response raised ZeroDivisionError: my mistake"),
-        ("exit", "by_response made its process exit with code 7"),
-        ("sys.exit", "by_response raised SystemExit: 9"),
-        ("nan", "by_response returned nan"),
-        ("inf", "by_response returned inf"),
-        ("text", "by_response returned '0.5'"),
-        ("none", "by_response returned None"),
-        ("list", "by_response returned [1.0]"),
-        ("empty", "by_response returned an empty dict"),
-        ("parts", "by_response returned {'a': 'b'}"),
-    ],
-)
+@pytest.mark.parametrize(("response", "said"), table(__file__, "a_function_that_fails_says"))
 async def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
     response: str, said: str
 ) -> None:
@@ -234,16 +221,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("reward.terms.mine=lenght", "must be one of tests, xml_format, length"),
-        ("reward.terms.mine=reward_model", "reward.terms.mine.path=null: must be a valid string"),
-        ("reward.terms.mine=remote", "reward.terms.mine.url=null: must be a valid string"),
-        ("reward.terms.mine=plugin", "reward.terms.mine.fn=null: must be a valid string"),
-        ("reward.terms.mine.weight=2", "weight is given without a variant"),
-    ],
-)
+@pytest.mark.parametrize(("override", "said"), table(__file__, "a_term_without_what_its"))
 def test_a_term_without_what_its_kind_needs_cannot_be_written(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose("grpo_code", [override])

@@ -15,6 +15,7 @@ import torch
 from clients_support import Clients, Use, use, user
 from composing import compose
 from sessions_support import Policy
+from tables import table
 
 from async_rl.batching.batch import collate
 from async_rl.core.errors import AgentError
@@ -291,17 +292,7 @@ def test_a_trained_answer_may_continue_one_that_is_not() -> None:
     assert ends[2] == len(tokens.token_ids)
 
 
-@pytest.mark.parametrize(
-    ("reward", "status", "reason"),
-    [
-        ({"call": "chatcmpl-1", "reward": 1}, 404, ""),
-        ({"call": "$judge", "reward": 1, "choice": 1}, 404, ""),
-        ({"call": "$judge", "reward": 1}, 200, "not trained; the roles \\[''\\] are"),
-        ({"role": "nobody", "reward": 1}, 200, "not trained"),
-        ({"call": "$judge", "reward": "much"}, 400, ""),
-        ({"call": 2.0, "reward": 1.0}, 200, ""),
-    ],
-)
+@pytest.mark.parametrize(("reward", "status", "reason"), table(__file__, "rewards_of_what_is_not"))
 def test_rewards_of_what_is_not_trained_are_refused(
     reward: Mapping[str, Any], status: int, reason: str
 ) -> None:

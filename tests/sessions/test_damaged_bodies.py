@@ -11,47 +11,15 @@ from typing import Any
 import httpx
 import pytest
 from sessions_support import CHATML, open_session
+from tables import table
 
 from async_rl.sessions.forms.parameters import TABLE
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import build_app
 
-MESSAGES: list[Any] = [
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": [{"type": "text", "text": "go"}]},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "1", "content": "3"},
-]
-CLAUDE: list[Any] = [
-    {"role": "user", "content": [{"type": "text", "text": "go"}]},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "thinking", "thinking": "t", "signature": "s"},
-            {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}},
-        ],
-    },
-    {
-        "role": "user",
-        "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}],
-    },
-]
-ITEMS: list[Any] = [
-    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
-    {"type": "reasoning", "summary": []},
-    {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "1", "output": "3"},
-    {"type": "local_shell_call", "call_id": "2", "action": {"type": "exec", "command": ["ls"]}},
-    {"type": "local_shell_call_output", "call_id": "2", "output": "a"},
-    {"type": "custom_tool_call", "call_id": "3", "name": "patch", "input": "x"},
-    {"type": "compaction", "encrypted_content": "x"},
-]
+MESSAGES: list[Any] = table(__file__, "messages")
+CLAUDE: list[Any] = table(__file__, "claude")
+ITEMS: list[Any] = table(__file__, "items")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

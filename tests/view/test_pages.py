@@ -95,20 +95,7 @@ def test_one_section_of_metrics_is_shown(client: TestClient) -> None:
     assert "<option>wait_s</option>" in page
 
 
-@pytest.mark.parametrize(
-    ("query", "groups"),
-    [
-        ("", [5, 4, 3, 2, 1, 0]),
-        ("step=2", [3, 2]),
-        ("failed=1", [1]),
-        ("truncated=1", [2]),
-        ("sort=worst", [1, 5, 4, 3, 2, 0]),
-        ("prompt_id=t1", [1]),
-        ("text=OF+T2", [2]),
-        ("before=2", [1, 0]),
-        ("purpose=eval", []),
-    ],
-)
+@pytest.mark.parametrize(("query", "groups"), table(__file__, "groups_are_filtered"))
 def test_groups_are_filtered(client: TestClient, query: str, groups: list[int]) -> None:
     page = text(client, f"/runs/one/samples?{query}")
     assert [int(group) for group in re.findall(r"/groups/(\d+)", page)] == groups

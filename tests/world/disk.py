@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _DATABASES = ("run/store.sqlite", "run/store.sqlite-shm", "run/store.sqlite.lock")
 """Written by SQLite itself, which syncs the file, or rebuilt from it."""
 _LOG = "run/store.sqlite-wal"
@@ -172,9 +174,7 @@ class Disk:
         kinds = [content, old, content[:cut]]
         if content.startswith(old) or is_log:
             # Written in place: the disk has what both contents begin with.
-            pairs = enumerate(zip(old, content, strict=False))
-            same = next((at for at, (one, other) in pairs if one != other), len(old))
-            cut = self._rng.randint(min(same, len(content)), len(content))
+            cut = self._rng.randint(_num_same(old, content), len(content))
             kinds = [content, old, content[:cut], content[:cut] + bytes(len(content) - cut)]
         return self._rng.choice(kinds)
 
@@ -202,6 +202,13 @@ class Disk:
                 path.write_bytes(content)
         self._start()
         _active = self
+
+
+def _num_same(old: bytes, new: bytes) -> int:
+    """The number of bytes that both begin with."""
+    length = min(len(old), len(new))
+    differs = np.frombuffer(old, np.uint8)[:length] != np.frombuffer(new, np.uint8)[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 _hooked: list[bool] = []

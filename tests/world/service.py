@@ -8,6 +8,7 @@ kills.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import json
@@ -25,7 +26,7 @@ from service_support import KEY, Played, batch, open_desk
 
 from async_rl.protocol.service import Execute, Executed
 from async_rl.service.front import build_app
-from async_rl.service.store import Session
+from async_rl.service.store import Checkpoint, Sampler, Session
 
 SESSION = "0123456789abcdef"
 URL = "http://front:8080"
@@ -73,7 +74,7 @@ class Service:
             f"{SESSION}:train:{n}": _program(draw, n) for n in range(draw.choice((1, 2, 3)))
         }
         self._kills = [
-            (draw.uniform(0.0, 60.0), draw.choice(("front", "learner", "both")))
+            (draw.uniform(0.0, 120.0), draw.choice(("front", "learner", "both")))
             for _ in range(draw.choice((1, 2, 4, 8)))
         ]
         self._has_kills = has_kills
@@ -81,7 +82,7 @@ class Service:
         self.path = path
         self.loop = VirtualLoop(lambda: self.rng.expovariate(1 / 0.002))
         self.network = network.Network(self.loop, self.rng)
-        self.played = Learner(self.rng, draw.choice((0.01, 0.3, 2.0)))
+        self.played = Learner(self.rng, draw.choice((0.3, 2.0, 4.0)))
         self.answers: dict[tuple[str, int], bytes] = {}
         self.num_lives = itertools.count(1)
         self._front: Process | None = None
@@ -108,7 +109,21 @@ class Service:
                 self.loop.bury()
                 asyncio.set_event_loop(None)
         chains = {run: (state.chain, state.version) for run, state in self.played.memory.items()}
-        return {"answers": self.answers, "chains": chains}
+        return {"answers": self.answers, "chains": chains, **self._stored()}
+
+    def _stored(self) -> dict[str, dict[str, str]]:
+        """The states of checkpoints and adapters by path, and the samplers."""
+        desk = open_desk(self.path, self.played)
+        with contextlib.closing(desk.store) as store:
+            saved = {
+                it.path: (Path(it.directory) / "state.json").read_text()
+                for it in store.all(Checkpoint, "TRUE")
+            }
+            samplers = {
+                it.sampler_id: str(it).replace(str(self.path), "")
+                for it in store.all(Sampler, "TRUE")
+            }
+        return {"saved": saved, "samplers": samplers}
 
     async def _main(self) -> None:
         self._start_front()
@@ -217,8 +232,10 @@ def _program(draw: random.Random, number: int) -> list[tuple[str, str | bytes]]:
         "lora_config": {"rank": 8},
     }
     requests: list[tuple[str, str | bytes]] = [("create_model", json.dumps(created))]
+    saved: list[str] = []
     for seq_id in range(1, draw.choice((5, 15, 40))):
-        kind = draw.choice(("batch", "batch", "batch", "wrong", "step", "step", "save"))
+        kinds = ("batch", "batch", "batch", "wrong", "step", "step", "save", "load", "sampler")
+        kind = draw.choice(kinds)
         form: dict[str, Any] = {"model_id": run, "seq_id": seq_id}
         if kind in ("batch", "wrong"):
             row = [draw.randrange(100) for _ in range(draw.randint(2, 8))]
@@ -229,8 +246,15 @@ def _program(draw: random.Random, number: int) -> list[tuple[str, str | bytes]]:
         elif kind == "step":
             form["adam_params"] = {"learning_rate": draw.random()}
             requests.append(("optim_step", json.dumps(form)))
+        elif kind == "sampler":
+            form |= {"kind": "inflight", "sampling_session_seq_id": 10 * seq_id + number}
+            requests.append(("save_weights_for_sampler", json.dumps(form)))
+        elif kind == "load" and saved:
+            form |= {"path": f"tinker://{run}/weights/{draw.choice(saved)}", "optimizer": True}
+            requests.append(("load_weights", json.dumps(form)))
         else:
-            form["path"] = f"state-{seq_id}"
+            saved.append(f"state-{seq_id}")
+            form["path"] = saved[-1]
             requests.append(("save_weights", json.dumps(form)))
     return requests
 
