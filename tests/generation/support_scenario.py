@@ -55,7 +55,7 @@ async def drawn(
         drafts=drafts,
         alternatives=alternatives,
     )
-    return [done async for done in engine.generate(name, prompt, 4, sampling)]
+    return [done async for done in engine.generate(name, prompt, 6, sampling)]
 
 
 async def own_error(engine: Any) -> str:

@@ -174,4 +174,4 @@ def test_what_cannot_be_drawn_is_refused_and_the_engine_lives(
     assert "100000" in said.refused[3]
     # An error of the project is not the request's fault.
     assert said.refused[4] == "ValueError: ours"
-    assert len(said.after) == 4
+    assert len(said.after) == 6
