@@ -1,4 +1,6 @@
-"""The run of this folder: its learner was killed, then the whole machine, then it was resumed."""
+"""The run of this folder: its learner was killed, then the whole machine, its newest checkpoint was
+damaged, and it was resumed.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,22 @@ SETTINGS = (
     "timeouts.call_s=10",
     "num_steps=400",
 )
-LAST = 12
+LAST = 11
 """More than the eight steps that `explain` and `plan` need; how far the first life comes is up to
-the machine, but it is killed at step 8 or soon after.
+the machine, but it is killed at step 7 or soon after.
 """
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The run after its end. calls: of each file of the product in four of its steps."""
+    """The run after its end. calls: of each file of the product in four of its steps. damaged: the
+    checkpoint that was the newest one.
+    """
 
     run: LiveRun
     copies: Path
     calls: dict[str, int]
+    damaged: Path
 
     @property
     def directory(self) -> Path:
@@ -65,13 +70,17 @@ def resumed_run(directory: Path) -> Iterator[Resumed]:
         run.until(lambda: run.step >= 5, "step 5")
         # Before the kill: what the learner's next life does at its start belongs to no step.
         calls = _calls(walk)
+        (walk / "on").unlink()
         run.kill("learner-0")
-        run.until(lambda: run.step >= 8, "step 8")
+        run.until(lambda: run.step >= 7, "step 7")
         run.kill_all()
         assert run.step < LAST, "the run is faster than this test expects"
+        *_, damaged = sorted((run.run_dir / "checkpoints").iterdir())
+        for path in damaged.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:100])
         run = LiveRun(directory / "runs", f"num_steps={LAST}", resumes=True)
         assert run.wait() == 0, run.terminal
-        yield Resumed(run, copies, calls)
+        yield Resumed(run, copies, calls, damaged)
     finally:
         run.end()
 

@@ -1,13 +1,14 @@
 """What prevents a run from continuing is told in one clear sentence, and nothing of it is lost.
 
 Ports that are taken, a store that another process holds, a machine that is gone, a disk that is
-full, a damaged checkpoint. All happen to copies of one run that has ended.
+full. All happen to copies of one run that has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import resource
 import shutil
@@ -76,40 +77,29 @@ def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(
     assert checkpoints(copied) == before
 
 
-def test_a_run_continues_on_another_machine_without_room_and_from_a_damaged_checkpoint(
+def test_a_run_continues_on_another_machine_until_that_has_no_room(
     resumed: Resumed, tmp_path: Path
 ) -> None:
-    copies = shutil.copytree(resumed.copies, tmp_path / "copies")
-    mirror = f"checkpoint.mirror={copies}"
+    copies = shutil.copytree(resumed.copies, tmp_path / "copies", copy_function=os.link)
     there = LiveRun(
         tmp_path / "there",
         "num_steps=400",
-        mirror,
+        f"checkpoint.mirror={copies}",
         "supervisor.max_restarts=1",
         resumes=True,
         copy=f"file://{copies}/run",
     )
     try:
-        there.until((copies / "run" / "step_000015.complete").is_file, "a copied checkpoint")
+        there.until((copies / "run" / "step_000012.complete").is_file, "a copied checkpoint")
         for process in ("buffer", "learner-0", "learner-1"):
             resource.prlimit(there.pid_of(process), resource.RLIMIT_FSIZE, NO_ROOM)
         resource.prlimit(there.process.pid, resource.RLIMIT_FSIZE, NO_ROOM)
         ends_with(there, 1, "free disk space")
-        # Which process is the first to notice is up to the machine.
-        assert re.search(r"(could not be|cannot be) (written|used)", there.terminal), there.terminal
-        newest = there.run_dir / "checkpoints" / checkpoints(there.run_dir)[-1]
-        assert newest.name >= "step_000015"
-        for path in newest.glob("*.safetensors"):
-            path.write_bytes(path.read_bytes()[:100])
-        last = int(newest.name.removeprefix("step_")) + 2
-        there = LiveRun(
-            tmp_path / "there", f"num_steps={last}", "checkpoint.mirror=null", resumes=True
-        )
-        assert there.wait() == 0, there.terminal
     finally:
         there.end()
-    assert newest.with_name(f"{newest.name}.set_aside").is_dir()
-    found = there.audit()
-    assert (found["problems"], found["num_steps"]) == ([], last)
-    assert last > LAST
-    assert [row["step"] for row in there.rows] == list(range(1, last + 1))
+    # Which process is the first to notice is up to the machine.
+    assert re.search(r"(could not be|cannot be) (written|used)", there.terminal), there.terminal
+    assert "step_000012" in checkpoints(there.run_dir)
+    steps = [row["step"] for row in there.rows]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > LAST

@@ -57,7 +57,7 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(killed: Path, copied
     refused = async_rl("replay", str(killed), "generation.temperature=0.7")
     assert refused.returncode == 2
     assert "only algorithm.* and learner.* can change" in refused.stderr
-    refused = async_rl("replay", str(killed), "--last", "13")
+    refused = async_rl("replay", str(killed), "--last", str(LAST + 1))
     assert refused.returncode == 2
     assert f"its batches are recorded for steps 1 to {LAST}" in refused.stderr
     with changing(copied) as store:
@@ -87,7 +87,7 @@ def test_a_replay_names_the_step_whose_batch_was_damaged(copied: Path) -> None:
 def test_a_run_is_explained_and_forecast_from_its_recorded_times(killed: Path) -> None:
     done = async_rl("explain", str(killed))
     assert done.returncode == 0, done.stderr
-    assert "steps/hour over 10 steps from step 3" in done.stdout
+    assert "steps/hour over 9 steps from step 3" in done.stdout
     assert "generating" in done.stdout
     assert "simulated from its recorded times" in done.stdout
     done = async_rl("plan", str(killed), "generators.count=1,2")

@@ -36,6 +36,14 @@ def test_each_step_is_there_once_and_each_group_is_trained_once(
     assert f"resuming with num_steps={LAST} (was 400)" in resumed.run.terminal
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_an_older_one_is_resumed(resumed: Resumed) -> None:
+    damaged = resumed.damaged
+    assert damaged.with_name(f"{damaged.name}.set_aside").is_dir()
+    older = f"step_{int(damaged.name.removeprefix('step_')) - 3:06d}"
+    log = (resumed.directory / "logs" / "learner-0.log").read_text()
+    assert log.rpartition("resumes from ")[2].split()[0] == str(damaged.with_name(older))
+
+
 def test_steps_that_were_lost_are_made_again_bit_for_bit(resumed: Resumed) -> None:
     """The weights after them, and so the samples too, are those of the killed lives."""
     lines = (resumed.directory / "versions.jsonl").read_bytes().splitlines()
