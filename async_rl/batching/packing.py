@@ -247,7 +247,7 @@ def pack(
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(places[-1])
-        # What follows nothing is not trained, so any token may predict it.
+        # A token that follows nothing is not trained, so any token may predict it.
         row.predict.append(places[parents[length:].clip(min=0)])
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))

@@ -178,7 +178,7 @@ class ParkedRequests:
         version = admission.waiting_evaluation()
         is_served = any(Purpose.EVAL in parked.purposes for parked in self._parked.values())
         is_served = is_served or admission.is_evaluating
-        # Without pools of their own, evaluations go to any generator and never wait for long.
+        # Without separate pools, evaluations go to any generator and never wait for long.
         if version is not None and self._evaluators and not is_served:
             pools = ", ".join(self._evaluators)
             reasons.append(

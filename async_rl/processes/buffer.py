@@ -159,7 +159,7 @@ class Tasks:
 
     def _waiting(self, waits_for: str) -> contextlib.AbstractContextManager[None]:
         # Waiting is for other processes to finish something; blocked is held back by the bound of
-        # staleness, which costs throughput and is a share of its own in the metrics.
+        # staleness, which costs throughput and is a separate share in the metrics.
         if waits_for.startswith(("groups:", "evaluation")):
             return self._context.activity.waiting(waits_for)
         return self._context.activity.blocked(waits_for)

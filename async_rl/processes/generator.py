@@ -115,7 +115,7 @@ class Generator:
                 Sleep: self.sleeping.sleep,
                 Complete: self._complete,
                 Sample: self._sample,
-                # On a thread of its own, next to the steps of the engine.
+                # On a separate thread, next to the steps of the engine.
                 ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
                 LoadSlot: self._slots.load,

@@ -117,7 +117,7 @@ class Workers:
         """Call the function in the worker with the fewest samples."""
         worker = await self._worker()
         asking = asyncio.create_task(_answer(worker, Task(endpoint=endpoint, task=task)))
-        # Counted at once: the next sample is placed before this call is sent.
+        # Counted now: the next sample is placed before this call is sent.
         self._running[worker].add(asking)
         asking.add_done_callback(functools.partial(self._left, worker))
         try:

@@ -67,7 +67,7 @@ async def in_jail(command: Sequence[str], endpoint: Endpoint) -> AsyncIterator[S
     url = urlsplit(endpoint.anthropic_base_url)
     assert url.hostname is not None
     assert url.port is not None
-    # The same port, on a loopback of its own.
+    # The same port, on a separate loopback.
     near = Endpoint.of(f"http://127.0.0.1:{url.port}", endpoint.api_key, endpoint.session_key)
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     taken, given = socket.socketpair()

@@ -7,6 +7,8 @@ Invariants
 - SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes its work and returns.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -16,7 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -27,7 +29,6 @@ from async_rl.core.errors import ProtocolError, Unavailable
 from async_rl.core.frozen import Value
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
-from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import Message, message_schema
 from async_rl.protocol.membership import (
     FOLLOWED,
@@ -47,6 +48,9 @@ from async_rl.runtime.directory import (
 from async_rl.wire.addresses import process_host
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
+
+if TYPE_CHECKING:
+    from async_rl.planning.topology import ProcessSpec
 
 RENDEZVOUS_FILE = "rendezvous"
 """File in the run's directory through which the learner's ranks find each other."""
@@ -261,7 +265,7 @@ async def open_context(
     control = load_control(run_dir)
     control.check_messages(run_dir.name)
     keys = load_keys(run_dir / "keys")
-    # A pool may have settings of its own.
+    # A pool may have its own settings.
     config = config_of(load_config(run_dir), pool_of(spec.name))
     directory = Directory()
     async with RpcClient(control.address, keys) as client, asyncio.TaskGroup() as group:

@@ -55,7 +55,7 @@ class GraphLoss(Loss):
             is_valid = loss.ndim == 0 and all(
                 _METRIC.fullmatch(name) and x.numel() == 1 for name, x in metrics.items()
             )
-        # Whatever a wrong graph makes torch, or this, raise.
+        # A wrong graph can make torch, or this, raise anything.
         except Exception as error:
             raise DataError(f"the custom loss fails: {error}") from error
         if not is_valid:

@@ -117,7 +117,7 @@ class Desk:
             self.store.finish(request, error="cancelled by the client")
 
     def _start(self, request: Request, sampler: Sampler) -> None:
-        # What comes before `run` has tasks is found by it in the store.
+        # A request that comes before `run` has tasks is found by it in the store.
         if self._tasks is not None:
             drawing = self._tasks.create_task(self._draw(request, sampler), name=request.request_id)
             self._drawing[sampler.session_id][request.request_id] = drawing

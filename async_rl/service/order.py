@@ -126,7 +126,7 @@ class Order:
             used = store.checkpoint(answer["path"], "weights").directory
         executed = await line.execute(request, used, self._num_steps + 1)
         content = msgspec.json.encode(answer)
-        # What the learner computes has an answer of its own.
+        # The answer to a request that the learner computes comes from the learner.
         if executed.body:
             content = with_ages(executed.body, versions, executed.version)
         with store.transaction():

@@ -31,7 +31,7 @@ _DTYPES: Mapping[int, np.dtype[Any]] = {1: _FLOAT32, 2: _INT64, 3: _INT32}
 def _classes() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("messages.json").read_text()
     file = json_format.Parse(text, descriptor_pb2.FileDescriptorProto())
-    # A pool of its own: the client's has messages of the same names.
+    # A separate pool: the client's has messages of the same names.
     found: dict[str, Any] = message_factory.GetMessages([file])
     return found
 

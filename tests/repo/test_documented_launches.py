@@ -67,11 +67,11 @@ COMMANDS = [
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the files of the documents, which is also the working directory."""
-    for model in ("models/1.5B", "models/my-model"):
+    for model in ("models/1.5B", "models/my-model", "long_coder"):
         write_model(tmp_path / model, MODEL)
     (tmp_path / "data").mkdir()
-    for file in ("train", "held_out"):
-        (tmp_path / "data" / f"{file}.jsonl").write_text(json.dumps(ROW) + "\n")
+    for file in ("data/train", "data/held_out", "train"):
+        (tmp_path / f"{file}.jsonl").write_text(json.dumps(ROW) + "\n")
     for path in DOCUMENTS:
         for file, text in PYTHON_FILE.findall(path.read_text()):
             (tmp_path / file).write_text(text)

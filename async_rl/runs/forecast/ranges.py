@@ -13,7 +13,7 @@ from async_rl.runs.forecast.scenario import Profile, Values, with_values
 from async_rl.runs.forecast.simulation import Forecast, simulate
 
 _USUAL_ERROR = 0.05
-"""Of a forecast whose inputs are all measured: 90 percent of launched runs are nearer
+"""Of a forecast whose inputs are all measured: 15 of 16 launched runs were nearer
 (benchmarks/results/forecast.md).
 """
 _ERRORS = 2.0  # standard errors of the measured rate

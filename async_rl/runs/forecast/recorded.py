@@ -12,7 +12,7 @@ in flight.
 import collections
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +90,10 @@ class Recorded:
     cut_tokens: int = 0
 
 
+_Works = tuple[tuple[Work, ...], tuple[Work, ...], float]
+"""The work of groups that train and of evaluations, with the slowdown `beside`."""
+
+
 def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
     """Read the times of the newest groups: the likeliest, then those that are as possible. Raises
     ConfigError if there are too few steps.
@@ -137,8 +141,6 @@ def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
     ] or [measured_s[-1] - measured_s[0]]
     (train, evaluation, beside), *others = works_of(groups, scores)
     share, *shares = _share_by_tokens(own_s, column("length/response_mean", math.nan)).tolist()
-    limit = config.data.max_response_tokens
-    is_cut = max((length for work in train for length in work.lengths), default=0) >= limit
     generating_s = column("stage_s/generator/generating", math.nan)
     likeliest = Recorded(
         train=train,
@@ -157,21 +159,26 @@ def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
         learner_waits=float(1 - own_s.sum() / whole_s.sum()),
         generators_idle=float(1 - generating_s.sum() / whole_s.sum()),
     )
-    open_inputs = itertools.product(others, shares, {0, limit * is_cut})
-    return [
-        likeliest,
-        *(
-            replace(
-                likeliest,
-                train=train,
-                evaluation=evaluation,
-                beside=beside,
-                by_tokens=share,
-                cut_tokens=cut,
-            )
-            for (train, evaluation, beside), share, cut in open_inputs
-        ),
-    ]
+    return [likeliest, *_alternatives(likeliest, others, shares, config.data.max_response_tokens)]
+
+
+def _alternatives(
+    likeliest: Recorded, works: Iterable[_Works], shares: Sequence[float], limit: int
+) -> Iterator[Recorded]:
+    """Yield the times with the other values that the recording allows. works, shares: the least and
+    the largest; limit: tokens of a response.
+    """
+    is_cut = any(max(work.lengths, default=0) >= limit for work in likeliest.train)
+    for own, share, cut in itertools.product(works, shares, {0, limit * is_cut}):
+        train, evaluation, beside = own
+        yield replace(
+            likeliest,
+            train=train,
+            evaluation=evaluation,
+            beside=beside,
+            by_tokens=share,
+            cut_tokens=cut,
+        )
 
 
 def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> DoubleArray:
@@ -191,9 +198,7 @@ def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> DoubleArray:
     return np.array([1.0, 0.0, 1.0])
 
 
-def works_of(
-    groups: list[GroupTimes], scores: Sequence[tuple[float, ...]]
-) -> list[tuple[tuple[Work, ...], tuple[Work, ...], float]]:
+def works_of(groups: list[GroupTimes], scores: Sequence[tuple[float, ...]]) -> list[_Works]:
     """Return the work of groups that train, of those of evaluations, and how much a further sample
     in flight slows a step: for the likeliest slowdown, the least and the largest that the recording
     allows. scores: seconds of scoring, of each group.
