@@ -31,7 +31,6 @@ _COMMANDS = {
     "rollouts": "stored:show_rollouts",
     "eval": "models:evaluate",
     "export": "models:export",
-    "convert": "convert:convert",
     "explain": "reports:explain",
     "plan": "reports:plan",
     "replay": "replay:replay",

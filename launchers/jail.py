@@ -17,10 +17,8 @@ def run_in_jail(
     arguments: Sequence[str],
     files: Mapping[str, bytes],
     *,
-    profile: Profile,
     cpu_s: float,
     memory_bytes: int,
-    stdin: bytes = b"",
     product: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> list[bytes]:
@@ -28,27 +26,25 @@ def run_in_jail(
     standard error and the product. Raises CellFailed or OSError, and DataError for a command that
     was ended for its time.
 
-    product: name of a file of that directory to return. Programs of the system can be started with
-    Profile.TOOLS only.
+    product: name of a file of that directory to return.
     """
     executable = os.path.realpath(arguments[0])
-    tools = SYSTEM if profile == Profile.TOOLS else ()
     spec = CommandSpec(
-        profile=profile,
+        profile=Profile.TOOLS,
         executable=executable,
         arguments=[executable, *arguments[1:]],
         environment=dict(environment or {}),
         files=list(files),
         product=product,
         readable=[*interpreter_paths(), *SYSTEM],
-        runnable=[executable, os.path.realpath(_LOADER), *tools],
+        runnable=[executable, os.path.realpath(_LOADER), *SYSTEM],
         cpu_s=cpu_s,
         memory_bytes=memory_bytes,
         process_limits=[],
         file_bytes=memory_bytes,
         scratch_bytes=sum(map(len, files.values())) + (1 << 24),
     )
-    ran = asyncio.run(_run(command(spec, stdin, list(files.values()), memory_bytes)))
+    ran = asyncio.run(_run(command(spec, b"", list(files.values()), memory_bytes)))
     if ran.reply.ending in (Ending.CPU, Ending.WALL):
         raise DataError(f"it was ended after {ran.reply.wall_s:.0f} s, without an end of its own")
     return ran.contents

@@ -3,7 +3,6 @@
 docs/checkpoints.md describes the format for readers without this project.
 """
 
-import shlex
 import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +13,6 @@ from async_rl.core.errors import DataError
 from async_rl.core.frozen import Value
 
 INDEX_FILE = "index.json"
-OLD_FILE = ".metadata"
 # A thousand ranks with a thousand tensors each need 100 MB.
 _MAX_BYTES = 1 << 30
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -80,8 +78,7 @@ def read_index(directory: Path) -> Index:
     path = directory / INDEX_FILE
     if not path.exists():
         raise DataError(
-            old_format(directory)
-            or f"{directory} is not a checkpoint; name a directory such as checkpoints/step_000020"
+            f"{directory} is not a checkpoint; name a directory such as checkpoints/step_000020"
             " of a run"
         )
     with regular(path).open("rb") as file:
@@ -104,13 +101,3 @@ def parse_index(content: bytes, path: Path) -> Index:
                 f" {rows}; restore it from a copy"
             )
     return index
-
-
-def old_format(directory: Path) -> str:
-    """Return why a checkpoint of an earlier version cannot be read; empty for any other."""
-    if (directory / INDEX_FILE).exists() or not (directory / OLD_FILE).exists():
-        return ""
-    return (
-        f"{directory} is in the format of an earlier version, in which a file can run code when it"
-        f" is read; convert it in a jail: async-rl convert {shlex.quote(str(directory))}"
-    )

@@ -4,9 +4,10 @@ checkpoint of torch.
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.learner.checkpoint [--rounds N]`.
 The two random models are one of the shape of the embedded model and one of about 350 MB. In each
 round a step, a checkpoint of this project and one of `torch.distributed.checkpoint` follow each
-other, the latter as in format 2 of this project: `async_save`, then checksums of the files. Each is
-written in parallel with the next step, and once more without a step. A plain copy duplicates the
-same state in new host memory. The first round allocates memory that is kept, and is not counted.
+other, the latter as earlier code of this project did: `async_save`, then checksums of the files.
+Each is written in parallel with the next step, and once more without a step. A plain copy
+duplicates the same state in new host memory. The first round allocates memory that is kept, and is
+not counted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def ours(trainer: Trainer) -> Save:
 
 
 def torchs(trainer: Trainer) -> Save:
-    """The checkpoint of format 2."""
+    """A checkpoint by torch.distributed.checkpoint, as earlier code of this project wrote them."""
     checkpointer = trainer._checkpointer
 
     def save(directory: Path) -> Callable[[], object]:

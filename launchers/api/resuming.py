@@ -19,7 +19,6 @@ from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.os import replace_synced
-from async_rl.learner.checkpoint_index import old_format
 from async_rl.runs.control import leave_mark, living_pid
 from async_rl.runs.status import RunState, config_of, ending
 from async_rl.supervision.scaler import wanted_counts
@@ -110,7 +109,6 @@ def _refusals(
     saved = checkpoints.versions(run_dir)
     if saved:
         yield from _missing_files(run_dir, saved[-1])
-        yield from filter(None, [old_format(checkpoints.directory_of(run_dir, saved[-1]))])
     # A run that was stopped after its last checkpoint still lacks the last evaluation.
     is_complete = ending(run_dir)[0] is RunState.FINISHED
     if saved and saved[-1] >= after.num_steps and (is_complete or after.num_steps < saved[-1]):

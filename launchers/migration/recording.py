@@ -16,7 +16,6 @@ import msgspec
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.launchers.jail import run_in_jail
 from async_rl.sandbox.cell import CellFailed
-from async_rl.sandbox.protocol import Profile
 
 CPU_S = 10.0
 _BYTES = 1 << 28
@@ -72,7 +71,6 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
         return run_in_jail(
             arguments,
             texts,
-            profile=Profile.TOOLS,
             cpu_s=CPU_S,
             memory_bytes=_BYTES,
             product="recorded",

@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_support import make_groups, make_trainer
-from old_checkpoints import save_old
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
-from warm_processes import run_command, warm_context
+from warm_processes import warm_context
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.learner import sharding
@@ -68,7 +67,6 @@ def save(rank: int, model_path: Path, out: Path, conf: str, knobs: tuple[str, ..
                 raised.enter_context(pytest.raises(InfrastructureError, match=text))
             trained.save(out / "full", 1).result()
     trained.save(out / "two", 1).result()
-    save_old(trained, out / "old", 1, is_alone=False)
     dist.barrier()
     if rank == 0:
         alone = make_trainer(model_path, conf, *knobs)
@@ -140,15 +138,6 @@ def test_two_ranks_become_one_and_two_again_bit_for_bit(saved: Path) -> None:
     assert all(np.array_equal(two[name], one[name]) for name in two)
     assert files_of(saved / "again") == files_of(saved / "two")
     assert files_of(saved / "after_True") == files_of(saved / "after_False")
-
-
-@pytest.mark.slow
-def test_a_converted_checkpoint_of_two_ranks_is_that_of_one(saved: Path) -> None:
-    if (saved / "old" / ".metadata").exists():
-        done = run_command(["convert", saved / "old"])
-        assert done.returncode == 0, done.stderr
-    converted, one = whole(saved / "old"), whole(saved / "one")
-    assert all(np.array_equal(converted[name], one[name]) for name in one)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import resource
 from collections.abc import Callable
@@ -196,3 +197,23 @@ def test_bits_of_an_index_may_flip(saved: Path) -> None:
             assert str(path) in str(error)  # noqa: PT017
             kinds.add(DataError)
     assert kinds == {Index, DataError}
+
+
+class Crafted:
+    """Unpickling it runs a command."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._trace}",)
+
+
+def test_a_checkpoint_of_pickles_is_refused_and_runs_nothing(trainer: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    directory = tmp_path / "step_1"
+    directory.mkdir()
+    (directory / ".metadata").write_bytes(pickle.dumps(Crafted(trace)))
+    with pytest.raises(DataError, match="step_1 is not a checkpoint"):
+        trainer.load(directory)
+    assert not trace.exists()
