@@ -10,7 +10,7 @@ import pytest
 from measures import LIMITS, limits, measured, tokens_of
 from repository import ROOT, product
 
-MAX_TOKENS_PER_LINE = 8.28
+MAX_TOKENS_PER_LINE = 8.30
 SLACK = 0.03
 """A limit further above its measure would let the product grow unseen."""
 MEASURED = measured()
