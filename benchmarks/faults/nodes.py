@@ -1,9 +1,9 @@
 """What a run on several machines does when one of them is cut off, slow, lost or given notice.
 
 The machines are network namespaces of this one with addresses of their own, joined by a bridge, in
-one Ray cluster (ray_cluster.py; needs root). Node 1 has supervisor, buffer and learner, nodes 2 and
-3 a generator each; weights are broadcast. The faults follow one
-another in one run, each on node 3:
+one Ray cluster (ray_cluster.py; needs root). Node 1 has supervisor, buffer and learner, every other
+node a generator; weights are broadcast. The faults follow one another in one run, each on the last
+node; with two nodes its generator is the only one:
 
 partition  its link is down for --partition-s
 slow       it receives --mbit megabits per second
@@ -14,7 +14,7 @@ For each fault: the steps per minute before, during and after it, the seconds un
 that the generator is lost, and until it has weights again. The end is the audit of the store from
 SQL alone (chaos_audit.py).
 
-Run: `python -m benchmarks.faults.nodes [--only FAULT ...] [--window-s 40]`.
+Run: `python -m benchmarks.faults.nodes [--nodes 2] [--only FAULT ...] [--window-s 40]`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ SETTINGS = (
     "launcher.node_kind=generator",
     "launcher.learner_cpus=2",  # so that it fits the first node only
     "verifiers.cells=1",
-    "generators.count=2",
     "num_steps=100000",
     "generation.engine=hf",
     f"buffer.groups_per_step={GROUPS}",
@@ -66,10 +65,11 @@ SETTINGS = (
 class Watched:
     """The run, and what a person can see of it."""
 
-    def __init__(self, cluster: RayCluster, directory: Path) -> None:
+    def __init__(self, cluster: RayCluster, directory: Path, *, num_generators: int) -> None:
         self.run_dir = directory / "run"
         self.terminal = directory / "terminal"
         own = [f"launcher.address={cluster.head}", f"output_dir={directory}", "run_name=run"]
+        own.append(f"generators.count={num_generators}")
         with self.terminal.open("wb") as sink:
             self.process = subprocess.Popen(
                 [*cluster.inside(1), COMMAND, "launch", *SETTINGS, *own],
@@ -122,9 +122,10 @@ class Watched:
 
 
 def strike(fault: str, run: Watched, cluster: RayCluster, arguments: argparse.Namespace) -> None:
-    """Let one fault happen to node 3 and end."""
-    address = cluster.address_of(3)
-    run.until(lambda: bool(run.on(address)), "a generator on node 3")
+    """Let one fault happen to the last node and end."""
+    last = arguments.nodes
+    address = cluster.address_of(last)
+    run.until(lambda: bool(run.on(address)), f"a generator on node {last}")
     name = run.on(address)
     pid = run.generators()[name]["pid"]
 
@@ -136,33 +137,33 @@ def strike(fault: str, run: Watched, cluster: RayCluster, arguments: argparse.Na
         time.sleep(arguments.window_s)
     with run.rate(f"{fault}: during"):
         if fault == "partition":
-            cluster.cut(3, is_cut=True)
+            cluster.cut(last, is_cut=True)
             begun_s = time.monotonic()
             while not is_lost() and time.monotonic() - begun_s < arguments.partition_s:
                 time.sleep(0.2)
             figure(f"{fault}: noticed", time.monotonic() - begun_s, "s")
             time.sleep(max(0.0, begun_s + arguments.partition_s - time.monotonic()))
-            cluster.cut(3, is_cut=False)
+            cluster.cut(last, is_cut=False)
         elif fault == "slow":
-            cluster.slow(3, arguments.mbit)
+            cluster.slow(last, arguments.mbit)
             time.sleep(arguments.window_s)
             figure(f"{fault}: generators that stayed", float(not is_lost()), "")
-            cluster.slow(3, 0)
+            cluster.slow(last, 0)
         elif fault == "death":
-            cluster.kill_node(3)
+            cluster.kill_node(last)
             figure(f"{fault}: noticed", run.until(is_lost, "the loss"), "s")
             time.sleep(BACK_S)
-            cluster.add_node(3, cpus=1, generators=1)
+            cluster.add_node(last, cpus=1, generators=1)
         else:
-            cluster.signal(3, signal.SIGTERM)
+            cluster.signal(last, signal.SIGTERM)
             figure(f"{fault}: noticed", run.until(is_lost, "the loss"), "s")
             time.sleep(NOTICE_S)
-            cluster.kill_node(3)
-            cluster.add_node(3, cpus=1, generators=1)
-    if fault == "partition" and is_lost() and not cluster.has_joined(3):
+            cluster.kill_node(last)
+            cluster.add_node(last, cpus=1, generators=1)
+    if fault == "partition" and is_lost() and not cluster.has_joined(last):
         # Ray ends a node that it has given up; a person, or a service, starts it again.
-        cluster.kill_node(3)
-        cluster.add_node(3, cpus=1, generators=1)
+        cluster.kill_node(last)
+        cluster.add_node(last, cpus=1, generators=1)
         figure(f"{fault}: nodes that Ray had given up", 1, "")
     figure(f"{fault}: back", run.until(lambda: bool(run.on(address)), "its return"), "s")
     with run.rate(f"{fault}: after"):
@@ -173,6 +174,7 @@ def main() -> int:
     """Run the faults; exit code 1 if a promise of the store is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     kinds = ("partition", "slow", "death", "notice")
+    parser.add_argument("--nodes", type=int, choices=(2, 3), default=3)
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--window-s", type=float, default=40.0)
     parser.add_argument("--partition-s", type=float, default=30.0)
@@ -182,9 +184,10 @@ def main() -> int:
         print(f"no network namespaces here; lacks {', '.join(lacks)}: nothing was measured")
         return 0
     with tempfile.TemporaryDirectory(prefix="nodes-") as scratch, RayCluster() as cluster:
-        for node, cpus in ((1, 4), (2, 1), (3, 1)):
-            cluster.add_node(node, cpus=cpus, generators=int(node > 1))
-        run = Watched(cluster, Path(scratch))
+        cluster.add_node(1, cpus=4, generators=0)
+        for node in range(2, arguments.nodes + 1):
+            cluster.add_node(node, cpus=1, generators=1)
+        run = Watched(cluster, Path(scratch), num_generators=arguments.nodes - 1)
         try:
             run.until(lambda: run.num_steps() >= 2, "two steps")
             for fault in arguments.only:
