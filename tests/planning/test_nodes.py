@@ -63,7 +63,11 @@ def test_a_plan_that_does_not_fit_the_nodes_is_refused_with_the_numbers() -> Non
     assert config.learner.ranks == 16
     assert "GB are needed (learner-0" in problem
     assert "one GPU has 80.0 GB; set learner." in problem
-    assert planned(*CLUSTER, "learner.offload=parameters")[1] == []
+    # Main memory then has the parameters, the version that is sent and lists of its changes.
+    offloaded = (*CLUSTER, "learner.offload=parameters")
+    _, (problem,) = planned(*offloaded)
+    assert "memory, a node has 2048.0 GB; raise learner.ranks" in problem
+    assert planned(*offloaded, "buffer.groups_per_step=64", "learner.ranks=24")[1] == []
 
 
 def test_numbers_of_ranks_are_whole_nodes_with_a_group_for_each_rank() -> None:

@@ -63,6 +63,7 @@ class World:
         self.generators: dict[str, Generator] = {}
         self.moves: list[str] = []
         self.has_unshared = asyncio.Event()
+        self.others: list[Any] = []
         self.cut_off: list[Expel] = []
         self._publisher = SharedTensors([("embed", "float32", (5,), 20)])
         context: Any = SimpleNamespace(

@@ -48,7 +48,6 @@ from async_rl.protocol.control import Scale
 from async_rl.rewards.verifier import client
 from async_rl.runs.status import config_of
 from async_rl.runtime import attached, context, directory
-from async_rl.sessions import session
 from async_rl.supervision import registry
 from async_rl.supervision.clock import AwakeClock
 from async_rl.training import checkpoints
@@ -577,7 +576,6 @@ class World:
         yield gateway, "listen_again", web.listen_again
         yield gateway, "serving", web.serving
         yield gateway, "url_of", str
-        yield session, "secrets", SimpleNamespace(token_urlsafe=lambda _: str(uuid.uuid4()))
         yield (
             client,
             "httpx",
