@@ -131,8 +131,12 @@ class Workers:
         return msgspec.json.decode(done.value)
 
     def _left(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
-        self._running[worker].discard(asking)
-        if not (self._running[worker] or worker in self._workers):
+        running = self._running.get(worker, set())
+        running.discard(asking)
+        if running or (worker in self._workers and not worker.has_ended):
+            return
+        self._running.pop(worker, None)
+        if not worker.has_ended:
             _kill(worker.pid)
 
     def _give_up(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:

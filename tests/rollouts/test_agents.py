@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import re
 import socket
 import sys
 import time
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -412,6 +414,10 @@ def test_a_call_that_hangs_ends_no_other_call_of_its_process(
         # Nothing but the call that hangs is left in it.
         await asyncio.wait([first._reading])
         assert await workers.run(endpoint, {"s": 0}) == later
+        gone = weakref.ref(first)
+        del first, hanging
+        gc.collect()
+        assert gone() is None, "ended processes stay in memory"
         await workers.close()
 
     asyncio.run(main())
