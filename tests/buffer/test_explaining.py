@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import pytest
 from buffer_support import Clock, commit, make_config, make_group, opened, take, tickets
 from starlette.testclient import TestClient
@@ -125,8 +126,23 @@ def test_a_long_run_is_explained_by_its_newest_groups(
     newest = functools.partial(group_times, most=18)
     monkeypatch.setattr("async_rl.runs.forecast.recorded.group_times", newest)
     recorded, *_ = read_times(run_dir, config_of(run_dir))
-    assert (len(recorded.step_s), len(recorded.train)) == (9, 18)
+    # The work of the two warm-up steps is left out.
+    assert (len(recorded.step_s), len(recorded.train)) == (9, 14)
     assert recorded.steps_per_s == pytest.approx(2 / 3)
+
+
+def test_the_start_of_the_verifiers_is_no_scoring_time(run_dir: Path, tmp_path: Path) -> None:
+    """The samples of the first two steps wait for 0.4 s for a verifier that still starts."""
+    slow = Path(shutil.copytree(run_dir, tmp_path / "slow"))
+    with sqlite3.connect(slow / "store.sqlite") as store:
+        for group_id, times in store.execute("SELECT group_id, times FROM groups").fetchall():
+            samples = np.frombuffer(times, np.float32).reshape(-1, 4).copy()
+            samples[:, 3] += 0.4 * (group_id < 4)
+            row = samples.tobytes(), group_id
+            store.execute("UPDATE groups SET times=? WHERE group_id=?", row)
+    recorded, *_ = read_times(slow, config_of(slow))
+    seconds = [score_s for work in recorded.train for score_s in work.scores]
+    assert max(seconds) == pytest.approx(SCORING_S, abs=1e-3)
 
 
 def test_a_plan_takes_the_setting_by_which_the_run_scores(run_dir: Path) -> None:

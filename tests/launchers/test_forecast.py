@@ -50,14 +50,14 @@ def recorded(
 ) -> Recorded:
     return Recorded(
         train=(Work(units=units, scoring_s=scoring_s),) * 160,
-        evaluation=(Work(units=units, scoring_s=0.0),) * 6,
+        evaluation=(Work(units=units, scoring_s=0.0, lengths=(9,) * 4),) * 6,
         beside=beside,
         step_s=(step_s,) * 40,
         push_s=push_s,
         num_generators=1,
         num_warm=8,
         steps_per_s=1.0,
-        num_evaluations=6,
+        num_eval_groups=1,
     )
 
 
@@ -118,11 +118,22 @@ def test_scoring_delays_without_occupying_the_engine() -> None:
 
 def test_evaluations_cost_generation() -> None:
     times = recorded(units=1.0, step_s=0.01, beside=1.0)
-    times = replace(times, evaluation=times.evaluation * 10)
+    times = replace(times, num_eval_groups=10)
     rates = [rate(other(BASE, evaluate_every_steps=every), times) for every in (4, 8, 0)]
     # 10 groups of an evaluation are added to the 32 or 16 of its steps, whatever the interval is.
     assert rates[0] / rates[2] == pytest.approx(16 / 26, rel=0.05)
     assert rates[1] / rates[2] == pytest.approx(32 / 42, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_samples", "seconds"), [(4, 4.0), (1, 1.0)])
+def test_small_groups_of_an_evaluation_take_the_room_of_their_samples(
+    num_samples: int, seconds: float
+) -> None:
+    """13 groups of 1 s after each step, in an engine with room for four groups of four."""
+    work = Work(units=1.0, scoring_s=0.0, lengths=(9,) * num_samples)
+    times = replace(recorded(units=1.0, step_s=0.01), evaluation=(work,), num_eval_groups=13)
+    synchronous = other(BASE, max_staleness_versions=0, evaluate_every_steps=1)
+    assert rate(synchronous, times) == pytest.approx(1 / (seconds + 1.01), rel=0.01)
 
 
 def test_many_generators_are_simulated_quickly_enough_to_sweep() -> None:

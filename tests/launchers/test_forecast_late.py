@@ -26,7 +26,8 @@ def played(
     """units_s: of each group alone; sixteen at once take 1.75 times as long. steps_s: repeated."""
     recorded = Recorded(
         train=tuple(Work(units=float(s), scoring_s=0.02) for s in np.asarray(units_s)),
-        evaluation=(Work(units=0.2, scoring_s=0.02),) * num_evaluated,
+        evaluation=(Work(units=0.2, scoring_s=0.02, lengths=(9,) * 4),),
+        num_eval_groups=num_evaluated,
         beside=0.05,
         step_s=tuple(np.asarray(steps_s, np.float64).tolist()),
         push_s=0.05,

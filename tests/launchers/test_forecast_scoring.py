@@ -54,9 +54,9 @@ def test_samples_are_scored_while_longer_ones_of_their_group_are_written() -> No
 
 def test_evaluations_take_places_of_the_scorer() -> None:
     work = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
-    times = replace(judged(), evaluation=(work,) * 60)
+    times = replace(judged(), evaluation=(work,), num_eval_groups=10)
     often = other(JUDGED, evaluate_every_steps=8)
-    # 60 / 6 = 10 more seconds of one place per evaluation, in 8 steps of 16 s.
+    # 10 more seconds of one place per evaluation, in 8 steps of 16 s.
     assert rate(often, times) == pytest.approx(8 / (32 + 10 / 4), rel=0.03)
 
 
@@ -153,7 +153,7 @@ def test_a_group_is_complete_with_its_last_score() -> None:
 
 def test_evaluations_may_wait_for_places_that_are_enough_for_training() -> None:
     one = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
-    times = replace(judged(), train=(one,) * 160, evaluation=(one,) * 60)
+    times = replace(judged(), train=(one,) * 160, evaluation=(one,), num_eval_groups=10)
     small = other(JUDGED, groups_per_step=1, max_staleness_versions=0, evaluate_every_steps=8)
     assert simulate(small, times).places == 4
     assert simulate(other(small, evaluate_every_steps=0), times).places == 0

@@ -22,6 +22,7 @@ class Flight:
 
     group: OpenGroup
     work: Work
+    num_samples: int
     ends: list[tuple[float, float]]
     scored_s: float = 0.0
 
@@ -51,9 +52,9 @@ class Generator:
         self._advanced_to_s = 0.0
 
     @property
-    def num_groups(self) -> int:
-        """Groups that are being written; a group that waits for scores takes no room."""
-        return len(self._flights)
+    def num_samples(self) -> int:
+        """Samples of the groups that are being written; those that wait for scores take no room."""
+        return sum(flight.num_samples for flight in self._flights)
 
     @property
     def _unit_s(self) -> float:
@@ -67,13 +68,24 @@ class Generator:
             return None
         return max(self._flights[0].ends[-1][0] - self._progress, 0.0) * self._unit_s
 
-    def start(self, now_s: float, group: OpenGroup, work: Work, marks: Marks, speed: float) -> None:
+    def start(
+        self,
+        now_s: float,
+        group: OpenGroup,
+        work: Work,
+        *,
+        marks: Marks,
+        num_samples: int,
+        speed: float,
+    ) -> None:
         """Start to write a group."""
         self.advance(now_s)
         ends = [(self._progress + work.units / speed * share, score_s) for share, score_s in marks]
         # The mean load of the group stands for its samples, which finish one by one.
         self._samples_in_flight += work.load
-        heapq.heappush(self._flights, Flight(group=group, work=work, ends=ends))
+        heapq.heappush(
+            self._flights, Flight(group=group, work=work, num_samples=num_samples, ends=ends)
+        )
 
     def advance(self, now_s: float) -> None:
         """Let all groups in flight progress until this time."""

@@ -6,7 +6,8 @@ the recording does not determine it, or the share of a step that grows with its 
 times with the least and the largest value that it may have. The work of a group is the time that it
 would have taken alone: its recorded time, each second divided by that factor. A group is complete
 with its longest sample; until then it has on average the sum of its lengths divided by the longest
-in flight.
+in flight. While a run warms up, its verifiers still start and its first samples wait for them, so
+the work of its first steps is left out.
 """
 
 import collections
@@ -40,7 +41,7 @@ _GRID = 9
 _ROUNDS = 6
 _WIDE = 41  # values that are tried, denser where they are small
 _ROUNDING = 1e-6  # of the mean error of a fit, which is relative
-WARM_SHARE = 0.2  # of the steps: the run fills its buffer, so they are left out of rates
+WARM_SHARE = 0.2  # of the steps: the run fills its buffer; left out of rates and of the work
 
 
 @frozen
@@ -67,8 +68,8 @@ class Recorded:
     beside: of a further sample in flight, relative to the time of a step with one. step_s: of the
     learner without waits, by step from 1. by_tokens: share of step_s that grows with the tokens of
     a batch. push_s: from the commit of a step until generators have its weights. steps_per_s:
-    measured after the warm-up steps; error: its standard error, relative. num_evaluations: to
-    which `evaluation` belongs. places_per_unit: places of a verifier for each unit of the setting.
+    measured after the warm-up steps; error: its standard error, relative. num_eval_groups: of one
+    evaluation. places_per_unit: places of a verifier for each unit of the setting.
     learner_waits, generators_idle: measured shares of time, as in `Forecast`; NaN if unknown.
     cut_tokens: length of responses that a longer limit may lengthen to it, 0 for none.
     """
@@ -83,7 +84,7 @@ class Recorded:
     steps_per_s: float
     by_tokens: float = 1.0
     error: float = 0.0
-    num_evaluations: int = 1
+    num_eval_groups: int = 0
     places_per_unit: int = 1
     learner_waits: float = math.nan
     generators_idle: float = math.nan
@@ -130,6 +131,7 @@ def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
     every = config.evaluation.every_steps
     # A recording from the first step on has an evaluation of the start model too.
     num_evaluations = len(steps) // every + (steps[0] == 1) if every else 0
+    num_eval_groups = sum(group.purpose == Purpose.EVAL for group in groups)
     # At least one step, whose commit is where the first measured span starts.
     num_warm = max(1, round(WARM_SHARE * len(steps)))
     measured_s = [committed[step] for step in steps[num_warm - 1 :]]
@@ -139,7 +141,7 @@ def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
         for begin_s, end_s in itertools.pairwise(measured_s)
         if not any(begin_s < at_s <= end_s for at_s in lives_s)
     ] or [measured_s[-1] - measured_s[0]]
-    (train, evaluation, beside), *others = works_of(groups, scores)
+    (train, evaluation, beside), *others = works_of(groups, scores, since_s=measured_s[0])
     share, *shares = _share_by_tokens(own_s, column("length/response_mean", math.nan)).tolist()
     generating_s = column("stage_s/generator/generating", math.nan)
     likeliest = Recorded(
@@ -154,7 +156,7 @@ def read_times(run_dir: Path, config: RunConfig) -> list[Recorded]:
         steps_per_s=len(spans_s) / sum(spans_s),
         by_tokens=share,
         error=float(np.std(spans_s) / np.mean(spans_s) / len(spans_s) ** 0.5),
-        num_evaluations=max(num_evaluations, 1),
+        num_eval_groups=round(num_eval_groups / max(num_evaluations, 1)),
         places_per_unit=places_per_unit,
         learner_waits=float(1 - own_s.sum() / whole_s.sum()),
         generators_idle=float(1 - generating_s.sum() / whole_s.sum()),
@@ -198,20 +200,26 @@ def _share_by_tokens(own_s: DoubleArray, lengths: DoubleArray) -> DoubleArray:
     return np.array([1.0, 0.0, 1.0])
 
 
-def works_of(groups: list[GroupTimes], scores: Sequence[tuple[float, ...]]) -> list[_Works]:
+def works_of(
+    groups: list[GroupTimes], scores: Sequence[tuple[float, ...]], since_s: float = -math.inf
+) -> list[_Works]:
     """Return the work of groups that train, of those of evaluations, and how much a further sample
     in flight slows a step: for the likeliest slowdown, the least and the largest that the recording
-    allows. scores: seconds of scoring, of each group.
+    allows. scores: seconds of scoring, of each group. since_s: groups that started earlier are left
+    out, unless no other has their purpose.
     """
     durations = np.array([max(group.generation_s, 1e-6) for group in groups])
     lengths = [[max(int(length), 1) for length in group.samples[:, 0]] for group in groups]
     longest = np.array([max(own) for own in lengths], dtype=np.float64)
     flights = _Flights(groups, durations)
+    warm = {group.purpose for group in groups if group.handed_out_s >= since_s}
     found = []
     for beside in _fitted(flights, longest):
         works: dict[str, list[Work]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
         units = flights.alone_s(beside).tolist()
         for index, group in enumerate(groups):
+            if group.handed_out_s < since_s and group.purpose in warm:
+                continue
             duration = float(durations[index])
             after_s = max(group.ready_s - group.handed_out_s - duration, 0.0)
             first_s = group.samples[:, 1]

@@ -109,12 +109,12 @@ class _Run:
         self._opening_s = math.inf
         self._admission = Admission(self._replay, num_steps=config.num_steps, max_attempts=1)
         self._generators = [Generator(i, recorded.beside) for i in range(config.generators.count)]
-        # A heap of (groups in flight, index): the generator with the fewest groups is served next.
+        # A heap of (samples in flight, index): the generator with the fewest is served next.
         # Searching 512 generators for each group would make a sweep take minutes.
         self._with_room = [(0, generator.index) for generator in self._generators]
         self._num_eval_groups = 0
         if config.evaluation.every_steps:
-            self._num_eval_groups = round(len(recorded.evaluation) / recorded.num_evaluations)
+            self._num_eval_groups = recorded.num_eval_groups
         train = changed_works(recorded, scenario.chosen)
         self._places = Places(_num_places(config, recorded, train, self._num_eval_groups))
         # The recorded work repeats if the simulated run needs more of it.
@@ -150,12 +150,12 @@ class _Run:
         return [(work, _marks(work, self._places.number)) for work in works]
 
     def _hand_out_groups(self) -> None:
-        """Hand out groups while admission allows it, to the generator with the fewest groups."""
+        """Hand out groups while admission allows it, to the generator with the fewest samples."""
         # All generators have the same weights, so a group refused to one is refused to all.
         while self._with_room:
-            num_groups, index = self._with_room[0]
+            num_samples, index = self._with_room[0]
             generator = self._generators[index]
-            if num_groups == generator.num_groups:
+            if num_samples == generator.num_samples:
                 if not self._hand_out(generator):
                     break
                 heapq.heappop(self._with_room)
@@ -169,8 +169,11 @@ class _Run:
             self._events.after(opens_s - now_s, self._hand_out_groups)
 
     def _note_room(self, generator: Generator) -> None:
-        if generator.num_groups < self._config.generation.max_concurrent_groups:
-            heapq.heappush(self._with_room, (generator.num_groups, generator.index))
+        # As in a generator, small groups of an evaluation take the room of their samples.
+        generation = self._config.generation
+        num_groups = math.ceil(generator.num_samples / generation.num_drawn)
+        if num_groups < generation.max_concurrent_groups:
+            heapq.heappush(self._with_room, (generator.num_samples, generator.index))
 
     def _hand_out(self, generator: Generator) -> bool:
         for purpose in _PURPOSES:
@@ -186,7 +189,17 @@ class _Run:
             if group is not None:
                 work, marks = next(self._works[purpose])
                 speed = self._scenario.chosen.get("generation_speed", 1.0)
-                generator.start(self._events.now_s, group, work, marks, speed)
+                num_samples = self._config.generation.num_drawn
+                if purpose is Purpose.EVAL:
+                    num_samples = len(work.lengths)
+                generator.start(
+                    self._events.now_s,
+                    group,
+                    work,
+                    marks=marks,
+                    num_samples=num_samples,
+                    speed=speed,
+                )
                 self._plan_next_end(generator)
                 return True
         return False
