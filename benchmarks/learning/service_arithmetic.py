@@ -84,6 +84,7 @@ def own(model: Path, scratch: Path, seed: int) -> list[float]:
         {
             "algorithm": "dr_grpo",
             "model.path": str(plain_model(model, scratch / model.name)),
+            "model.dtype": "float32",
             "model.lora": "lora",
             "model.lora.rank": 32,
             "data.shuffle": False,
