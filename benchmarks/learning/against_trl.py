@@ -1,10 +1,13 @@
 """Compare the training time to a held-out pass rate with the time of TRL's GRPOTrainer.
 
-Run: `python -m benchmarks.learning.against_trl [--tasks embedded real] [--seeds 0 1 2]`; hours for
-the real model. Both sides train the same model on the same prompts with the same rewards, batch,
-learning rate and cores, seed by seed in turn. Neither evaluates while it trains: each saves its
-policy every few steps, and `async-rl eval` measures them afterwards, in order, up to the first that
-reaches the target. Saving is not counted for TRL, which stops for it.
+Run: `python -m benchmarks.learning.against_trl [--tasks embedded real] [--seeds 0 1 2] [--dtypes
+float32 bfloat16]`; hours for the real model. Both sides train the same model on the same prompts
+with the same rewards, batch, learning rate and cores, seed by seed in turn. Neither evaluates while
+it trains: each saves its policy every few steps, and `async-rl eval` measures them afterwards, in
+order, up to the first that reaches the target. Saving is not counted for TRL, which stops for it.
+In bfloat16 TRL keeps weights in float32 and computes by autocast, as its documentation advises. TRL
+scores with this project's verifier; a second ratio leaves that time out, as if its rewards cost
+nothing, which is less than any reward in its process can cost.
 
 TRL is optional: without the packages in build/adapters (`make adapters`), or in the directory of
 --packages, nothing is compared. The task "real" needs the model of `make real`.
@@ -14,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -37,26 +42,30 @@ CONFS = {"embedded": "grpo_code", "real": "real"}
 TARGETS = {"embedded": 0.80, "real": 0.60}
 NUM_STEPS = {"embedded": 60, "real": 40}
 SAVED_EVERY = {"embedded": 4, "real": 5}
-GOALS = {"embedded": 0.6, "real": 0.15}
+DTYPES = ("float32", "bfloat16")
+GOALS = {"embedded": 0.4, "real": 0.15}
 """Most of TRL's time that this project may take."""
 _COMMAND = str(Path(sys.executable).with_name("async-rl"))
 _EVAL = ("evaluation.num_samples=1", "evaluation.num_prompts=128", "--json")
 
-Saved = dict[int, tuple[float, list[str]]]
-"""Per saved step: seconds of training, and the arguments of `async-rl eval` for its policy."""
-Curve = dict[int, tuple[float, float]]
-"""Per measured step: seconds of training, held-out pass rate."""
+Saved = dict[int, tuple[float, float, list[str]]]
+"""Per saved step: seconds of training, seconds of these in which training waited for rewards, and
+the arguments of `async-rl eval` for its policy.
+"""
+Curve = dict[int, tuple[float, float, float]]
+"""Per measured step: seconds of training and for rewards, held-out pass rate."""
 
 
-def settings(task: str, seed: int, num_steps: int) -> list[str]:
+def settings(task: str, seed: int, num_steps: int, dtype: str) -> list[str]:
     """Return the settings that both sides have in common."""
-    return [f"conf={CONFS[task]}", f"seed={seed}", f"num_steps={num_steps}"]
+    words = [f"conf={CONFS[task]}", f"seed={seed}", f"num_steps={num_steps}"]
+    return [*words, f"model.dtype={dtype}"]
 
 
-def train_ours(task: str, seed: int, num_steps: int, scratch: Path) -> Saved:
+def train_ours(task: str, words: list[str], num_steps: int, scratch: Path) -> Saved:
     """Train with this project."""
     every = SAVED_EVERY[task]
-    command = [_COMMAND, "launch", *settings(task, seed, num_steps), f"output_dir={scratch}"]
+    command = [_COMMAND, "launch", *words, f"output_dir={scratch}"]
     command += ["run_name=ours", "evaluation.every_steps=0", f"checkpoint.every_steps={every}"]
     command += [f"checkpoint.keep={num_steps}", "checkpoint.every_minutes=0"]
     command += ["monitoring.tensorboard_port=null"]
@@ -66,28 +75,28 @@ def train_ours(task: str, seed: int, num_steps: int, scratch: Path) -> Saved:
     rows = {row["step"]: row for row in map(json.loads, lines)}
     begin_s = rows[1]["time_s"] - rows[1]["time/step_s"]
     return {
-        step: (rows[step]["time_s"] - begin_s, [f"{run}/checkpoints/step_{step:06d}"])
+        step: (rows[step]["time_s"] - begin_s, 0.0, [f"{run}/checkpoints/step_{step:06d}"])
         for step in range(every, num_steps + 1, every)
     }
 
 
-def train_trl(task: str, seed: int, num_steps: int, scratch: Path, packages: Path) -> Saved:
+def train_trl(task: str, words: list[str], scratch: Path, packages: Path) -> Saved:
     """Train with TRL, in a process that alone has its packages."""
     path = os.pathsep.join([str(packages), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "benchmarks.learning.against_trl", "--child", str(scratch)]
-    command += ["--tasks", task, "--seeds", str(seed), "--steps", str(num_steps)]
+    command += ["--tasks", task, "--settings", *words[1:]]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
     seconds = json.loads((scratch / "seconds.json").read_text())
     return {
-        int(step): (passed_s, [str(scratch / step), f"conf={CONFS[task]}"])
-        for step, passed_s in seconds.items()
+        int(step): (passed_s, rewards_s, [str(scratch / step), f"conf={CONFS[task]}"])
+        for step, (passed_s, rewards_s) in seconds.items()
     }
 
 
 def measured(saved: Saved, target: float) -> Curve:
     """Return the held-out pass rates of the saved policies, up to the first that is good enough."""
     curve: Curve = {}
-    for step, (passed_s, words) in saved.items():
+    for step, (passed_s, rewards_s, words) in saved.items():
         command = [_COMMAND, "eval", *words, *_EVAL]
         done = subprocess.run(
             command,
@@ -97,13 +106,13 @@ def measured(saved: Saved, target: float) -> Curve:
             text=True,
             cwd=ROOT,
         )
-        curve[step] = passed_s, float(json.loads(done.stdout)["eval/pass_at_1"])
-        if curve[step][1] >= target:
+        curve[step] = passed_s, rewards_s, float(json.loads(done.stdout)["eval/pass_at_1"])
+        if curve[step][-1] >= target:
             break
     return curve
 
 
-def child(task: str, seed: int, num_steps: int, out: Path) -> None:
+def child(task: str, words: list[str], out: Path) -> None:
     """Train with TRL in this process; save models and the seconds until each of them."""
     import torch
     from datasets import Dataset
@@ -112,7 +121,7 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
 
     from async_rl.data.prompts import train_prompts
 
-    config = compose(CONFS[task], settings(task, seed, num_steps)[1:])
+    config = compose(CONFS[task], words)
     start = prepare_model(config, lambda *_: None)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tokenizer = AutoTokenizer.from_pretrained(start)
@@ -123,7 +132,8 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
 
         def __init__(self) -> None:
             self.begin_s = time.perf_counter()
-            self.seconds: dict[int, float] = {}
+            self.rewards_s = 0.0
+            self.seconds: dict[int, tuple[float, float]] = {}
 
         def on_train_begin(self, *_: object, **__: object) -> None:
             self.begin_s = time.perf_counter()
@@ -132,7 +142,7 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
             if state.global_step % SAVED_EVERY[task]:
                 return
             stopped_s = time.perf_counter()
-            self.seconds[state.global_step] = stopped_s - self.begin_s
+            self.seconds[state.global_step] = stopped_s - self.begin_s, self.rewards_s
             target = out / str(state.global_step)
             given["model"].save_pretrained(target)
             for file in start.iterdir():
@@ -144,8 +154,11 @@ def child(task: str, seed: int, num_steps: int, out: Path) -> None:
     with Verifier() as verifier:
 
         def rewards(prompts: list[str], completions: list[str], **_: object) -> list[float]:
+            asked_s = time.perf_counter()
             pairs = zip(prompts, completions, strict=True)
-            return [score(verifier, known[text], response) for text, response in pairs]
+            scores = [score(verifier, known[text], response) for text, response in pairs]
+            saving.rewards_s += time.perf_counter() - asked_s
+            return scores
 
         trainer = GRPOTrainer(
             model=str(start),
@@ -184,7 +197,7 @@ def trl_settings(config: RunConfig, out: Path) -> dict[str, Any]:
         "max_steps": config.num_steps,
         "seed": config.seed,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": config.model.dtype == "bfloat16",
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
@@ -201,9 +214,14 @@ def score(verifier: Verifier, prompt: Prompt, response: str) -> float:
     return float(verdict is Verdict.PASS)
 
 
-def seconds_to(curve: Curve, target: float) -> float:
-    """Return the seconds of training until the first saved policy that reaches the target."""
-    return next((passed_s for passed_s, rate in curve.values() if rate >= target), float("nan"))
+def seconds_to(curve: Curve, target: float) -> tuple[float, float]:
+    """Return the seconds of training until the first saved policy that reaches the target, and
+    those without the time for rewards.
+    """
+    for passed_s, rewards_s, rate in curve.values():
+        if rate >= target:
+            return passed_s, passed_s - rewards_s
+    return math.nan, math.nan
 
 
 def why_skipped(task: str, packages: Path) -> str:
@@ -215,29 +233,32 @@ def why_skipped(task: str, packages: Path) -> str:
     return ""
 
 
-def compare(task: str, seed: int, num_steps: int, packages: Path) -> None:
-    """Train with both, and print the curves and the ratio of the times."""
+def compare(task: str, seed: int, dtype: str, num_steps: int, packages: Path) -> None:
+    """Train with both, and print the curves and the ratios of the times."""
     target, reason = TARGETS[task], why_skipped(task, packages)
     if reason:
         print(reason)
         return
     times = []
+    words, title = settings(task, seed, num_steps, dtype), f"{task} in {dtype}, seed {seed}"
     for name in ("async_rl", "trl"):
         with tempfile.TemporaryDirectory() as directory:
             scratch = Path(directory)
             if name == "trl":
-                saved = train_trl(task, seed, num_steps, scratch, packages)
+                saved = train_trl(task, words, scratch, packages)
             else:
-                saved = train_ours(task, seed, num_steps, scratch)
+                saved = train_ours(task, words, num_steps, scratch)
             curve = measured(saved, target)
-        shown = "  ".join(f"{k}:{rate:.2f}@{s:.0f}s" for k, (s, rate) in curve.items())
-        print(f"{task} seed {seed} {name}: {shown}", flush=True)
+        shown = "  ".join(f"{k}:{rate:.2f}@{s:.0f}s" for k, (s, _, rate) in curve.items())
+        print(f"{title} {name}: {shown}", flush=True)
         last = max(saved)
-        figure(f"{task}, seed {seed}, {name}: steps per second", last / saved[last][0], "1/s")
+        figure(f"{title}, {name}: steps per second", last / saved[last][0], "1/s")
         times.append(seconds_to(curve, target))
-        figure(f"{task}, seed {seed}, {name}: training to {target:.2f} held-out", times[-1], "s")
+        figure(f"{title}, {name}: training to {target:.2f} held-out", times[-1][0], "s")
     goal = f"at most {GOALS[task]}"
-    figure(f"{task}, seed {seed}: share of TRL's time", times[0] / times[1], "1", goal=goal)
+    (ours_s, _), (theirs_s, without_rewards_s) = times
+    figure(f"{title}: share of TRL's time", ours_s / theirs_s, "1", goal=goal)
+    figure(f"{title}: share of TRL's time without rewards", ours_s / without_rewards_s, "1")
 
 
 def main() -> None:
@@ -247,15 +268,16 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=0, help="instead of the task's number")
     parser.add_argument("--packages", type=Path, default=ROOT / "build/adapters")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=DTYPES)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--settings", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    for task in given.tasks:
+    if given.child is not None:
+        child(given.tasks[0], given.settings, given.child)
+        return
+    for task, seed, dtype in itertools.product(given.tasks, given.seeds, given.dtypes):
         num_steps = given.steps or NUM_STEPS[task]
-        for seed in given.seeds:
-            if given.child is not None:
-                child(task, seed, num_steps, given.child)
-            else:
-                compare(task, seed, num_steps, given.packages.absolute())
+        compare(task, seed, dtype, num_steps, given.packages.absolute())
 
 
 if __name__ == "__main__":

@@ -222,3 +222,49 @@ def test_openrlhf_executor_receives_rewards() -> None:
         return [one["rewards"][0] for (one,) in found]
 
     assert asyncio.run(scores()) == SCORES
+
+
+# reasoning_gym
+
+
+@pytest.mark.parametrize(
+    "name", ["letter_counting", "basic_arithmetic", "countdown", "word_sorting"]
+)
+def test_generators_of_reasoning_gym_score_their_own_answers(name: str) -> None:
+    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
+    for row in gym.rows(name, 3, seed=7):
+        right = row["reasoning_gym"]["entry"]["answer"]
+        for response, least, most in (
+            (f"I think.\n<answer>0</answer> No: <answer> {right} </answer>", 1.0, 1.0),
+            (right, 1.0, 1.0),
+            ("<answer>nothing of this</answer>", 0.0, 0.05),
+            ("", 0.0, 0.05),
+        ):
+            sample = SimpleNamespace(row=row, response=response)
+            assert least <= gym.score(sample) <= most, (row["prompt"], response)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("letters", {}, "Dataset 'letters' not registered"),
+        ("n_queens", {}, "evaluates each answer as Python"),
+        ("countdown", {"most": 3}, "unexpected keyword argument 'most'"),
+        ("countdown", {"min_numbers": 9, "max_numbers": 3}, "max_numbers must be"),
+    ],
+)
+def test_a_generator_or_setting_that_reasoning_gym_lacks_is_named(
+    name: str, settings: dict[str, int], reason: str
+) -> None:
+    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
+    with pytest.raises(DataError, match=reason):
+        gym.rows(name, 1, **settings)
+
+
+@pytest.mark.parametrize("answer", ["[open(PATH,'w')]", "().__class__", "9**9**9", "9* *9"])
+def test_no_answer_is_executed(answer: str, tmp_path: Path) -> None:
+    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
+    (row,) = gym.rows("binary_matrix", 1, seed=7)
+    response = f"<answer>{answer.replace('PATH', repr(str(tmp_path / 'written')))}</answer>"
+    assert gym.score(SimpleNamespace(row=row, response=response)) == 0.0
+    assert not (tmp_path / "written").exists()
