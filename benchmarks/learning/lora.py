@@ -22,18 +22,15 @@ from pathlib import Path
 import torch
 
 from async_rl.composition.compose import compose
+from async_rl.config.run import RunConfig
 from async_rl.data.prepare import prepare_model
 from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
+from benchmarks.learning.bench import Bench
 from benchmarks.learning.staleness import finish
-from benchmarks.learning.staleness_cell import GOAL, Bench, run_cell
-from benchmarks.learning.staleness_results import (
-    SETTINGS,
-    learning_rate,
-    rates,
-    result,
-    spread,
-)
+from benchmarks.learning.staleness_cell import GOAL, run_cell
+from benchmarks.learning.staleness_results import RATE, SETTINGS, rates, result
+from benchmarks.statistics import spread
 from benchmarks.study import RESULTS, Recorded, Row
 
 ROOT = Path(__file__).parents[2]
@@ -58,20 +55,25 @@ class Cell:
         name = f"{self.kind}-seed{self.seed}-x{self.factor:g}"
         return Recorded(RESULTS / "lora.jsonl", name)
 
-    def run(self, bench: Bench) -> list[Row]:
-        """Train all steps and return a row per evaluation."""
+    @property
+    def config(self) -> RunConfig:
+        """All its settings."""
         settings = [
             f"model.lora={'lora' if self.kind == 'lora' else 'none'}",
             f"seed={self.seed}",
             f"num_steps={NUM_STEPS}",
-            f"learner.optimizer.lr={self.factor * learning_rate('grpo'):g}",
+            f"learner.optimizer.lr={self.factor * RATE:g}",
             "buffer.max_staleness_versions=0",
             *SETTINGS,
         ]
+        return compose("grpo_code", settings)
+
+    def run(self, bench: Bench) -> list[Row]:
+        """Train all steps and return a row per evaluation."""
         with tempfile.TemporaryDirectory() as scratch:
             return run_cell(
                 bench,
-                compose("grpo_code", settings),
+                self.config,
                 Path(scratch),
                 all_steps=True,
                 prepare=self._only_its_parts if self.kind in MATRICES else None,
@@ -139,7 +141,7 @@ def report() -> None:
         kind = f"{cells[0].kind}, rate x{cells[0].factor:g}"
         found = [cell.recorded.rows() for cell in cells]
         results = [result(rows) for rows in found]
-        samples = [r.samples for r in results if r.samples is not None]
+        samples = [r.samples for r in results if not r.is_censored]
         finals = [r.final for r in results]
         print(f"| {kind} | {spread(samples)} | {len(samples)} of {len(cells)} | {spread(finals)} |")
         figure(f"{kind}: final pass@1", statistics.fmean(finals), "share")

@@ -95,8 +95,12 @@ class Sampler:
         is_live = torch.ones(len(owner), dtype=torch.bool)
         for step in range(max_tokens):
             found = torch.log_softmax(self._linear(hidden, "model.embed_tokens"), -1)
-            noise = torch.empty_like(found).exponential_(generator=generator)
-            drawn = (found - noise.log()).argmax(-1)
+            # One uniform number per row: noise for every token would cost a fifth of the time.
+            sums = found.exp().cumsum(-1)
+            # In (0, 1], so that the first sum that reaches the point is always of a token that
+            # has a probability.
+            share = 1 - torch.rand(len(found), 1, generator=generator)
+            drawn = torch.searchsorted(sums, share * sums[:, -1:])[:, 0]
             live_rows = rows[is_live]
             tokens[live_rows, step] = drawn[is_live]
             logprobs[live_rows, step] = found.gather(1, drawn[:, None])[:, 0][is_live]

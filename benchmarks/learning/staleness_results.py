@@ -1,62 +1,34 @@
-"""Cells of the league: their settings and files, their results, and the tables of them.
+"""Cells of the league and of the rates: their settings, their records, and results in numbers.
 
-A cell is decided by its recorded rows, so that a table can be written without running anything. How
-cells run: staleness.py.
+How cells run: staleness.py; tables: staleness_report.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import re
+import itertools
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from benchmarks.figures import figure, with_table
+from async_rl.composition.compose import compose
+from async_rl.config.run import RunConfig
 from benchmarks.learning.staleness_cell import COLLAPSE, GOAL, samples_to
-from benchmarks.study import RESULTS, Recorded, Row, recorded
+from benchmarks.study import RESULTS, Recorded, Row
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "staleness.md"
-COST = RESULTS / "staleness_cost.json"
-PICTURE = ROOT / "docs" / "images" / "staleness.png"
-METHODS = (
-    "grpo",
-    "rloo",
-    "ppo",
-    "dr_grpo",
-    "gspo",
-    "luspo",
-    "cispo",
-    "dapo",
-    "sapo",
-    "vcpo",
-    "vespo",
-    "m2po",
-    "dppo",
-    "drpo",
-    "oapl",
-    "mu_grpo",
-    "gac",
-)
-GONE = ("drpo", "mu_grpo")
-"""Methods that the project no longer has; their runs are on record."""
-AGES = (0, 2, 8, 16, 64)
+METHODS = ("grpo", "gspo", "vcpo", "vespo", "dppo")
+DEFAULT = "grpo"
+"""The method that the others are compared with."""
+AS_LAUNCHED = "grpo constant"
+"""The default with the constant rate of a launched run, which is not tuned."""
+AGES = (64, 16, 2, 0)
 SEEDS = (0, 1, 2, 3, 4)
-# Methods whose choice depends on it have ten cells at some ages.
-ALL_SEEDS = range(15)
 TUNING_AGE, TUNING_SEED = 16, 100
-# The default first, so that whatever has run is comparable.
 FACTORS = (1.0, 0.5, 2.0, 0.25)
-# Shown next to the best factor: the rate of grpo in a launched run.
-AS_LAUNCHED = {"grpo": 1.0}
-# The rates that the factors multiply: the rates of conf/algorithm when the tuning started.
-RATES = {"cispo": 2.5e-5, "dapo": 2.5e-5, "gspo": 1e-4, "luspo": 1e-4, "sapo": 1e-4, "ppo": 2e-4}
+# The rates that the factors multiply.
+RATE_OF = {"gspo": 1e-4}
 RATE = 4e-4
-NUM_STEPS = 160
-# Half of the default batch and half of its held-out prompts, so that 240 steps cost what 120 do.
+NUM_STEPS = 100
+# Half of the default batch and half of its held-out prompts, so that 100 steps cost what 50 do.
 SETTINGS = (
     "buffer.age_rule=exact",
     "buffer.groups_per_step=8",
@@ -64,67 +36,105 @@ SETTINGS = (
     "evaluation.num_prompts=128",
     "reward.stop_on=[]",
 )
-# 16 updates need 16 groups; a step of a cell has 8.
-OWN_SETTINGS = dict.fromkeys(("cispo", "dapo"), ("learner.minibatches=8",))
-# Combinations without a file of their own: name, the file of the base, and the added settings.
-_SCALED = ("algorithm.step_scale=effective_sequences",)
-COMBINATIONS = {
-    "gspo+scale": ("gspo", _SCALED),
-    "gspo+cosine": ("gspo", ("learner.optimizer.schedule=cosine",)),
-    "grpo+cosine": ("grpo", ("learner.optimizer.schedule=cosine",)),
-    "vespo+scale": ("vespo", _SCALED),
-}
+# One schedule for all methods, so that none has a choice that another lacks.
+SCHEDULE = "learner.optimizer.schedule=cosine"
+OWN_SETTINGS = {AS_LAUNCHED: ("learner.optimizer.schedule=constant",)}
+RUN_UP_STEPS = 64
+# A sixteenth of the default rate: the policy moves at every step, and most is left to learn.
+_RUN_UP = (
+    "algorithm=grpo",
+    "learner.optimizer.schedule=constant",
+    f"learner.optimizer.lr={RATE / 16}",
+)
+RATES = (3e-4, 4e-4)
+RATE_AGES = (1, 2, 0)
+# Cells of one line of a table differ in these; where a run writes and which cores it has do not
+# change its numbers.
+MAY_DIFFER = (
+    "seed",
+    "buffer.max_staleness_versions",
+    "output_dir",
+    "generators.cores",
+    "verifiers.cores",
+    "learner.cores",
+)
 SAMPLES_PER_STEP = 64
-_COST_AGE = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run."""
+    """One run. factor: of the method's rate, or None for a cell of the rates, which starts from the
+    initial policy with `rate` and a constant schedule.
+    """
 
     method: str
     age: int
     seed: int
-    factor: float
-    is_live: bool = False
-    is_long: bool = False
+    factor: float | None = None
+    rate: float = 0.0
 
     @property
     def recorded(self) -> Recorded:
-        """The rows of this cell in the study."""
-        kind = "_live" if self.is_live else "_long" if self.is_long else ""
-        name = f"{self.method}-age{self.age}-seed{self.seed}-x{self.factor:g}"
-        return Recorded(RESULTS / f"staleness{kind}.jsonl", name)
+        """The record of this cell in its study."""
+        name = f"{self.method}-age{self.age}-seed{self.seed}"
+        if self.factor is None:
+            return Recorded(RESULTS / "staleness_rates.jsonl", f"{name}-{self.rate:g}")
+        return Recorded(RESULTS / "staleness.jsonl", f"{name}-x{self.factor:g}")
 
-    def settings(self, num_steps: int, extra: Sequence[str]) -> list[str]:
-        """Its settings on top of conf/grpo_code.yaml."""
-        file, added = COMBINATIONS.get(self.method, (self.method, ()))
-        return [
-            f"algorithm={file}",
-            f"seed={self.seed}",
-            f"num_steps={num_steps}",
-            f"learner.optimizer.lr={self.factor * learning_rate(file):g}",
-            f"buffer.max_staleness_versions={self.age}",
-            *SETTINGS,
-            *OWN_SETTINGS.get(self.method, ()),
-            *added,
-            *extra,
-        ]
+    @property
+    def has_run_up(self) -> bool:
+        """Whether older versions exist at the first step."""
+        return self.factor is not None
+
+    @property
+    def config(self) -> RunConfig:
+        """All its settings."""
+        file = self.method.split()[0]
+        schedule, rate = [SCHEDULE], self.rate
+        if self.factor is None:
+            schedule = []
+        else:
+            rate = self.factor * RATE_OF.get(file, RATE)
+        return compose(
+            "grpo_code",
+            [
+                f"algorithm={file}",
+                f"seed={self.seed}",
+                f"num_steps={NUM_STEPS}",
+                f"buffer.max_staleness_versions={self.age}",
+                f"learner.optimizer.lr={rate:g}",
+                *SETTINGS,
+                *schedule,
+                *OWN_SETTINGS.get(self.method, ()),
+            ],
+        )
+
+
+def run_up_config(seed: int) -> RunConfig:
+    """Return the settings of the steps before a cell."""
+    steps = (f"num_steps={RUN_UP_STEPS}", f"buffer.max_staleness_versions={RUN_UP_STEPS}")
+    return compose("grpo_code", [f"seed={seed}", *steps, *SETTINGS, *_RUN_UP])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A cell in numbers. samples: to GOAL, None if it was never reached."""
+    """A cell in numbers.
 
-    samples: float | None
+    samples: to GOAL, or all that it trained if it never reached it (is_censored); mean_age: of the
+    samples until then; lowest_share: of effective sequences, the lowest mean over ten steps.
+    """
+
+    samples: float
+    is_censored: bool
+    mean_age: float
     final: float
     is_collapsed: bool
-    effective_sequences: float
+    lowest_share: float
+    is_warned_first: bool
 
 
-def learning_rate(method: str) -> float:
-    """Return the rate of factor 1."""
-    return RATES.get(method, RATE)
+# The bound of async_rl/training/age_watch.py.
+FEW = 0.35
 
 
 def rates(rows: Sequence[Row]) -> dict[int, float]:
@@ -136,270 +146,74 @@ def result(rows: Sequence[Row]) -> Result:
     """Return a cell in numbers."""
     found = rates(rows)
     final = statistics.fmean(list(found.values())[-2:])
-    shares = [r["policy/effective_sequences"] for r in rows if "policy/effective_sequences" in r]
+    reached = samples_to(GOAL, rows)
+    samples = float(rows[-1]["samples"]) if reached is None else reached
+    share = "policy/effective_sequences"
+    shares = {row["step"]: row[share] for row in rows if share in row}
+    is_collapsed = max(found.values()) - final > COLLAPSE
+    warned = next((step for step, value in shares.items() if value < FEW), None)
+    fell = next((step for step in found if _fall(found, step) > COLLAPSE / 2), None)
     return Result(
-        samples=samples_to(GOAL, rows),
+        samples=samples,
+        is_censored=reached is None,
+        mean_age=_mean_age(rows, samples),
         final=final,
-        is_collapsed=max(found.values()) - final > COLLAPSE,
-        effective_sequences=statistics.fmean(shares[len(shares) // 2 :]),
+        is_collapsed=is_collapsed,
+        lowest_share=min(shares.values()),
+        is_warned_first=warned is not None and (fell is None or warned <= fell),
     )
+
+
+def _fall(found: Mapping[int, float], step: int) -> float:
+    """By how much the pass rate of a step is below its best until then."""
+    return max(rate for at, rate in found.items() if at <= step) - found[step]
+
+
+def _mean_age(rows: Sequence[Row], samples: float) -> float:
+    """The mean age of the first samples."""
+    total = 0.0
+    for before, row in itertools.pairwise(rows):
+        part = max(0.0, min(samples, row["samples"]) - before["samples"])
+        total += part * row.get("staleness/mean_versions", 0.0)
+    return total / samples
+
+
+def tuning(method: str) -> list[Cell]:
+    """Return the cells among which the factor of a method is chosen."""
+    return [
+        Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor) for factor in FACTORS
+    ]
 
 
 def best_factor(method: str) -> float:
     """Return the factor that needs the fewest samples to GOAL in the tuning and does not collapse;
-    without one the factor with the best final pass rate, and 1 without any tuning.
+    without one the factor with the best final pass rate. A method that is not tuned has 1.
+
+    Raises SystemExit if a cell of the tuning is missing: budgets would differ.
     """
+    if method == AS_LAUNCHED:
+        return 1.0
     found = {}
-    for factor in FACTORS:
-        cell = Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor)
-        if cell.recorded.exists():
-            tuned = result(cell.recorded.rows())
-            reaches = tuned.samples is not None and not tuned.is_collapsed
-            found[factor] = (reaches, -(tuned.samples or 0) if reaches else tuned.final)
-    return max(found, key=lambda factor: found[factor], default=1.0)
+    for cell in tuning(method):
+        if not cell.recorded.exists():
+            raise SystemExit(
+                f"{cell.recorded.name} is not tuned: run"
+                f" python -m benchmarks.learning.staleness tune --methods {method}"
+            )
+        tuned = result(cell.recorded.rows())
+        reaches = not (tuned.is_censored or tuned.is_collapsed)
+        found[cell.factor or 1.0] = (reaches, -tuned.samples if reaches else tuned.final)
+    return max(found, key=lambda factor: found[factor])
 
 
-def cells_of(method: str, age: int, factor: float | None = None) -> list[Cell]:
-    """Return the scored cells of a method at an age that have run. factor: None = the best one."""
-    factor = best_factor(method) if factor is None else factor
-    cells = (Cell(method=method, age=age, seed=seed, factor=factor) for seed in ALL_SEEDS)
+def cells_of(method: str, age: int) -> list[Cell]:
+    """Return the scored cells of a method at an age that have run, with its best factor."""
+    factor = best_factor(method)
+    cells = (Cell(method=method, age=age, seed=seed, factor=factor) for seed in SEEDS)
     return [cell for cell in cells if cell.recorded.exists()]
 
 
-def lines_of_league() -> list[tuple[str, float]]:
-    """Return method and factor of each line: the best factor, and others that are of interest."""
-    lines = [(method, best_factor(method)) for method in METHODS]
-    shown = [(method, factor) for method, factor in AS_LAUNCHED.items()]
-    return [
-        line
-        for line in dict.fromkeys([*shown, *lines])
-        if any(cells_of(line[0], age, line[1]) for age in AGES)
-    ]
-
-
-def spread(values: Sequence[float], form: str = ".3g") -> str:
-    """Return mean and standard deviation, or the value or "never" of fewer than two values."""
-    if not values:
-        return "never"
-    if len(values) == 1:
-        return f"{values[0]:{form}}"
-    return f"{statistics.fmean(values):{form}} +- {statistics.stdev(values):{form}}"
-
-
-def samples_cell(results: Sequence[Result]) -> str:
-    """Return thousands of samples to GOAL, and how many runs reached it if not all did."""
-    if not results:
-        return ""
-    reached = [r.samples / 1000 for r in results if r.samples is not None]
-    missing = f" ({len(reached)} of {len(results)})" if len(reached) < len(results) else ""
-    return spread(reached, ".2f") + missing
-
-
-def collapsed_cell(results: Sequence[Result]) -> str:
-    """Return how many runs collapsed, and of how many."""
-    return f"{sum(r.is_collapsed for r in results)} of {len(results)}" if results else ""
-
-
-def table() -> str:
-    """Return the league as a table of Markdown: a line per method, a column per age."""
-    ages = " | ".join(f"age {age}" for age in AGES)
-    heads = f"runs | collapsed | CPU s per step | CPU s to 0.80, age {_COST_AGE}"
-    lines = [f"| method | {ages} | {heads} |", f"|---|{'---|' * (len(AGES) + 4)}"]
-    costs: dict[str, float] = json.loads(COST.read_text()) if COST.exists() else {}
-    for method, factor in lines_of_league():
-        by_age = _results(method, factor)
-        runs = [result for found in by_age for result in found]
-        cells = (
-            f"{method} x{factor:g}",
-            *(samples_cell(found) for found in by_age),
-            str(len(runs)),
-            collapsed_cell(runs),
-            *_cost_cells(costs.get(method), by_age[AGES.index(_COST_AGE)]),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cost_cells(step_s: float | None, results: Sequence[Result]) -> tuple[str, str]:
-    if step_s is None:
-        return "", ""
-    samples = [r.samples for r in results if r.samples is not None]
-    until = f"{statistics.fmean(samples) / SAMPLES_PER_STEP * step_s:.1f}" if samples else ""
-    return f"{step_s:.2f}", until
-
-
-def ends_table() -> str:
-    """Return the final pass rate at each age, and what old data did: collapses and the effective
-    sequences at the two highest ages.
-    """
-    finals = " | ".join(f"final, age {age}" for age in AGES)
-    old = AGES[-2:]
-    heads = " | ".join(f"collapsed, {age} | effective sequences, {age}" for age in old)
-    lines = [
-        f"| method | {finals} | {heads} |",
-        f"|---|{'---|' * (len(AGES) + 2 * len(old))}",
-    ]
-    for method, factor in lines_of_league():
-        by_age = _results(method, factor)
-        cells = [spread([r.final for r in found], ".2f") if found else "" for found in by_age]
-        for found in by_age[-2:]:
-            shares = [r.effective_sequences for r in found]
-            cells += [collapsed_cell(found), spread(shares, ".2f") if shares else ""]
-        lines.append(f"| {method} x{factor:g} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def deepest_fall(rows: Sequence[Row]) -> float:
-    """Return by how much the held-out pass rate fell below its best until then, at most."""
-    best = fall = 0.0
-    for rate in rates(rows).values():
-        best = max(best, rate)
-        fall = max(fall, best - rate)
-    return fall
-
-
-def long_table() -> str:
-    """Return the mean pass rate of the last five evaluations and the deepest fall of the cells that
-    ran to the last step: a line per method and factor, columns per age.
-    """
-    heads = " | ".join(f"end, age {age} | deepest falls" for age in AGES)
-    lines = [f"| method | {heads} |", f"|---|{'---|' * (2 * len(AGES))}"]
-    found: dict[tuple[str, str], dict[int, list[list[Row]]]] = {}
-    for name, rows in recorded(RESULTS / "staleness_long.jsonl").items():
-        method, named_age, _, factor = name.rsplit("-", 3)
-        found.setdefault((method, factor), {}).setdefault(int(named_age[3:]), []).append(rows)
-    for (method, factor), by_age in sorted(found.items()):
-        cells = []
-        for age in AGES:
-            runs = by_age.get(age, [])
-            ends = [statistics.fmean(list(rates(rows).values())[-5:]) for rows in runs]
-            falls = sorted((deepest_fall(rows) for rows in runs), reverse=True)
-            cells += [spread(ends, ".2f") if ends else "", ", ".join(f"{f:.2f}" for f in falls)]
-        lines.append(f"| {method} {factor} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _results(method: str, factor: float) -> list[list[Result]]:
-    """The results of the scored cells at each age."""
-    return [[result(c.recorded.rows()) for c in cells_of(method, age, factor)] for age in AGES]
-
-
-def tuning_table() -> str:
-    """Return samples to GOAL and final rate of each method and factor of the tuning."""
-    lines = [
-        f"| method | {' | '.join(f'x{factor:g}' for factor in sorted(FACTORS))} |",
-        f"|---|{'---|' * len(FACTORS)}",
-    ]
-    for method in METHODS:
-        cells = []
-        for factor in sorted(FACTORS):
-            cell = Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor)
-            if not cell.recorded.exists():
-                cells.append("")
-                continue
-            tuned = result(cell.recorded.rows())
-            samples = "never" if tuned.samples is None else f"{tuned.samples:.0f}"
-            collapsed = ", collapsed" if tuned.is_collapsed else ""
-            cells.append(f"{samples}; {tuned.final:.2f}{collapsed}")
-        if any(cells):
-            lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def rates_table() -> str:
-    """Return the table of what age 2 costs grpo, with a row for each learning rate."""
-    lines = ["| rate | age 0 | age 2 | ratio | final, age 0, 2 |", "|---|---|---|---|---|"]
-    for factor in (1.0, 0.75, 0.5):
-        found = [
-            [result(c.recorded.rows()) for c in cells_of("grpo", age, factor)] for age in (0, 2)
-        ]
-        reached = [[r.samples for r in ended if r.samples is not None] for ended in found]
-        means = [statistics.fmean(samples) for samples in reached]
-        ratio = means[1] / means[0]
-        errors = [
-            statistics.stdev(samples) / mean / len(samples) ** 0.5
-            for samples, mean in zip(reached, means, strict=True)
-        ]
-        cells = [f"{factor * learning_rate('grpo'):g}", *map(samples_cell, found)]
-        cells.append(f"{ratio:.2f} +- {ratio * math.hypot(*errors):.2f}")
-        cells.append(
-            ", ".join(f"{statistics.fmean(r.final for r in ended):.2f}" for ended in found)
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def mean_curve(runs: Sequence[Sequence[Row]], name: str) -> dict[int, float]:
-    """Return the mean of a column by step. A finished run keeps its last value."""
-    columns = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
-    steps = sorted({step for column in columns for step in column})
-    curve = {}
-    for step in steps:
-        values = [
-            column[max(known)] for column in columns if (known := [s for s in column if s <= step])
-        ]
-        curve[step] = statistics.fmean(values)
-    return curve
-
-
-def draw() -> None:
-    """Write the mean curves of the held-out pass rate and of the effective sequences, a column of
-    pictures per age.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = {
-        "eval/pass_at_1": "held-out pass@1",
-        "policy/effective_sequences": "effective sequences",
-    }
-    size = (4 * len(AGES), 7.5)
-    figure_, axes = pyplot.subplots(len(columns), len(AGES), figsize=size, sharey="row")
-    colors = pyplot.get_cmap("tab20")
-    for row, (name, words) in zip(axes, columns.items(), strict=True):
-        row[0].set_ylabel(words)
-        for axis, age in zip(row, AGES, strict=True):
-            axis.set_title(f"age {age}")
-            axis.set_xlabel("step")
-            if name == "eval/pass_at_1":
-                axis.axhline(GOAL, color="grey", linewidth=0.5)
-            for index, (method, factor) in enumerate(lines_of_league()):
-                runs = [cell.recorded.rows() for cell in cells_of(method, age, factor)]
-                if runs:
-                    curve = mean_curve(runs, name)
-                    axis.plot(
-                        list(curve),
-                        list(curve.values()),
-                        color=colors(index % 20),
-                        label=f"{method} x{factor:g}",
-                    )
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="lower center", ncols=9, fontsize=8)
-    figure_.tight_layout(rect=(0, 0.06, 1, 1))
-    figure_.savefig(PICTURE, dpi=80)
-
-
-def report() -> None:
-    """Print every table, and write the one of the page and its picture."""
-    for method, factor in lines_of_league():
-        for age in AGES:
-            for cell in cells_of(method, age, factor):
-                numbers = result(cell.recorded.rows())
-                figure(f"{cell.recorded.name}: final held-out pass rate", numbers.final, "share")
-    print(table(), ends_table(), long_table(), rates_table(), tuning_table(), sep="\n")
-    PAGE.write_text(with_table(PAGE.read_text(), "league", page_table()))
-    draw()
-
-
-def page_table() -> str:
-    """Return the means of the league without their spread."""
-    ages = " | ".join(f"age {age}" for age in AGES)
-    lines = [f"| method | {ages} | collapsed |", f"|---|{'---|' * (len(AGES) + 1)}"]
-    for method, factor in lines_of_league():
-        by_age = _results(method, factor)
-        runs = [result for found in by_age for result in found]
-        means = [re.sub(r" \+- [\d.]+", "", samples_cell(found)) for found in by_age]
-        lines.append(f"| {method} x{factor:g} | {' | '.join(means)} | {collapsed_cell(runs)} |")
-    return "\n".join(lines) + "\n"
+def rate_cells(rate: float, age: int) -> list[Cell]:
+    """Return the cells of the default with a constant rate, from the initial policy, that ran."""
+    cells = (Cell(method=DEFAULT, age=age, seed=seed, rate=rate) for seed in SEEDS)
+    return [cell for cell in cells if cell.recorded.exists()]

@@ -1,0 +1,5 @@
+"""Tables of the league."""
+
+
+def report() -> None:
+    """Print every table."""
