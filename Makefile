@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help adapters env demo real test check types rules mutants explore world resolve docs notebooks site bench clean test-python
+.PHONY: help adapters env demo real test check types rules mutants explore world resolve docs notebooks site bench learning clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -124,6 +124,9 @@ site: env ## the documentation site in build/site
 
 bench: env ## the benchmarks, one table
 	@$(BIN)/python benchmarks/run.py
+
+learning: env ## all learning figures of the documents (a day of two cores; resumes where it was stopped)
+	@$(BIN)/python -m benchmarks.learning.all
 
 clean: ## remove the environment and the caches, not the runs
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .cache

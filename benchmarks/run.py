@@ -23,12 +23,11 @@ sys.path.insert(0, str(ROOT))
 # Python adds the folder of a script to sys.path, but not its parent.
 from benchmarks.figures import MARK  # noqa: E402
 
-# The league of staleness.py takes days; lora, agent_learning and chaos_agents take hours and write
-# into benchmarks/results/ and docs/images/.
+# They take hours and write into benchmarks/results/ and docs/images/.
 NO_BENCHMARKS = {
     "run",
     "figures",
-    "staleness_results",
+    "staleness_report",
     "lora",
     "agent_learning",
     "service_arithmetic",

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+
+K = TypeVar("K", bound=Hashable)
 
 _POINTS = 20_001
 
@@ -73,9 +75,9 @@ def ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
     return Ratio(math.exp(mean), math.exp(error), student_p(t, len(logs) - 1), len(logs))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[K, float]) -> dict[K, float]:
     """Return the p values corrected for their number by Holm's method, in the order of p."""
-    corrected: dict[str, float] = {}
+    corrected: dict[K, float] = {}
     highest = 0.0
     ordered = sorted(p_values, key=lambda name: p_values[name])
     for index, name in enumerate(ordered):

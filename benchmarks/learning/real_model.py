@@ -227,7 +227,8 @@ def main() -> None:
         return
     for seed in given.seeds:
         for way in given.ways:
-            train(way, seed)
+            if not Recorded(FILE, f"{way}-seed{seed}").exists():
+                train(way, seed)
 
 
 if __name__ == "__main__":

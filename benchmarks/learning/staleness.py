@@ -8,9 +8,9 @@ stopped; deleting its line repeats it.
 
 Tuning: every method runs with the same multiples of its default rate and the same schedule, one
 seed that is not scored, at one age; the multiple that reaches the goal with the fewest samples,
-without a collapse, is then used at every age.
+without a collapse, is then used at every age (FACTOR_OF in staleness_results.py).
 
-Run, in this order, each as often as needed:
+Run, each as often as needed:
   python -m benchmarks.learning.staleness tune [--methods ...] [--limit-s N]
   python -m benchmarks.learning.staleness run [--methods ...] [--ages ...] [--seeds ...]
   python -m benchmarks.learning.staleness rates [--ages ...] [--seeds ...]
@@ -43,7 +43,7 @@ from benchmarks.learning.staleness_results import (
     RATES,
     SEEDS,
     Cell,
-    best_factor,
+    factor_of,
     rates,
     run_up_config,
     tuning,
@@ -144,7 +144,7 @@ def _cells(given: argparse.Namespace) -> Iterable[Cell]:
         )
     else:
         yield from (
-            Cell(method=method, age=age, seed=seed, factor=best_factor(method))
+            Cell(method=method, age=age, seed=seed, factor=factor_of(method))
             for seed in given.seeds
             for age in given.ages or AGES
             for method in given.methods

@@ -15,7 +15,13 @@ from benchmarks.study import RESULTS, Recorded, Row
 
 NUM_STEPS = 50
 SAMPLES_PER_STEP = 128
-_KEPT = ("step", "eval/pass_at_1", "staleness/mean_versions", "staleness/max_versions")
+_KEPT = (
+    "step",
+    "eval/pass_at_1",
+    "policy/effective_sequences",
+    "staleness/mean_versions",
+    "staleness/max_versions",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""A cell of the league in one process trains exact ages, with the learner's own log-probs and the
-verifier's own verdicts.
+"""A cell of the league trains exact ages with the learner's own log-probs, and tables do not mix
+cells of different settings.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import pytest
 from composing import compose
 
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 from async_rl.core.types import Group, Prompt
 from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
 from async_rl.learner.trainer import Trainer
 from async_rl.training.age_watch import AgeWatch
+from benchmarks.learning.bench import Bench
 from benchmarks.learning.sampler import Response
-from benchmarks.learning.staleness_cell import (
-    Bench,
-    make_trainer,
-    run_cell,
-)
+from benchmarks.learning.staleness_cell import make_trainer, run_cell, run_up
+from benchmarks.learning.staleness_results import result
+from benchmarks.statistics import holm, ratio, student_p
+from benchmarks.study import Recorded, refuse_mixing
 
 SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
 
@@ -89,7 +90,7 @@ def test_behavior_logprobs_are_those_of_the_learner(bench: Recording, tmp_path: 
 
 
 @pytest.mark.parametrize("age", [0, 2])
-def test_every_batch_is_sampled_by_the_version_of_its_age(
+def test_without_a_run_up_a_batch_is_as_old_as_the_run(
     bench: Recording, tmp_path: Path, age: int
 ) -> None:
     bench.sampled.clear()
@@ -97,6 +98,70 @@ def test_every_batch_is_sampled_by_the_version_of_its_age(
     assert sorted(bench.sampled) == [(n, max(0, n - age)) for n in range(5)]
     assert [row["step"] for row in rows] == [0, 5]
     assert rows[-1]["samples"] == 5 * 2 * 4
+    assert rows[-1]["staleness/mean_versions"] == pytest.approx(min(age, 7 / 5))
+
+
+def test_after_a_run_up_every_step_trains_the_exact_age(bench: Recording, tmp_path: Path) -> None:
+    bench.sampled.clear()
+    before = make_config(4, "num_steps=4", "learner.optimizer.lr=1e-2")
+    for _ in range(2):
+        start = run_up(bench, before, tmp_path)
+    assert bench.sampled == [(n, n - 4) for n in range(5)], "the second call reads the first"
+    for age in (0, 3, 4):
+        bench.sampled.clear()
+        rows = run_cell(bench, make_config(age), tmp_path, start=start)
+        assert bench.sampled == [(4 + version, version) for version in range(1, 5 - age)]
+        assert rows[-1]["staleness/mean_versions"] == age
+        # Version 0 is the last policy of the run-up, and no other sampled its batch.
+        is_fresh = rows[-1]["policy/effective_sequences"] > 0.999
+        assert is_fresh is (age == 0)
+    with pytest.raises(ConfigError, match="max_staleness_versions=5 is above the 4 steps"):
+        run_cell(bench, make_config(5), tmp_path, start=start)
+
+
+def test_a_cell_that_never_reached_the_goal_counts_with_all_its_samples() -> None:
+    curve = {0: 0.5, 640: 0.7, 1280: 0.9, 1920: 0.6, 2560: 0.6}
+    rows = [
+        {"step": n // 64, "samples": n, "eval/pass_at_1": rate, "policy/effective_sequences": 1.0}
+        | {"staleness/mean_versions": n / 640}
+        for n, rate in curve.items()
+    ]
+    reached = result(rows)
+    assert (reached.samples, reached.is_censored, reached.is_collapsed) == (960, False, True)
+    assert reached.mean_age == pytest.approx((640 * 1 + 320 * 2) / 960)
+    never = result([row | {"eval/pass_at_1": 0.7} for row in rows])
+    assert (never.samples, never.is_censored, never.is_collapsed) == (2560, True, False)
+
+
+def test_cells_of_different_settings_are_not_mixed(tmp_path: Path) -> None:
+    runs = [Recorded(tmp_path / "study.jsonl", name) for name in ("a", "b", "old")]
+    for run, schedule in zip(runs, ("constant", "cosine"), strict=False):
+        setting = f"learner.optimizer.schedule={schedule}"
+        run.write([{"step": 0}], config=make_config(0, setting))
+    allowed = {"learner.optimizer.schedule"}
+    refuse_mixing(runs[:2], apart_from=allowed)
+    with pytest.raises(
+        SystemExit, match=r"a ran with learner\.optimizer\.schedule=constant, b with cosine"
+    ):
+        refuse_mixing(runs[:2], apart_from=())
+    runs[2].write([{"step": 0}])
+    with pytest.raises(SystemExit, match="old has no configuration"):
+        refuse_mixing(runs, apart_from=allowed)
+
+
+def test_differences_are_tested_in_pairs_and_corrected_for_their_number() -> None:
+    # The two-sided 5 % points of Student's distribution in every table of it.
+    assert student_p(12.706, 1) == pytest.approx(0.05, abs=1e-4)
+    assert student_p(-2.776, 4) == pytest.approx(0.05, abs=1e-4)
+    compared = ratio([2.0, 8.0, 4.0], [1.0, 2.0, 2.0])
+    # Logarithms to base 2 are 1, 2, 1: mean 4/3, standard error 1/3, t = 4 with 2 degrees.
+    assert compared.value == pytest.approx(2 ** (4 / 3))
+    assert compared.error == pytest.approx(2 ** (1 / 3))
+    assert compared.p == pytest.approx(0.0572, abs=1e-4)
+    assert ratio([1.0, 2.0], [1.0, 2.0]).p == 1
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "c": 0.06, "b": 0.06}
+    )
 
 
 class Easy(Bench):

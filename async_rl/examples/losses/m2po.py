@@ -2,8 +2,10 @@
 2510.01161).
 
 Start it with `async-rl launch conf=grpo_code algorithm=m2po`.
-Changed: a correction knows no advantages, so tokens of both directions are masked. The paper masks
-only the tokens that an update would move further: A > 0 and ratio > 1, or A < 0 and ratio < 1.
+Changed: tokens of both directions are masked, because a correction sees the whole batch but no
+advantages, and a loss sees one pass. The paper counts and masks only the tokens that an update
+would move further: A > 0 and ratio > 1, or A < 0 and ratio < 1. The authors' code clips these
+instead of masking them, and never closer to 1 than 0.7 and 1.5.
 """
 
 import math

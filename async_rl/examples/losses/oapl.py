@@ -1,7 +1,8 @@
 """OAPL: regression of each response's log-ratio on its optimal advantage (arXiv 2602.19362).
 
 Start it with `async-rl launch conf=grpo_code algorithm=oapl`.
-Changed: BETA is 1; the experiments of the paper have 1e-3.
+Changed: TEMPERATURE and BETA are 1; the experiments of the paper have 1e-3. There the soft maximum
+is the best reward of a group, so with rewards of 0 and 1 only failures have an advantage.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """SAPO: a soft gate of the ratio instead of a clip (arXiv 2511.20347).
 
 Start it with `async-rl launch conf=grpo_code algorithm=sapo`.
-Changed: tokens are averaged as algorithm.aggregation says, by default over the batch. The paper
-takes the mean over sequences of their token means: algorithm.aggregation=sequence_mean.
+As published, with the factor behavior_weight for old data.
 """
 
 import torch
