@@ -27,7 +27,7 @@ class Ratio(NamedTuple):
     value: float
     error: float
     p: float
-    count: int
+    num_pairs: int
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.figures import figure, with_table
 from benchmarks.learning.staleness_cell import GOAL
@@ -141,47 +142,49 @@ def ends_table() -> str:
     return _table(heads, lines)
 
 
-def _compared(
-    pairs: Mapping[tuple[str, str], tuple[Mapping[int, Result], Mapping[int, Result]]],
-) -> dict[tuple[str, str], tuple[Ratio, float, bool, bool]]:
-    """Ratio, corrected p and which side has a censored cell, by line and column."""
-    ratios = {}
-    for key, (ones, others) in pairs.items():
-        seeds = sorted({*ones} & {*others})
-        if len(seeds) > 1:
-            compared = ratio(
-                [ones[seed].samples for seed in seeds], [others[seed].samples for seed in seeds]
-            )
-            censored = [any(side[seed].is_censored for seed in seeds) for side in (ones, others)]
-            ratios[key] = (compared, *censored)
-    corrected = holm({key: compared.p for key, (compared, *_) in ratios.items()})
-    return {
-        key: (compared, corrected[key], above, below)
-        for key, (compared, above, below) in ratios.items()
-    }
+class _Compared(NamedTuple):
+    """A ratio of samples, and which of its sides has a cell that never reached the goal."""
+
+    ratio: Ratio
+    is_above_censored: bool
+    is_below_censored: bool
+
+    def text(self, p: float) -> str:
+        """Return the ratio, the interval of one standard error, and the corrected p value."""
+        # A bound on one side of a ratio bounds it; bounds on both sides bound nothing.
+        sign = ">= " if self.is_above_censored else ""
+        if self.is_below_censored:
+            sign = "~ " if self.is_above_censored else "<= "
+        value, error, *_ = self.ratio
+        text = f"{sign}{value:.2f} ({value / error:.2f} to {value * error:.2f}), p {p:.2g}"
+        return f"**{text}**" if p < _LEVEL else text
 
 
-def _ratio_table(
-    first: str, pairs: Mapping[tuple[str, str], tuple[Mapping[int, Result], Mapping[int, Result]]]
-) -> str:
-    """A line and a column per pair: the ratio, a factor of error, and the corrected p value."""
-    found = _compared(pairs)
+def _compare(ones: Mapping[int, Result], others: Mapping[int, Result]) -> _Compared | None:
+    seeds = sorted({*ones} & {*others})
+    if len(seeds) < 2:
+        return None
+    sides = [[side[seed] for seed in seeds] for side in (ones, others)]
+    above, below = ([each.samples for each in side] for side in sides)
+    censored = [any(each.is_censored for each in side) for side in sides]
+    return _Compared(ratio(above, below), *censored)
+
+
+_Pairs = Mapping[tuple[str, str], tuple[Mapping[int, Result], Mapping[int, Result]]]
+
+
+def _ratio_table(first: str, pairs: _Pairs) -> str:
+    """A line and a column per pair, with p values corrected for the number of pairs."""
+    tried = {key: _compare(*sides) for key, sides in pairs.items()}
+    found = {key: compared for key, compared in tried.items() if compared is not None}
+    corrected = holm({key: compared.ratio.p for key, compared in found.items()})
+    texts = {key: compared.text(corrected[key]) for key, compared in found.items()}
     columns = list(dict.fromkeys(column for _, column in found))
-    lines = []
-    for line in dict.fromkeys(line for line, _ in found):
-        cells = [_ratio_cell(*found[line, c]) if (line, c) in found else "" for c in columns]
-        lines.append([line, *cells])
+    lines = [
+        [line, *(texts.get((line, column), "") for column in columns)]
+        for line in dict.fromkeys(line for line, _ in found)
+    ]
     return _table([first, *columns], lines)
-
-
-def _ratio_cell(compared: Ratio, p: float, is_above: bool, is_below: bool) -> str:
-    # A bound on one side of a ratio bounds it; bounds on both sides bound nothing.
-    sign = {(True, False): ">= ", (False, True): "<= ", (True, True): "~ "}.get(
-        (is_above, is_below), ""
-    )
-    low, high = compared.value / compared.error, compared.value * compared.error
-    text = f"{sign}{compared.value:.2f} ({low:.2f} to {high:.2f}), p {p:.2g}"
-    return f"**{text}**" if p < _LEVEL else text
 
 
 def against_default() -> str:
