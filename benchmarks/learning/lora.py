@@ -25,12 +25,12 @@ from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.data.prepare import prepare_model
 from async_rl.learner.trainer import Trainer
+from benchmarks.comparing import spread
 from benchmarks.figures import figure
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.staleness import finish
 from benchmarks.learning.staleness_cell import GOAL, run_cell
 from benchmarks.learning.staleness_results import RATE, SETTINGS, rates, result
-from benchmarks.statistics import spread
 from benchmarks.study import RESULTS, Recorded, Row
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 Every number of a table is a mean +- its standard error. A cell that never reached the goal counts
 with all samples that it trained, and the mean has ">=" in front of it. Differences are tested by a
-t test of the log-ratios of samples, paired by seed (benchmarks/statistics.py), and the p values of
+t test of the log-ratios of samples, paired by seed (benchmarks/comparing.py), and the p values of
 a table are corrected for their number by Holm's method.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.comparing import Ratio, holm, mean_and_error, ratio, spread
 from benchmarks.figures import figure, with_table
 from benchmarks.learning.staleness_cell import GOAL
 from benchmarks.learning.staleness_results import (
@@ -35,7 +36,6 @@ from benchmarks.learning.staleness_results import (
     tuning,
 )
 from benchmarks.learning.staleness_whole import WholeRun
-from benchmarks.statistics import Ratio, holm, mean_and_error, ratio, spread
 from benchmarks.study import Row, refuse_mixing
 
 ROOT = Path(__file__).parents[2]

@@ -19,11 +19,11 @@ from async_rl.data.embedded import TinyCoder
 from async_rl.data.prepare import prepare_model
 from async_rl.learner.trainer import Trainer
 from async_rl.training.age_watch import AgeWatch
+from benchmarks.comparing import holm, ratio, student_p
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import make_trainer, run_cell, run_up
 from benchmarks.learning.staleness_results import result
-from benchmarks.statistics import holm, ratio, student_p
 from benchmarks.study import Recorded, refuse_mixing
 
 SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
