@@ -41,6 +41,13 @@ class Recording(Bench):
         return super().batch(config, number=number, version=version)
 
 
+class Easy(Recording):
+    """A task that is learned in thirty small steps: a fourth of the tokens is right."""
+
+    def _reward(self, prompt: Prompt, response: Response) -> float:
+        return sum(token % 4 == 1 for token in response.token_ids) / 4
+
+
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
@@ -101,8 +108,8 @@ def test_without_a_run_up_a_batch_is_as_old_as_the_run(
     assert rows[-1]["staleness/mean_versions"] == pytest.approx(min(age, 7 / 5))
 
 
-def test_after_a_run_up_every_step_trains_the_exact_age(bench: Recording, tmp_path: Path) -> None:
-    bench.sampled.clear()
+def test_after_a_run_up_every_step_trains_the_exact_age(model_path: Path, tmp_path: Path) -> None:
+    bench = Easy(model_path)
     before = make_config(4, "num_steps=4", "learner.optimizer.lr=1e-2")
     for _ in range(2):
         start = run_up(bench, before, tmp_path)
@@ -113,8 +120,7 @@ def test_after_a_run_up_every_step_trains_the_exact_age(bench: Recording, tmp_pa
         assert bench.sampled == [(4 + version, version) for version in range(1, 5 - age)]
         assert rows[-1]["staleness/mean_versions"] == age
         # Version 0 is the last policy of the run-up, and no other sampled its batch.
-        is_fresh = rows[-1]["policy/effective_sequences"] > 0.999
-        assert is_fresh is (age == 0)
+        assert (rows[-1]["policy/effective_sequences"] > 0.999) is (age == 0)
     with pytest.raises(ConfigError, match="max_staleness_versions=5 is above the 4 steps"):
         run_cell(bench, make_config(5), tmp_path, start=start)
 
@@ -127,7 +133,8 @@ def test_a_cell_that_never_reached_the_goal_counts_with_all_its_samples() -> Non
         for n, rate in curve.items()
     ]
     reached = result(rows)
-    assert (reached.samples, reached.is_censored, reached.is_collapsed) == (960, False, True)
+    assert reached.samples == pytest.approx(960)
+    assert (reached.is_censored, reached.is_collapsed) == (False, True)
     assert reached.mean_age == pytest.approx((640 * 1 + 320 * 2) / 960)
     never = result([row | {"eval/pass_at_1": 0.7} for row in rows])
     assert (never.samples, never.is_censored, never.is_collapsed) == (2560, True, False)
@@ -162,13 +169,6 @@ def test_differences_are_tested_in_pairs_and_corrected_for_their_number() -> Non
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
         {"a": 0.03, "c": 0.06, "b": 0.06}
     )
-
-
-class Easy(Bench):
-    """A task that is learned in thirty small steps: a fourth of the tokens is right."""
-
-    def _reward(self, prompt: Prompt, response: Response) -> float:
-        return sum(token % 4 == 1 for token in response.token_ids) / 4
 
 
 def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_run(
