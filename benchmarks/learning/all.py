@@ -36,6 +36,7 @@ STUDIES = (
     Study("late_admission", ("run",), 2, "decisions/late_admission.md"),
     Study("agent_learning", ("run", "report"), 1, "agents.md"),
     Study("schema_learning", ("build", "run", "report"), 1, "agents.md"),
+    Study("reference", ("run", "report --docs"), 2, "performance.md"),
     # These need the model of `make real`, and the last two packages that their docstrings name.
     Study("real_model", ("run", "report"), 2, "tutorials/real_model.md"),
     Study("service_distillation", ("run", "report"), 2, "service.md"),
