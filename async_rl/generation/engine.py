@@ -97,9 +97,6 @@ class Samples(Protocol):
 class Place(Engine, Samples, Protocol):
     """A slot of an engine for one adapter, whose weights may change during a sample."""
 
-    def clear(self) -> None:
-        """Forget the weights: the place belongs to another policy from now on."""
-
 
 @runtime_checkable
 class Serves(Samples, Protocol):

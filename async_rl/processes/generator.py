@@ -45,7 +45,6 @@ from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.rollouts.slots import Slots
-from async_rl.rollouts.turns import Turns
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.files import FileReader
 
@@ -95,9 +94,8 @@ class Generator:
             engine=lambda: self.sleeping.engine,
             limit=self.sleeping.limit,
         )
-        self._slots: Slots | Turns = Slots(self.sleeping)
-        if not context.config.model.is_applied:
-            self._slots = Turns(self.sleeping, context.model_path)
+        base = None if context.config.model.is_applied else context.model_path
+        self._slots = Slots(self.sleeping, base)
         self.is_handed_over = context.config.takes_turns
         self._version_changed = asyncio.Event()
         self._completed = asyncio.Event()

@@ -1,4 +1,5 @@
-"""The adapters of a service whose weights change while they sample: each has a slot of the engine.
+"""The policies of a service whose weights change while they sample: each has a slot of the engine.
+An adapter has one of several slots; whole models take turns on the only one, the engine itself.
 
 Invariants
 - A sample has tokens of one policy: while it runs, its slot is of no other one.
@@ -9,55 +10,67 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import functools
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, WeightsError
-from async_rl.generation.engine import Place, Serves
+from async_rl.core.types import NO_VERSION
+from async_rl.generation.engine import Engine, Samples, Serves
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.sleeping import Sleeping
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 
 class _Slot:
-    """policy: who has it; num_running: samples."""
+    """policy: who has it, or the directory whose weights it has; empty = the base model.
+    num_running: samples.
+    """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.policy = ""
-        self.num_running = 0
+    policy = ""
+    version = 0
+    num_running = 0
+
+    def __init__(
+        self, engine: Samples, load: Callable[[LoadSlot | Sample], Awaitable[None]]
+    ) -> None:
+        self.engine = engine
+        self._load = load
 
     async def load(self, wanted: LoadSlot | Sample) -> None:
         """Have these weights or newer ones. Raises DataError for damaged or refused ones."""
-        if self.place.version >= wanted.version:
-            return
-        if problem := await asyncio.to_thread(damage, Path(wanted.adapter)):
-            raise DataError(f"{wanted.policy}: {problem}; save its weights again")
-        # Nothing names the tensors of the base model, which is the same file everywhere.
-        manifest = Manifest(version=wanted.version, path="", tensors=[], total_bytes=0, checksum=0)
-        try:
-            await self.place.load_weights(manifest, StoredFile(url=wanted.adapter))
-        except WeightsError as error:
-            # It concerns this policy only, and must not end a process.
-            raise DataError(str(error)) from error
+        if self.version < wanted.version:
+            await self._load(wanted)
+            self.version = wanted.version
 
 
 class Slots:
-    """The slots of one engine that serves a service."""
+    """The slots of one engine that serves a service.
 
-    def __init__(self, sleeping: Sleeping) -> None:
+    model_path: the directory of the base model, if the programs train all weights.
+    """
+
+    def __init__(self, sleeping: Sleeping, model_path: Path | None = None) -> None:
         self._sleeping = sleeping
+        self._base = model_path
         self._slots: Sequence[_Slot] = ()
         """The one that has waited longest for a sample is the first."""
-        self._changing = asyncio.Condition()
         self._turn = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        self._is_done = asyncio.Event()
 
     async def load(self, request: LoadSlot) -> Message:
         """Load the newest weights of a policy if it has a slot; later samples name them.
 
-        Raises DataError for an adapter that is damaged or refused.
+        Raises DataError for weights that are damaged or refused.
         """
         async with self._changing:
             for slot in self._slots:
@@ -66,40 +79,86 @@ class Slots:
         return Ok()
 
     async def sample(self, request: Sample) -> Sampled:
-        """Draw sequences: from the engine itself if the request names no policy, else as soon as
-        the policy has a slot or another one needs its slot no more.
+        """Draw sequences: at once if the engine itself has the weights next to the slots, else as
+        soon as they have a slot or another policy needs its slot no more.
 
         Raises DataError for a request that the engine refuses, and as `load`, Unavailable if the
         engine died.
         """
-        policy = request.policy
         engine = self._sleeping.engine
-        assert isinstance(engine, Serves), "a service's configuration asks for such an engine"
-        if not policy:
+        assert isinstance(engine, Samples), "a service's configuration asks for such an engine"
+        policy = request.policy
+        if self._base:
+            policy = request.policy or request.adapter
+        elif not policy:
             return await engine.sample(request)
         # In the order of arrival, so that no policy waits forever for the slot of another one.
-        async with self._turn, self._changing:
-            self._slots = self._slots or [_Slot(place) for place in engine.places]
-            if not self._slots:
-                raise DataError(
-                    "model.lora.slots leaves no slot for samplers of kind inflight; resume the"
-                    " service with at least 4"
-                )
-            slot, *_ = await self._changing.wait_for(lambda: self._usable(policy))
-            if slot.policy != policy:
-                # It must not be answered by these weights.
-                slot.place.clear()
-                slot.policy = policy
+        async with self._turn:
+            self._slots = self._slots or self._open(engine)
+            while not (usable := self._usable(policy)):
+                self._is_done.clear()
+                await self._is_done.wait()
+            slot = usable[0]
             self._slots = [*(other for other in self._slots if other is not slot), slot]
-            await slot.load(request)
+            async with self._changing:
+                if slot.policy != policy:
+                    # It must not be answered by these weights.
+                    slot.version = NO_VERSION
+                    slot.policy = policy
+                await slot.load(request)
             slot.num_running += 1
         try:
-            return await slot.place.sample(request)
+            return await slot.engine.sample(msgspec.structs.replace(request, adapter=""))
         finally:
             slot.num_running -= 1
-            async with self._changing:
-                self._changing.notify_all()
+            self._is_done.set()
+
+    def _open(self, engine: Samples) -> list[_Slot]:
+        if self._base:
+            load = functools.partial(_load_model, self._sleeping.engine, self._base)
+            return [_Slot(engine, load)]
+        assert isinstance(engine, Serves)
+        if not engine.places:
+            raise DataError(
+                "model.lora.slots leaves no slot for samplers of kind inflight; resume the service"
+                " with at least 4"
+            )
+        return [_Slot(place, functools.partial(_load_adapter, place)) for place in engine.places]
 
     def _usable(self, policy: str) -> list[_Slot]:
         own = [slot for slot in self._slots if slot.policy == policy]
         return own or [slot for slot in self._slots if not slot.num_running]
+
+
+async def _load_adapter(place: Engine, wanted: LoadSlot | Sample) -> None:
+    if problem := await asyncio.to_thread(damage, Path(wanted.adapter)):
+        raise DataError(f"{wanted.policy}: {problem}; save its weights again")
+    # Nothing names the tensors of the base model, which is the same file everywhere.
+    manifest = Manifest(version=wanted.version, path="", tensors=[], total_bytes=0, checksum=0)
+    try:
+        await place.load_weights(manifest, StoredFile(url=wanted.adapter))
+    except WeightsError as error:
+        # It concerns this policy only, and must not end a process.
+        raise DataError(str(error)) from error
+
+
+async def _load_model(engine: Engine, base: Path, wanted: LoadSlot | Sample) -> None:
+    folder = Path(wanted.adapter) if wanted.adapter else base
+    block, manifest = await asyncio.to_thread(_block_of, folder, wanted.version)
+    try:
+        await engine.load_weights(manifest)
+    finally:
+        block.close()
+
+
+def _block_of(folder: Path, version: int) -> tuple[SharedTensors, Manifest]:
+    tensors = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors.update(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder} cannot be read: {error}") from error
+    if not tensors:
+        raise DataError(f"{folder} has no weights; save them for sampling again")
+    block = SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
+    return block, block.write(version, tensors.values())

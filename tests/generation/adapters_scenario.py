@@ -106,8 +106,6 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
     said["refused"] = await refusals(first, pusher)
     said["after_refusals"] = await group(first, "after", prompt(10), 2, sampling())
     third = first
-    third.clear()
-    said["third_before_load"] = await refusal(group(third, "t", prompt(0), 1, sampling()))
     await pusher.push(third, "third", 0)
     said["third_at_0"] = await group(third, "third", prompt(10), 2, sampling())
     said["own_at_end"] = await group(own, "own", prompt(10), 2, sampling())

@@ -90,7 +90,7 @@ def test_a_probe_scores_with_the_adapter_of_the_policy(case: Case) -> None:
 
 def test_a_policy_without_an_adapter_generates_nothing(case: Case) -> None:
     _, said = case
-    for name in ("before_first_load", "still_before_first_load", "third_before_load"):
+    for name in ("before_first_load", "still_before_first_load"):
         assert "no version of the weights yet" in said[name]
 
 

@@ -64,9 +64,6 @@ class Place:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    def clear(self) -> None:
-        self.version = NO_VERSION
-
     async def load_weights(self, manifest: Manifest, source: StoredFile) -> LoadReport:
         if self.error:
             raise self.error

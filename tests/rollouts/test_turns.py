@@ -15,7 +15,7 @@ from async_rl.core.errors import DataError
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest
-from async_rl.rollouts.turns import Turns
+from async_rl.rollouts.slots import Slots
 from async_rl.weights.block import SharedTensorsReader, tensor_views
 
 
@@ -63,7 +63,7 @@ async def test_samples_have_their_weights_and_start_in_the_order_of_arrival(
     base, one, two = (write(tmp_path / f"{value}", value) for value in (7, 1, 2))
     engine = Engine()
     sleeping: Any = type("Sleeping", (), {"engine": engine})()
-    turns = Turns(sleeping, Path(base))
+    turns = Slots(sleeping, Path(base))
     wanted = [
         request("base"),
         request("one", adapter=one, version=3),
@@ -94,7 +94,7 @@ async def test_the_weights_of_a_policy_change_under_its_samples_only(tmp_path: P
     base, one, two, three = (write(tmp_path / f"{value}", value) for value in (7, 1, 2, 3))
     engine = Engine()
     sleeping: Any = type("Sleeping", (), {"engine": engine})()
-    turns = Turns(sleeping, Path(base))
+    turns = Slots(sleeping, Path(base))
     await turns.load(LoadSlot(policy="a", adapter=one, version=4))
     assert engine.log == [], "nobody samples it yet"
     running = asyncio.create_task(turns.sample(request("a", policy="a", adapter=one, version=4)))

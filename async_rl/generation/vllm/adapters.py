@@ -20,7 +20,6 @@ from safetensors import safe_open
 from vllm.lora.request import LoRARequest
 
 from async_rl.core.errors import WeightsError
-from async_rl.core.types import NO_VERSION
 from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.llm import Llm
 from async_rl.protocol.weights import Manifest, Source, StoredFile
@@ -51,10 +50,6 @@ class AppliedAdapter(VllmEngine):
         super().__init__(llm, end_token_ids, has_spare=False)
         # vLLM's ids start at 1, and 0 is the base model.
         self._lora = LoRARequest(f"slot {self._index}", self._index + 1, _PLACEHOLDER)
-
-    def clear(self) -> None:
-        """Leave the slot to another policy."""
-        self.version = NO_VERSION
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         assert isinstance(source, StoredFile), "model.lora.slots is the learner's setting too"
