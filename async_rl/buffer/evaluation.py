@@ -17,7 +17,7 @@ from async_rl.buffer.groups import Recovered
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.core.heads import means_by_name
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
-from async_rl.rewards.answers import vote_of
+from async_rl.rewards.responses import vote_of
 
 _Z95 = 1.96
 _ERRORS = (

@@ -136,7 +136,7 @@ class AssertTest(Value, tag_field="kind", tag="assert"):
 
 
 class AnswerTest(Value, tag_field="kind", tag="answer"):
-    """Compare a response in words with the expected answer, by a rule of rewards/answers.py; no
+    """Compare a response in words with the expected answer, by a rule of rewards/responses.py; no
     program is run.
     """
 

@@ -9,7 +9,6 @@ RewardError.
 import asyncio
 import math
 import os
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,14 +25,12 @@ from async_rl.config.rewards import (
 )
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import Verdict
+from async_rl.rewards.responses import is_well_formed
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import RewardSample, VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.protocol import SCORE, RewardSample, VerifyRequest, VerifyResponse
 
 RewardFunction = Callable[[RewardSample], Any]
 """Returns an argument of `read_score`, or an awaitable of it."""
-SCORE = "score"
-_FORM = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # A server that restarts or is full needs a moment; the limit of the call bounds all attempts.
 _PAUSE_S = 0.1
 
@@ -91,12 +88,6 @@ def read_score(name: str, returned: Any) -> dict[str, float]:
     if not numbers:
         raise RewardError(f"{name} returned an empty dict; return at least one part")
     return {SCORE: sum(numbers.values()), **numbers}
-
-
-def is_well_formed(response: str) -> bool:
-    """Return whether it is one <think> part, then one <answer> part, and nothing else."""
-    # The counts first: with many tags the expression takes quadratic time.
-    return all(response.count(tag) == 1 for tag in _TAGS) and _FORM.fullmatch(response) is not None
 
 
 def xml_format(sample: RewardSample) -> float:

@@ -19,10 +19,10 @@ from async_rl.config.rewards import TESTS
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, Prompt, Score, StepScore, Verdict
-from async_rl.rewards.functions import SCORE, is_well_formed
 from async_rl.rewards.memo import MAX_FAILURE_CHARS, Verifier
+from async_rl.rewards.responses import is_well_formed
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import RewardSample, TestResult
+from async_rl.rewards.verifier.protocol import SCORE, RewardSample, TestResult
 
 FunctionScores = dict[str, dict[str, float]]
 """Name of a function -> its parts, "score" among them."""

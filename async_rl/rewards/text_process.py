@@ -17,13 +17,13 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON, Language
 from async_rl.core.types import AnswerTest, Verdict
-from async_rl.rewards.answers import is_right
 from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
-from async_rl.rewards.extraction import (
+from async_rl.rewards.responses import (
     Block,
     Extraction,
     complete_blocks,
     fenced_blocks,
+    is_right,
     program_of,
 )
 

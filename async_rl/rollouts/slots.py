@@ -31,7 +31,7 @@ from async_rl.weights.tensors import tensor_spec
 
 
 class _Slot:
-    """policy: who has it, or the directory whose weights it has; empty = the base model.
+    """policy: its holder, or the directory of its weights; empty = the base model.
     num_running: samples.
     """
 

@@ -34,7 +34,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import AnswerTest, Prompt, Verdict
 from async_rl.data.prepare import prepare_model
 from async_rl.launchers.api.verifier import Verifier
-from async_rl.rewards.answers import is_right
+from async_rl.rewards.responses import is_right
 from benchmarks.figures import figure
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -30,7 +30,7 @@ from async_rl.data.prompts import held_out_prompts, train_prompts
 from async_rl.launchers.api.verifier import Verifier
 from async_rl.learner.sharding import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
-from async_rl.rewards.extraction import extract_code
+from async_rl.rewards.responses import extract_code
 from benchmarks.learning.sampler import Response, Sampler
 
 

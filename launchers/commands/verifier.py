@@ -129,7 +129,7 @@ def _programs(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterato
     """
     from async_rl.data.files import read_rows
     from async_rl.data.problems import read_problem
-    from async_rl.rewards.extraction import extract_code
+    from async_rl.rewards.responses import extract_code
 
     is_reference = columns is _REFERENCES
     for position, row in read_rows(file):

@@ -15,7 +15,7 @@ from composing import compose
 
 from async_rl.buffer.evaluation import evaluation_scalars, interval, majority, result_of
 from async_rl.core.types import NO_VERSION, AnswerTest, AssertTest, CodeProblem, Group, Purpose
-from async_rl.rewards.answers import vote_of
+from async_rl.rewards.responses import vote_of
 
 
 def result(

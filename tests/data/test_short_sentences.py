@@ -5,7 +5,7 @@ import pytest
 from async_rl.core.types import AnswerTest
 from async_rl.data.problems import read_problem
 from async_rl.examples import short_sentences
-from async_rl.rewards.answers import is_right
+from async_rl.rewards.responses import is_right
 
 
 def words(rows: list[short_sentences.Row]) -> set[str]:

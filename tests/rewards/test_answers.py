@@ -17,7 +17,7 @@ from tables import table
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
-from async_rl.rewards.answers import boxed, is_right
+from async_rl.rewards.responses import boxed, is_right
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.protocol import TestResult

@@ -9,7 +9,7 @@ import pytest
 from tables import table
 
 from async_rl.core.programs import OutputRules
-from async_rl.rewards.extraction import extract_code
+from async_rl.rewards.responses import extract_code
 from async_rl.sandbox.comparison import Comparison, Returned, failure, shorten
 from async_rl.sandbox.values import encode
 

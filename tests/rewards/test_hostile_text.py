@@ -16,16 +16,22 @@ from tables import table
 
 from async_rl.core.programs import OutputRules
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem
-from async_rl.rewards import extraction, scoring
-from async_rl.rewards.answers import answer_of, boxed, is_right, vote_of
-from async_rl.rewards.extraction import complete_blocks, extract_code
-from async_rl.rewards.functions import is_well_formed
+from async_rl.rewards import responses, scoring
+from async_rl.rewards.responses import (
+    answer_of,
+    boxed,
+    complete_blocks,
+    extract_code,
+    is_right,
+    is_well_formed,
+    vote_of,
+)
 from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.languages import source_names
 from async_rl.rewards.verifier.outcomes import printable
 from async_rl.sandbox.comparison import Comparison
 
-ROOT = Path(extraction.__file__).parents[1]
+ROOT = Path(responses.__file__).parents[1]
 SIZE = 1 << 18
 GSM8K = AnswerTest(rule="gsm8k", expected="#### 7")
 MATH = AnswerTest(rule="math", expected="7")
@@ -58,7 +64,7 @@ LINEAR: dict[str, Callable[[str], object]] = {
 }
 PIECES = table(__file__, "pieces")
 """Reader -> texts whose repetition it must read in linear time."""
-ENDABLE = {"rewards/answers.py:re.search": "the rule regex: runs in text_process.py"}
+ENDABLE = {"rewards/responses.py:re.search": "the rule regex: runs in text_process.py"}
 """Regular expressions without a bound, and the process that can be ended."""
 READERS = table(__file__, "readers")
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""
@@ -139,7 +145,7 @@ def test_extractor_returns_what_the_plain_function_returns() -> None:
 
 
 def test_no_more_than_the_limit_is_parsed_beginning_with_the_last_block() -> None:
-    half = "x = 1\n" * (extraction.MAX_PARSED_CHARS // 12)
+    half = "x = 1\n" * (responses.MAX_PARSED_CHARS // 12)
     response = "".join(f"```\ny = {index}234567890123456\n{half}```\n" for index in range(3))
     assert [block.code[4] for block in complete_blocks(response)] == ["2"]
     assert extract_code(f"```\n{half * 3}```\n", "auto") is None

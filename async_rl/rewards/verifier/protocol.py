@@ -18,6 +18,8 @@ MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB = 16
 MAX_MEMORY_MB = 65536
 
+SCORE = "score"
+"""The part of a function's score that counts."""
 SLOW_S = 0.5
 """A program that runs for longer gives its cell's place to others. Most programs take a hundredth
 of this; one that uses its limit up takes ten times as long.
