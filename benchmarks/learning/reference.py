@@ -5,7 +5,7 @@ often as needed: a run that is recorded in benchmarks/results/reference.jsonl is
 `report [--docs]`. About two hours on two quiet cores. conf=real needs the model of `make real`.
 
 A recorded run has its settings and commit, and a row for each evaluation. `band` is where a further
-run lies with 95 % probability if the runs of the seeds are normally distributed: mean +- t * s *
+run lies with 99 % probability if the runs of the seeds are normally distributed: mean +- t * s *
 sqrt(1 + 1/n). `tests/e2e/test_learning.py` compares its own run with it, and
 `tests/learner/test_reference.py` fails if a default that learning depends on has changed since.
 """
@@ -50,8 +50,8 @@ SECTIONS = ("algorithm", "buffer", "data", "generation", "learner.optimizer", "m
 _UNFIXED = ("generation.vllm.", "model.path", "model.dtype")
 """Settings within them that follow from the machine."""
 _KEPT = ("step", "time_s", "eval/pass_at_1", "reward/mean", "staleness/mean_versions")
-# Two-sided 95 % of Student's t by degrees of freedom.
-_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}
+# Two-sided 99 % of Student's t by degrees of freedom.
+_T = {1: 63.66, 2: 9.92, 3: 5.84, 4: 4.60}
 
 
 def command(conf: str, seed: int) -> list[str]:
@@ -128,7 +128,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def band(conf: str) -> dict[int, tuple[float, float]]:
-    """Return for each evaluated step where a further run lies with 95 % probability."""
+    """Return for each evaluated step where a further run lies with 99 % probability."""
     return {
         step: (
             statistics.mean(rates) - half_width(rates),
@@ -140,7 +140,7 @@ def band(conf: str) -> dict[int, tuple[float, float]]:
 
 
 def half_width(rates: Sequence[float]) -> float:
-    """Return half the width of the interval in which a further value lies with 95 %."""
+    """Return half the width of the interval in which a further value lies with 99 %."""
     number = len(rates)
     return float(_T[min(number - 1, 4)] * statistics.stdev(rates) * (1 + 1 / number) ** 0.5)
 

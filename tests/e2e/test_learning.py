@@ -7,6 +7,7 @@ import pytest
 from e2e_support import LiveRun, shared_memory
 
 from async_rl.observability.catalogue import describe
+from benchmarks.learning.reference import band
 
 NUM_STEPS = 50
 MAX_STALENESS = 2
@@ -40,6 +41,13 @@ def test_held_out_pass_rate_rises_from_at_most_0_40_to_at_least_0_80(finished: L
     assert curve[0] <= 0.40
     # Single evaluations of 256 prompts have a standard error of 0.025: two are taken together.
     assert statistics.mean(list(curve.values())[-2:]) >= 0.80, curve
+
+
+def test_the_curve_lies_where_the_recorded_seeds_say(finished: LiveRun) -> None:
+    """At step 40, of `python -m benchmarks.learning.reference`; 1 run in 100 lies outside."""
+    least, most = band("grpo_code")[40]
+    (rate,) = (row["eval/pass_at_1"] for row in finished.rows if row["step"] == 40)
+    assert least <= rate <= most
 
 
 def test_every_step_has_one_row_in_order(finished: LiveRun) -> None:
