@@ -8,6 +8,7 @@ timeouts.silence_s. The buffer sees a lost generator leave the member list.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -126,13 +127,22 @@ class StallWatch:
 
     since_s: time of the last progress, by the registry's clock.
     A run without a learner step is reported at timeouts.stall_warning_s and stops at
-    timeouts.stall_s.
+    timeouts.stall_s, unless its samples come from programs outside (`is_endless`): the next one may
+    start tomorrow.
     """
 
-    def __init__(self, registry: Registry, liveness: Liveness, config: TimeoutsConfig) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        liveness: Liveness,
+        config: TimeoutsConfig,
+        *,
+        is_endless: bool = False,
+    ) -> None:
         self._registry = registry
         self._liveness = liveness
         self._config = config
+        self._limit_s = math.inf if is_endless else config.stall_s
         self._progress = (-1, -1)
         self.since_s = registry.clock()
         self._progressed = asyncio.Event()
@@ -158,7 +168,7 @@ class StallWatch:
             while await self._progresses_within(config.stall_warning_s):
                 pass
             yield self._sentence()
-            if not await self._progresses_within(config.stall_s):
+            if not await self._progresses_within(self._limit_s):
                 raise RunFailed(f"{self._sentence()} (10 timeouts.start_s = {config.stall_s:g} s)")
             yield ""
 

@@ -61,7 +61,9 @@ class Monitor:
         self._console = console
         self._log = log
         self._rates = Rates(time.monotonic(), is_aside=functools.partial(evaluates_only, config))
-        self._stall_watch = StallWatch(registry, liveness, config.timeouts)
+        self._stall_watch = StallWatch(
+            registry, liveness, config.timeouts, is_endless=config.agent.is_external
+        )
         self._learner_life = 0
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()

@@ -60,8 +60,15 @@ def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
         assert stall_watch.since_s == since_s
 
 
-def test_a_service_waits_for_its_programs_without_a_limit(tmp_path: Path) -> None:
-    config = compose("serve", ["monitoring.tensorboard_port=null"])
+@pytest.mark.parametrize(
+    ("conf", "words", "is_reported"),
+    [("serve", [], False), ("agent_code", ["rollout.fn=external"], True)],
+)
+def test_programs_of_others_are_waited_for_without_a_limit(
+    conf: str, words: list[str], is_reported: bool, tmp_path: Path
+) -> None:
+    """A service is idle by design; a run without its agents is told to be stalled."""
+    config = compose(conf, ["monitoring.tensorboard_port=null", *words])
 
     async def main() -> None:
         registry = virtual_registry()
@@ -78,7 +85,7 @@ def test_a_service_waits_for_its_programs_without_a_limit(tmp_path: Path) -> Non
             reporting = asyncio.create_task(monitor.report_stalls())
             await asyncio.sleep(2 * config.timeouts.stall_s)
             assert not reporting.done()
-            assert monitor.status().stalled == ""
+            assert bool(monitor.status().stalled) == is_reported
             reporting.cancel()
 
     virtually(main())
