@@ -124,8 +124,8 @@ class Lives:
 
 class Outage:
     """The current outage, if there is one: generators report that scoring fails for every sample
-    (rewards/scoring.py). Their attempts do not count, and tickets are held back, since a prompt
-    that is handed out would only be generated for nothing.
+    (rewards/scoring.py), or every agent. Their attempts do not count, and tickets are held back,
+    since a prompt that is handed out would only be generated for nothing.
 
     Invariants
     - A failure outside a pause starts the next pause, twice as long; further failures during the
@@ -140,7 +140,7 @@ class Outage:
         self._message = ""
 
     def failed(self, message: str, now_s: float) -> None:
-        """An attempt failed because nothing can be scored."""
+        """An attempt failed for a reason that makes all attempts fail."""
         self._message = " ".join(message.split())  # one line, for the live line and status
         # Within a pause the failures belong to groups that were handed out before it.
         if self._pause_s == 0 or now_s >= self._until_s:
@@ -172,4 +172,4 @@ class Outage:
         """Return why generators get no tickets, or an empty string."""
         if self._pause_s == 0:
             return ""
-        return f"scoring fails ({self._message}); one group is tried every {self._pause_s:g} s"
+        return f"every group fails ({self._message}); one group is tried every {self._pause_s:g} s"

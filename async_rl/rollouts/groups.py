@@ -36,6 +36,10 @@ _MOST_FAILED = 20
 """Groups in a row, of one generator. The pauses between them grow, so this takes about two minutes:
 time for a disk or a service that the function uses to come back.
 """
+_MOST_AGENT_FAILURES = 64
+"""Groups in a row. A weak policy makes many agents fail, a fault of the agent or of what it uses
+all of them; in an outage the prompts wait, instead of being dropped after their attempts.
+"""
 
 
 _REASONS: Sequence[tuple[type[Exception], DropReason]] = (
@@ -79,6 +83,7 @@ class Groups:
         self._num_writing: dict[int, int] = {}
         self._outage = ""
         self._num_failed = 0
+        self._num_agent_failures = 0
         remote = (isinstance(term, RemoteTerm) for term in self._config.reward.terms.values())
         self._may_recover = any(remote)
         self._has_weights = asyncio.Event()
@@ -141,7 +146,7 @@ class Groups:
         if evaluates_only(self._config, self._context.name):
             wait = activity.waiting("the next evaluation")
         elif self._outage:
-            wait = activity.blocked(f"scoring: {self._outage}")
+            wait = activity.blocked(self._outage)
         else:
             wait = activity.blocked("admission: the learner is behind")
         # The buffer issues tickets again that an earlier reply lost. Without this list a lost reply
@@ -187,17 +192,26 @@ class Groups:
             if isinstance(cause, RewardError) and "function_failure" in self._config.reward.stop_on:
                 raise
             reason = next(reason for kind, reason in _REASONS if isinstance(cause, kind))
-            if await self._rollouts.is_outage(cause):
+            if await self._is_outage(cause):
                 reason = DropReason.SCORING_OUTAGE
                 # In the live line: an HTTP error has several lines.
-                self._outage = " ".join(str(cause).split())
+                what = "agents fail" if isinstance(cause, AgentError) else "scoring"
+                self._outage = f"{what}: {' '.join(str(cause).split())}"
                 self._count_failure(cause, error)
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
             self._outage = ""
             self._num_failed = 0
+            self._num_agent_failures = 0
             await self._put(group)
             self._on_closed(ticket)
+
+    async def _is_outage(self, cause: BaseException) -> bool:
+        """Return whether the failure has nothing to do with the prompt and its samples."""
+        if isinstance(cause, AgentError) and not isinstance(cause, NotTaken):
+            self._num_agent_failures += 1
+            return self._num_agent_failures > _MOST_AGENT_FAILURES
+        return await self._rollouts.is_outage(cause)
 
     def _count_failure(self, cause: BaseException, error: Exception) -> None:
         """Raise RewardError once a function on this machine has failed for too many groups in a

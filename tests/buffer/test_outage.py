@@ -88,7 +88,7 @@ async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferS
     await fail_all(service, await tickets(service, 0))
     parked = asyncio.create_task(service.request_work(ask(0, wait_s=0.05)))
     await settle()
-    expected = "scoring fails (no verifier answered); one group is tried every 1 s"
+    expected = "every group fails (no verifier answered); one group is tried every 1 s"
     assert service.waits_for() == f"admission: {expected}"
     taken = asyncio.create_task(service.take_batch(TakeBatch(train_version=0, wait_s=0.01)))
     await settle()

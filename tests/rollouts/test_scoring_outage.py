@@ -11,7 +11,7 @@ from composing import compose
 from rollouts_support import opened_rollouts, process, ticket_of
 from test_generator_groups import ScriptedEngine, ScriptedScorer
 
-from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
+from async_rl.core.errors import AgentError, BrokenTest, InfrastructureError, NotTaken, RewardError
 from async_rl.core.types import Prompt, Score
 from async_rl.protocol.buffer import FailGroup, RequestWork, Work
 from async_rl.rollouts.groups import Groups
@@ -91,6 +91,20 @@ def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
     with pytest.raises(RewardError, match=last):
         asyncio.run(roll_out(scorer, *["any"] * 20))
     assert len(asyncio.run(roll_out(scorer, *["any"] * 19))[0]) == 19
+
+
+def test_an_agent_that_always_fails_costs_no_more_prompts_and_its_reason_is_shown() -> None:
+    scorer = FailingScorer({"any"}, AgentError("mine raised KeyError: 'level'"))
+    reasons, waits_for = asyncio.run(roll_out(scorer, *["any"] * 66))
+    assert reasons == ["agent_failed"] * 64 + ["scoring_outage"] * 2
+    assert waits_for == "agents fail: mine raised KeyError: 'level'"
+    reasons, _ = asyncio.run(roll_out(scorer, *["any"] * 64, "good", *["any"] * 64))
+    assert reasons == ["agent_failed"] * 128
+
+
+def test_a_session_that_nobody_takes_is_no_failure_of_agents() -> None:
+    scorer = FailingScorer(None, NotTaken("no program took it"))
+    assert asyncio.run(roll_out(scorer, *["any"] * 66))[0] == ["not_taken"] * 66
 
 
 @pytest.mark.parametrize(
