@@ -29,6 +29,7 @@ _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _LEAST_PACE_STEPS = 3  # the first steps wait for the first groups and are slower than later steps
+_TOLD = ("learner", "gateway", "generator")
 _BAR_WIDTH = 12  # the line next to it fits a terminal of 80 columns
 
 
@@ -165,11 +166,14 @@ class Console:
 
 
 def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str:
-    """Return which processes have not started yet; else the learner or generator that has waited
-    for at least `least_s`, and for what.
+    """Return which processes have not started yet; else the learner, gateway or generator that is
+    held back or waits for at least `least_s`, and by what. A process that is held back goes first:
+    an outage is the reason why the learner waits for a batch.
     """
+    states = ("starting", "blocked")
     ordered = sorted(
-        members, key=lambda m: (m.state != "starting", ROLE_ORDER.index(m.role), m.name)
+        members,
+        key=lambda m: (*(m.state != state for state in states), ROLE_ORDER.index(m.role), m.name),
     )
     # A process that waits for resources of a cluster is reported below, with its reason.
     starting = [m.name for m in ordered if m.state == "starting" and not m.waits_for]
@@ -177,7 +181,7 @@ def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str
         return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"
     for member in ordered:
         # The buffer and the verifiers wait most of the time in a healthy run.
-        is_news = member.role in ("learner", "generator") or member.state == "starting"
+        is_news = member.role in _TOLD or member.state == "starting"
         if is_news and member.waits_for and now_s - member.since_s >= least_s:
             return wait_of(member, now_s)
     return ""

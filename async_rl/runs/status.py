@@ -253,9 +253,12 @@ def result_lines(run_dir: Path) -> Iterator[str]:
     name = run_dir.name
     yield f"look at it      async-rl view {name}; async-rl rollouts {name}"
     if saved:
+        # A run that has reached its last step needs another one.
+        is_done = saved[-1] >= config_of(run_dir).num_steps
+        further = f" num_steps={2 * saved[-1]}" if is_done else ""
         yield (
-            f"continue        async-rl resume {name} num_steps={2 * saved[-1]}; async-rl eval"
-            f" {name}; async-rl export {name} model/"
+            f"continue        async-rl resume {name}{further}; async-rl eval {name}; async-rl"
+            f" export {name} model/"
         )
 
 

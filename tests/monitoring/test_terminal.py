@@ -16,7 +16,7 @@ from rich.console import Console as RichConsole
 from tables import table
 from unread_output import run_unread
 
-from async_rl.composition.compose import compose
+from async_rl.composition.compose import compose, write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console, who_waits
@@ -126,8 +126,12 @@ ROOM = {"state": "starting", "waits_for": "room on the cluster: 2 CPU", "since_s
             {"verifier-0": WAITS | {"waits_for": "requests"}, "generator-1": HELD},
             "generator-1 is held back by admission: 48 of 48 (5 s)",
         ),
+        (
+            {"learner-0": WAITS, "gateway-0": HELD | {"waits_for": "agents fail: no field x"}},
+            "gateway-0 is held back by agents fail: no field x (5 s)",
+        ),
     ],
-    ids=["starts", "no room", "short", "an idle verifier is no news"],
+    ids=["starts", "no room", "short", "an idle verifier is no news", "an outage"],
 )
 def test_the_process_that_explains_the_wait_is_named(processes: dict[str, Any], told: str) -> None:
     listed = [member(name, **facts) for name, facts in processes.items()]
@@ -144,8 +148,9 @@ def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(
     assert screen.lines == ["step 0/4", "step 5/4", "step 10/4"]
 
 
+@pytest.mark.parametrize(("num_steps", "further"), [(40, " num_steps=80"), (41, "")])
 def test_the_end_says_what_the_run_achieved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_steps: int, further: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
         {"step": 0, "time_s": 3.0, "eval/pass_at_1": 0.25, "eval/pass_at_1_error": 0.06},
@@ -159,6 +164,7 @@ def test_the_end_says_what_the_run_achieved(
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, repeated, '{"step": 4']))
     monkeypatch.setattr(checkpoints, "versions", lambda _: [20, 40])
     name = tmp_path.name
+    write_config(compose("grpo_code", [f"num_steps={num_steps}"]), tmp_path / "config.yaml")
     assert list(result_lines(tmp_path)) == [
         "held-out pass@1 0.250 ± 0.060 at step 0, 0.500 ± 0.050 at step 40, best 0.750 ± 0.050 at"
         " step 30",
@@ -167,7 +173,7 @@ def test_the_end_says_what_the_run_achieved(
         "checkpoints     steps 20, 40; the best of them by held-out pass@1 is step 40",
         f"numbers         {tmp_path}/metrics.jsonl",
         f"look at it      async-rl view {name}; async-rl rollouts {name}",
-        f"continue        async-rl resume {name} num_steps=80; async-rl eval {name}; async-rl"
+        f"continue        async-rl resume {name}{further}; async-rl eval {name}; async-rl"
         f" export {name} model/",
     ]
 
