@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.compiling import Compilation
+from async_rl.algorithms.logprobs import product
 
 # Products want columns in multiples of a tile.
 _TILE = 128
@@ -47,7 +48,7 @@ class _FusedLogprobs(torch.autograd.Function):
         blocks = list(_blocks(len(head), len(hidden), largest))
         kept = None
         for block in blocks:
-            logits = _product(hidden, head[block].t())
+            logits = product(hidden, head[block].t())
             state = _run(_add_block, hidden)(logits, targets - block.start, scale, *state)
             # One block: it is in memory anyway, and backward would compute it again.
             kept = logits if len(blocks) == 1 else None
@@ -69,7 +70,7 @@ class _FusedLogprobs(torch.autograd.Function):
         grad_head = torch.empty_like(head) if ctx.needs_input_grad[1] else None
         for block in _blocks(len(head), len(hidden), ctx.largest):
             part = head[block]
-            logits = _product(hidden, part.t()) if kept is None else kept
+            logits = product(hidden, part.t()) if kept is None else kept
             pull = _run(_gradient, hidden)(
                 logits,
                 targets - block.start,
@@ -82,7 +83,7 @@ class _FusedLogprobs(torch.autograd.Function):
             )
             del logits
             # Sums over blocks are float32: bfloat16 would lose small terms.
-            grad_hidden += _product(pull, part)
+            grad_hidden += product(pull, part)
             if grad_head is not None:
                 torch.mm(pull.t(), hidden, out=grad_head[block])
             del pull
@@ -95,13 +96,6 @@ def _blocks(num_columns: int, num_rows: int, largest: int) -> Iterator[slice]:
     width = -(-num_columns // (count * _TILE)) * _TILE
     for start in range(0, num_columns, width):
         yield slice(start, min(start + width, num_columns))
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The product in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats."""
-    if a.dtype is torch.float32:
-        return a @ b
-    return torch.mm(a, b, out_dtype=torch.float32)
 
 
 @functools.cache

@@ -45,6 +45,8 @@ def token_logprobs(
     """
     # The fused form has all rows and a part of the vocabulary at a time, edits are by rows.
     is_fused = hidden.is_cuda and edits is None
+    hidden, head = _factors(hidden, head)
+    reference = reference and _factors(*reference)
     kl = ref_logprobs = None
     if reference is not None or not is_fused:
         logprobs, entropies, kl, ref_logprobs = logprobs_by_rows(
@@ -67,6 +69,7 @@ def chosen_logprobs(
     -> float32 [R, K], differentiable once.  Logits exist for chunk_tokens rows at a time, and are
     computed again in the backward pass.
     """
+    hidden, head = _factors(hidden, head)
     recomputed = functools.partial(checkpoint, _chunk_chosen, use_reentrant=False)
     divided = (torch.split(x, chunk_tokens) for x in (hidden, targets))
     chunks = zip(*divided, strict=True)
@@ -75,8 +78,41 @@ def chosen_logprobs(
 
 def _chunk_chosen(hidden: Tensor, targets: Tensor, head: Tensor, temperature: float) -> Tensor:
     """The log-probs of a few rows: float32 [C, K]."""
-    logits = (hidden @ head.t()).float() / temperature
-    return torch.log_softmax(logits, dim=-1).gather(1, targets)
+    logits: Tensor = _Logits.apply(hidden, head)  # type: ignore[no-untyped-call]
+    return torch.log_softmax(logits / temperature, dim=-1).gather(1, targets)
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
+
+    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
+    (by torch) for bfloat16 on a CPU.
+    """
+    if a.dtype is torch.float32:
+        return torch.mm(a, b, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)
+
+
+def _factors(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of logits in a dtype that `product` takes on their device."""
+    if hidden.device.type == "cpu":
+        return hidden.float(), head.float()
+    return hidden, head
+
+
+class _Logits(torch.autograd.Function):
+    """`product` with a gradient, which torch does not have for bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, head)
+        return product(hidden, head.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        hidden, head = ctx.saved_tensors
+        low = grad.to(hidden.dtype)
+        return low @ head, low.t() @ hidden if ctx.needs_input_grad[1] else None
 
 
 class _Chunk:
@@ -104,10 +140,7 @@ class _Chunk:
         """Write the log-probs of these rows into `logprobs` and return the rows written."""
         hidden = hidden[rows]
         scratch = self.scratch[: len(hidden)]
-        if hidden.dtype is torch.float32:
-            torch.mm(hidden, self._head.t(), out=scratch)
-        else:
-            scratch.copy_(hidden @ self._head.t())
+        product(hidden, self._head.t(), out=scratch)
         scratch /= self._temperature
         if self._edits is not None:
             self._edits.apply(scratch, rows)

@@ -294,9 +294,12 @@ def _key_share(config: RunConfig) -> float:
 
 def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The logits of one chunk in a pass with a gradient: two matrices in float32, and copies in a
-    smaller type; a KL in the loss needs those of the reference too.
+    smaller type, or on a CPU the head in float32; a KL in the loss needs those of the reference
+    too.
     """
     row = FLOAT32_BYTES * shape.vocab_size
     chunk = max(int(config.learner.logits_chunk_mb * 2**20), row)
-    num_models = 2 if config.algorithm.kl.kind == "loss" else 1
-    return num_models * chunk * (2 + (dtype_bytes(config) % FLOAT32_BYTES) / 2)
+    size = 2 * chunk
+    if dtype_bytes(config) < FLOAT32_BYTES:
+        size += chunk if config.learner.gpus_each > 0 else row * shape.hidden_size
+    return size * (2 if config.algorithm.kl.kind == "loss" else 1)

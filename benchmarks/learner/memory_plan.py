@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from async_rl.algorithms import logprobs
 from async_rl.batching.batch import Batch, collate, rows_as_group
 from async_rl.batching.packing import Pass, pack
 from async_rl.composition.compose import compose_unchecked
@@ -194,6 +195,8 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             (models, "copy", types.SimpleNamespace(deepcopy=copied)),
             # The attention of GPUs: its kernel has a form for tensors without storage.
             (models, "plan", VarlenPlan),
+            # On a GPU heads stay in bfloat16.
+            (logprobs, "_factors", lambda *factors: factors),
             (sharding, "init_device_mesh", lambda *_, **__: mesh),
             (sharding, "ensure_group_of_one", lambda *_: None),
             (optimizer, "gradient_norm", lambda *_: 0.0),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.algorithms import fused_logprobs
-from async_rl.algorithms.logprobs import token_logprobs
+from async_rl.algorithms.logprobs import chosen_logprobs, logprobs_by_rows, token_logprobs
 
 
 def oracle(
@@ -56,6 +56,51 @@ def test_values_and_gradients_equal_plain_autograd(
         assert x.grad is not None
         assert y.grad is not None
         torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_head_of_a_bfloat16_model_is_not_rounded() -> None:
+    """Log-probs around -6, where one step of bfloat16 is 0.03."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, ref = (torch.randn(n, 16, generator=generator).bfloat16() for n in (20, 300, 20))
+    targets = torch.randint(0, 300, (20,), generator=generator)
+    given = {"targets": targets, "temperature": 0.8, "chunk_tokens": 7}
+    pull, push, away = torch.randn(3, 20, generator=generator).double()
+    x64, w64 = (value.double().requires_grad_() for value in (x, w))
+    logprobs64, entropies64 = oracle(x64, w64, targets, 0.8)
+    policy, reference = (torch.log_softmax(h @ w64.t() / 0.8, -1) for h in (x64, ref.double()))
+    kl64 = (policy.exp() * (policy - reference.detach())).sum(-1)
+    (logprobs64 @ pull + entropies64 @ push + kl64 @ away).backward()
+    x, w = x.requires_grad_(), w.requires_grad_()
+    logprobs, entropies, kl, _ = token_logprobs(x, head=w, reference=(ref, w.detach()), **given)
+    assert kl is not None
+    for mine, exact in ((logprobs, logprobs64), (entropies, entropies64), (kl, kl64)):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-5)
+    (logprobs.double() @ pull + entropies.double() @ push + kl.double() @ away).backward()
+    chosen = chosen_logprobs(x, head=w, **{**given, "targets": targets[:, None]})
+    torch.testing.assert_close(chosen[:, 0], logprobs, rtol=1e-5, atol=1e-5)
+    for mine, exact in ((x.grad, x64.grad), (w.grad, w64.grad)):
+        assert mine is not None
+        assert exact is not None
+        # The gradient of a bfloat16 tensor is rounded once.
+        rounding = (exact.bfloat16().double() - exact).norm()
+        assert (mine.double() - exact).norm() < 1.001 * rounding
+
+
+def test_no_logits_are_bfloat16_where_rows_are_computed_on_a_gpu() -> None:
+    """On tensors without storage, as with a reference, with edits, and for chosen tokens."""
+    hidden, head = (
+        torch.empty(n, 8, device="meta", dtype=torch.bfloat16).requires_grad_() for n in (9, 300)
+    )
+    targets = torch.zeros(9, 1, device="meta", dtype=torch.int64)
+    with LargeResults(9 * 300, torch.bfloat16) as low:
+        logprobs_by_rows(hidden, head, targets[:, 0], 1.0, 9, None, hidden, head)
+        chosen = chosen_logprobs(
+            hidden, head=head, targets=targets, temperature=1.0, chunk_tokens=9
+        )
+    assert low.count == 0
+    chosen.sum().backward()
+    assert head.grad is not None
+    assert head.grad.dtype is torch.bfloat16
 
 
 def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,16 +194,18 @@ def test_the_gradients_of_bfloat16_are_bfloat16() -> None:
 
 
 class LargeResults(TorchDispatchMode):
-    """Counts the operations whose result has this many numbers."""
+    """Counts the operations whose result has this many numbers of a dtype."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self._size = size
+        self._dtype = dtype
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.count += isinstance(result, Tensor) and result.numel() == self._size
+        is_large = isinstance(result, Tensor) and result.numel() == self._size
+        self.count += is_large and result.dtype is self._dtype
         return result
 
 
