@@ -159,6 +159,8 @@ class GenerationConfig(Section):
     """samples per prompt that are trained"""
     generation_size: PositiveInt | None
     """samples drawn per prompt; the group_size best are kept; null = group_size"""
+    head_dtype: Literal["model", "float32"]
+    """dtype of the logits: model = model.dtype; float32 = not rounded to it, as in the learner"""
     # Above 0: greedy samples of a prompt are equal, and so are their rewards.
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""

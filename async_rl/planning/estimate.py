@@ -164,7 +164,11 @@ def _generator_mb(config: RunConfig, shape: ModelShape | None) -> int:
         return CUDA_BASE_MB + others * (BASE_MB["generator"] + CUDA_BASE_MB)
     if shape is None:
         return vllm.kv_cache_mb
-    return vllm.kv_cache_mb + _mb(_CPU_COPIES * shape.num_parameters * dtype_bytes(config))
+    weights = _CPU_COPIES * shape.num_parameters * dtype_bytes(config)
+    if config.generation.head_dtype == "float32":
+        # Of a head in bfloat16, a copy in each step.
+        weights += FLOAT32_BYTES * shape.vocab_size * shape.hidden_size
+    return vllm.kv_cache_mb + _mb(weights)
 
 
 def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:

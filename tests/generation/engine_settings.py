@@ -50,7 +50,7 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     return {
         name: value
         for name, value in asked.items()
-        if isinstance(value, str | int | float | list | None)
+        if isinstance(value, str | int | float | list | dict | None)
     }
 
 

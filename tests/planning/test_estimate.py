@@ -199,3 +199,19 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
 def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
         assert fit_problems(compose(conf), EMBEDDED, machine_with(6 * 1024)) == []
+
+
+@pytest.mark.proves("generation.head_dtype")
+def test_the_copy_of_a_float32_head_is_counted_on_a_cpu() -> None:
+    shape = shape_from_hf(QWEN3_06B)
+    settings = ["generators.gpus_each=0", "model.dtype=bfloat16"]
+    rounded, exact = (
+        memory_mb(
+            compose_unchecked("grpo_code", [*settings, f"generation.head_dtype={dtype}"]),
+            "generator",
+            shape,
+        )
+        for dtype in ("model", "float32")
+    )
+    head_mb = 4 * 151_936 * 1024 / 2**20
+    assert exact - rounded == pytest.approx(head_mb, abs=1)

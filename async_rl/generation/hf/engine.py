@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
 from async_rl.batching.support import Grammars
@@ -44,6 +45,10 @@ def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
             dtype=getattr(torch, config.model.dtype),
             trust_remote_code=config.model.trust_remote_code,
         )
+        if config.generation.head_dtype == "float32":
+            head = model.get_output_embeddings()
+            # Models whose head has a bias are refused (docs/models.md).
+            head.forward = lambda hidden: linear(hidden.float(), head.weight.float())
         return model.to("cuda" if uses_gpu(config) else "cpu").eval()
 
     async def open_engine() -> HfEngine:

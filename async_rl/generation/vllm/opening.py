@@ -93,6 +93,7 @@ def engine_args(
         tokenizer=config.data.tokenizer or str(model_path),
         trust_remote_code=config.model.trust_remote_code,
         dtype=config.model.dtype,
+        hf_overrides={"head_dtype": config.generation.head_dtype},
         seed=seed,
         load_format="auto",
         tensor_parallel_size=vllm.tensor_parallel_size,
