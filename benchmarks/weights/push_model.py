@@ -1,6 +1,6 @@
 """Compute the seconds of a push over NCCL to fleets that nobody here has, from named rates.
 
-Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the table
+Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the tables
 into docs/performance.md. The stages follow the code: rank 0 gathers and copies to the block, which
 is page-locked, while training waits; then the pieces of the learner's ranks on its machine pass in
 turn through their GPUs and NCCL's ring while generation is paused. Stages overlap, so the slowest
@@ -66,6 +66,50 @@ def pause_s(size_gb: float, num_ranks: int, rates: Rates, *, senders: int = 1) -
     return size_gb / rate + ring_s(num_ranks, rates)
 
 
+def by_nodes_s(size_gb: float, num_ranks: int, rates: Rates, *, senders: int = 1) -> float:
+    """Return the seconds of `pause_s` if only one rank of each node were in the ring, and passed
+    the pieces on inside its node.
+    """
+    num_nodes = -(-num_ranks // _PER_NODE)
+    way_s = 1e-6 * (num_nodes * rates.net_hop + (_PER_NODE - 1) * rates.gpu_hop)
+    return pause_s(size_gb, num_ranks, rates, senders=senders) - ring_s(num_ranks, rates) + way_s
+
+
+def in_groups_s(
+    size_gb: float, num_ranks: int, rates: Rates, *, groups: int, senders: int = 1
+) -> float:
+    """Return the seconds of `pause_s` if the ranks were divided into groups, each with a ring of
+    its own: the senders send the version once for each.
+    """
+    rate = min(senders / groups * min(rates.bus, rates.link), rates.load)
+    return size_gb / rate + ring_s(-(-num_ranks // groups), rates)
+
+
+def shapes(rates: Rates) -> str:
+    """Return the table of one ring against other shapes."""
+    rows = [
+        "| model | engines | all weights from eight ranks: one ring | by nodes | 2 groups |"
+        " 8 groups | changed words from one rank: one ring | by nodes | 2 groups | 8 groups |",
+        "|" + "---|" * 10,
+    ]
+    for name, (parameters, gpus) in MODELS.items():
+        size_gb = 2 * parameters / 1e9
+        for engines in ENGINES:
+            times = []
+            for sent_gb, senders, more_s in (
+                (size_gb, 8, 0.0),
+                (rates.changed * size_gb, 1, size_gb / rates.apply),
+            ):
+                given = (sent_gb, senders + engines * gpus, rates)
+                times.append(more_s + pause_s(*given, senders=senders))
+                times.append(more_s + by_nodes_s(*given, senders=senders))
+                for groups in (2, 8):
+                    times.append(more_s + in_groups_s(*given, groups=groups, senders=senders))
+            cells = " | ".join(f"{time_s:.2g} s" for time_s in times)
+            rows.append(f"| {name} | {engines:,} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
 def table(rates: Rates) -> str:
     """Return the table of the page."""
     rows = [
@@ -96,11 +140,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS)
     given = vars(parser.parse_args())
     is_written = given.pop("write")
-    found = table(Rates(**given))
-    if is_written:
-        PAGE.write_text(with_table(PAGE.read_text(), "pushes", found))
-    else:
-        print(found)
+    rates = Rates(**given)
+    for name, found in (("pushes", table(rates)), ("shapes", shapes(rates))):
+        if is_written:
+            PAGE.write_text(with_table(PAGE.read_text(), name, found))
+        else:
+            print(found)
 
 
 if __name__ == "__main__":
