@@ -58,7 +58,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
     interacts. Closed as an async context manager or by `close`.
 
     level: strength of the jail, 1 namespaces, 2 Landlock and seccomp, 3 nothing; reasons: why each
-    stronger level does not work; places: to run programs.
+    stronger level does not work; places: to run programs; alive: the cells that have started.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         self._start_cell = start_cell
         self.places = asyncio.Semaphore(num_cells)
         self._free: list[Cell] = []
-        self._cells: set[Cell] = set()
+        self.alive: set[Cell] = set()
         self._is_closed = False
         self.reasons: list[str] = []
         self.num_replaced = 0
@@ -123,7 +123,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
 
     async def _started(self) -> Cell:
         cell = await self._start_cell()
-        self._cells.add(cell)
+        self.alive.add(cell)
         return cell
 
     async def run(self, work: Work) -> Outcome:
@@ -146,7 +146,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
                 self._free.append(cell)
             else:
                 cell.kill()
-                self._cells.discard(cell)
+                self.alive.discard(cell)
                 self.num_replaced += not self._is_closed
 
     async def _replacement(self) -> Cell:
@@ -159,7 +159,7 @@ class Cells(AbstractAsyncContextManager["Cells"]):
             try:
                 return await self._started()
             except CellFailed:
-                if self._is_closed or not (self._cells or self.num_replaced):
+                if self._is_closed or not (self.alive or self.num_replaced):
                     raise
             # Nothing reports that the machine has recovered.
             await asyncio.sleep(_PAUSE_S)
@@ -167,9 +167,9 @@ class Cells(AbstractAsyncContextManager["Cells"]):
     async def close(self) -> None:
         """End every cell."""
         self._is_closed = True
-        for cell in self._cells:
+        for cell in self.alive:
             cell.end()
-        self._cells.clear()
+        self.alive.clear()
         self._free.clear()
 
     async def __aexit__(self, *_: object) -> None:

@@ -30,7 +30,7 @@ _OUT_OF_ROOM = ("context_length_exceeded", "too_many_turns")
 async def play(task: Mapping[str, Any], endpoint: Endpoint) -> float:
     """Play the episode of the row; return the sum of its rewards."""
     # In a thread: environments block, and other episodes run in the same process.
-    env, observation = await asyncio.to_thread(_begin, task["row"])
+    env, observation = await asyncio.to_thread(begin, task["row"])
     total = 0.0
     messages: list[Any] = []
     is_over = False
@@ -59,7 +59,7 @@ async def play(task: Mapping[str, Any], endpoint: Endpoint) -> float:
     return total
 
 
-def _begin(row: Mapping[str, Any]) -> tuple[Any, str]:
+def begin(row: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the environment of a row and its first observation."""
     # The checker's warnings are for the authors of environments, once, not for every sample.
     arguments = {"disable_env_checker": True, **row.get("arguments", {})}
@@ -81,7 +81,7 @@ def main() -> None:
     count = int(sys.argv[2])
     for seed in range(count):
         row = {"environment": environment, "seed": seed}
-        env, observation = _begin(row)
+        env, observation = begin(row)
         env.close()
         line = msgspec.json.encode({"prompt": observation, "data_source": environment, **row})
         sys.stdout.write(line.decode() + "\n")

@@ -111,8 +111,8 @@ class Generator:
                 Probe: self._probe,
                 Drain: self._drain,
                 Sleep: self.sleeping.sleep,
-                Complete: self._complete,
-                Sample: self._sample,
+                Complete: self.complete,
+                Sample: self.sample,
                 # On a separate thread, next to the steps of the engine.
                 ReadCalls: self._tool_calls.read,
                 WatchVersion: self._watch_version,
@@ -145,7 +145,7 @@ class Generator:
             self._completed.clear()
             await self._completed.wait()
 
-    async def _complete(self, request: Complete) -> Message:
+    async def complete(self, request: Complete) -> Message:
         """Continue a row of tokens for an agent."""
         engine = self.sleeping.engine
         require_version(engine.version)
@@ -156,7 +156,7 @@ class Generator:
         self._context.activity.count("tokens_generated", len(done.token_ids))
         return Continuation(completed=done)
 
-    async def _sample(self, request: Sample) -> Message:
+    async def sample(self, request: Sample) -> Message:
         """Draw sequences for a program that uses the run as a service."""
         with self._completing(Unavailable):
             sampled = await self._slots.sample(request)

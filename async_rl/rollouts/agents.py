@@ -128,7 +128,7 @@ class Agents:
             support=sampling.support,
             max_turns=self._config.rollout.max_turns,
             task=task,
-            usage=Usage(environment=self._environment_of(task["row"])),
+            usage=Usage(environment=self.environment_of(task["row"])),
             run=functools.partial(_run, verifier),
         )
         endpoint = Endpoint.of(self._url, token, session_key)
@@ -152,7 +152,7 @@ class Agents:
                 await asyncio.gather(running, return_exceptions=True)
         return self._written(ticket.prompt, session, returned)
 
-    def _environment_of(self, row: dict[str, Any]) -> str:
+    def environment_of(self, row: dict[str, Any]) -> str:
         """The name under which a sample is counted: the environment of its row, else the agent."""
         name = row.get("environment")
         if not isinstance(name, str) or len(self._environments_seen | {name}) > _MOST_NAMES:

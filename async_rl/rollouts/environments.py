@@ -34,7 +34,7 @@ _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""
 _MEMORY_MB = 4096
 """Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
-_GRACE_S = 5.0
+GRACE_S = 5.0
 
 
 def variables(endpoint: Endpoint, task: dict[str, Any]) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Workers:
             done = await asyncio.shield(asking)
         except asyncio.CancelledError:
             # Time for the function to notice that its session is closed.
-            asyncio.get_running_loop().call_later(_GRACE_S, self._give_up, worker, asking)
+            asyncio.get_running_loop().call_later(GRACE_S, self._give_up, worker, asking)
             raise
         if done.error:
             raise AgentError(done.error)

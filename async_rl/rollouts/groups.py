@@ -124,8 +124,8 @@ class Groups:
                 self._has_room.clear()
                 await self._has_room.wait()
                 continue
-            for ticket in (await self._request_work(room)).tickets:
-                task = group.create_task(self._roll_out(ticket), name=f"group {ticket.group_id}")
+            for ticket in (await self.request_work(room)).tickets:
+                task = group.create_task(self.roll_out(ticket), name=f"group {ticket.group_id}")
                 self._in_flight[task] = ticket
                 self._num_writing[ticket.group_id] = num_written(
                     self._config, ticket.purpose, ticket.num_samples
@@ -141,7 +141,8 @@ class Groups:
         num_groups = -(-sum(self._num_writing.values()) // full_group)
         return self._config.generation.max_concurrent_groups - num_groups
 
-    async def _request_work(self, credit: int) -> Work:
+    async def request_work(self, credit: int) -> Work:
+        """Wait for tickets of the buffer, at most `credit` of them."""
         activity = self._context.activity
         if evaluates_only(self._config, self._context.name):
             wait = activity.waiting("the next evaluation")
@@ -175,7 +176,7 @@ class Groups:
         self._num_writing.pop(ticket.group_id, None)
         self._has_room.set()
 
-    async def _roll_out(self, ticket: Ticket) -> None:
+    async def roll_out(self, ticket: Ticket) -> None:
         """Make and put one group. A failure returns its ticket and is counted."""
         written = functools.partial(self._on_written, ticket)
         try:

@@ -92,10 +92,10 @@ class Rollouts:
         self._maker = maker
         self._client = VerifierClient(config, token, activity)
         self._memo = VerdictMemo(self._client, size=_MEMO_PROGRAMS)
-        self._scorer = Scorer(config, self._memo, self._client.ask_functions)
+        self.scorer = Scorer(config, self._memo, self._client.ask_functions)
         # A remembered verdict would not show whether verifiers answer now.
         without_memo = Scorer(config, self._client, self._client.ask_functions)
-        self._control = Control(without_memo, limit_s=config.timeouts.call_s)
+        self.control = Control(without_memo, limit_s=config.timeouts.call_s)
 
     def update_verifiers(self, urls: Sequence[str]) -> None:
         """Use these verifiers from now on."""
@@ -111,8 +111,8 @@ class Rollouts:
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
         # In this order: the control and the scorer call the memo and the client.
-        await self._control.close()
-        await self._scorer.close()
+        await self.control.close()
+        await self.scorer.close()
         await self._memo.close()
         await self._client.close()
 
@@ -120,7 +120,7 @@ class Rollouts:
         """Return whether scoring failed for a reason that has nothing to do with the sample."""
         if isinstance(failure, BrokenTest) or not isinstance(failure, _SCORING_FAILURES):
             return False
-        return await self._control.is_outage()
+        return await self.control.is_outage()
 
     async def group(
         self, ticket: Ticket, engine: Generates, *, written: Callable[[], None]
@@ -226,9 +226,9 @@ class Rollouts:
             if done.score is not None:
                 score = done.score
             elif self._config.reward.placement == "end":
-                score = await self._scorer.score(ticket.prompt, done.answer, asked)
+                score = await self.scorer.score(ticket.prompt, done.answer, asked)
             else:
-                score = await self._scorer.score_steps(
+                score = await self.scorer.score_steps(
                     ticket.prompt,
                     done.answer,
                     num_tokens=len(done.tokens.token_ids),
@@ -237,7 +237,7 @@ class Rollouts:
                 )
         # Only a sample that the verifiers have scored can show later that they work.
         if done.score is None:
-            self._control.remember(ticket.prompt, done.answer, asked)
+            self.control.remember(ticket.prompt, done.answer, asked)
             given = sum(call.reward for call in done.calls)
             score = msgspec.structs.replace(score, reward=score.reward + given)
         self._activity.count("samples_scored", 1)

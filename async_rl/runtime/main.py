@@ -41,7 +41,8 @@ def describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(cause)).strip()
 
 
-async def _run(spec: ProcessSpec, run_dir: Path, log: logging.Logger) -> None:
+async def run_role(spec: ProcessSpec, run_dir: Path, log: logging.Logger) -> None:
+    """Import the role's module and run it."""
     is_service = contexts.load_config(run_dir).agent.is_service
     program = "service" if is_service and spec.role in _OF_SERVICES else spec.role
     # Imports make half a million objects that stay: searching them took a seventh of the start of a
@@ -54,7 +55,8 @@ async def _run(spec: ProcessSpec, run_dir: Path, log: logging.Logger) -> None:
         await process.run(context)
 
 
-async def _report(run_dir: Path, name: str, error: Exception) -> None:
+async def report_error(run_dir: Path, name: str, error: Exception) -> None:
+    """Tell the supervisor why this process exits."""
     # A user's reward function or data would fail again in the next life.
     ends_run = isinstance(root_cause(error), RewardError | DataError)
     report = ReportFatal(name=name, pid=os.getpid(), text=describe(error), ends_run=ends_run)
@@ -78,14 +80,14 @@ def main() -> int:
     run_dir = Path(start.run_dir)
     log = configure_logging(run_dir, spec.name)
     try:
-        asyncio.run(_run(spec, run_dir, log))
+        asyncio.run(run_role(spec, run_dir, log))
     except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
         if isinstance(root_cause(error), RestartNeeded):
             log.warning("has to be started again: %s", root_cause(error))
             return RESTART_CODE
         log.error("fatal", exc_info=error)
         try:
-            asyncio.run(_report(run_dir, spec.name, error))
+            asyncio.run(report_error(run_dir, spec.name, error))
         except AsyncRLError as unreachable:
             log.error("the cause could not be reported to the supervisor: %s", unreachable)
         return 1

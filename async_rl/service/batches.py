@@ -24,7 +24,7 @@ from async_rl.service.losses import HIGH, LOW, Example, Loss, Row
 from async_rl.service.proto import AnyArray, Datum
 
 TARGETS = "target_tokens"
-_LEAST_SHARED = 8
+LEAST_SHARED = 8
 """Tokens: below it a segment of its own costs more than it saves."""
 _MOST = float(np.finfo(np.float32).max)
 
@@ -110,7 +110,7 @@ def _shared(one: Example, then: Example) -> int:
     size = min(len(one.tokens), len(then.tokens))
     differs = one.tokens[:size] != then.tokens[:size]
     shared = int(differs.argmax()) if differs.any() else size
-    return shared if shared >= _LEAST_SHARED else 0
+    return shared if shared >= LEAST_SHARED else 0
 
 
 def _width(example: Example) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from async_rl.service.losses import Loss, Row
 _MODULES: Sequence[Any] = (torch, F, operator, torch._C._nn)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 _METRIC = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
-_MOST_NUMBERS = 2**28
+MOST_NUMBERS = 2**28
 """In all tensors of a datum: room for four pairs of every two of 8,192 tokens."""
 
 
@@ -112,8 +112,8 @@ def execute(graph: Nodes, given: Sequence[Tensor]) -> Any:
             return args[0]
         made = next(parameters, None) if node.op == "placeholder" else _call(node, args, kwargs)
         size += sum(x.numel() for x in _leaves(made) if isinstance(x, Tensor))
-        if size > _MOST_NUMBERS:
-            raise ValueError(f"at {node.name} it has more than {_MOST_NUMBERS} numbers")
+        if size > MOST_NUMBERS:
+            raise ValueError(f"at {node.name} it has more than {MOST_NUMBERS} numbers")
         known[node.name] = made
     raise ValueError("it has no output")
 

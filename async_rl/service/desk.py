@@ -23,9 +23,9 @@ from async_rl.sessions.errors import Refused
 _log = logging.getLogger(__name__)
 _FURTHEST = 10_000
 """Requests of a run that wait; a number further away is not one that its client sends."""
-_MOST_SAMPLES = 10_000
+MOST_SAMPLES = 10_000
 """Samples of a session without an answer; its client waits with further ones."""
-_MOST_RUNS = 64
+MOST_RUNS = 64
 """Training runs of a session that are not unloaded."""
 _SWEEP_S = 60.0
 _SILENT_S = 300.0
@@ -80,8 +80,8 @@ class Desk:
         """
         run = new or self.store.known(Run, run_id)
         self.session(run.session_id)
-        if new is not None and self.store.value(_NUM_RUNS, [run_id, run.session_id]) >= _MOST_RUNS:
-            raise Refused(f"{run.session_id} has {_MOST_RUNS} training runs; unload one of them")
+        if new is not None and self.store.value(_NUM_RUNS, [run_id, run.session_id]) >= MOST_RUNS:
+            raise Refused(f"{run.session_id} has {MOST_RUNS} training runs; unload one of them")
         if run.is_unloaded and kind != "unload_model":
             raise Refused(f"{run_id} is unloaded", status=404)
         if not (0 if new else 1) <= seq_id <= self.store.next_seq(run_id) + _FURTHEST:
@@ -97,8 +97,8 @@ class Desk:
         sampler = self.store.known(Sampler, form.sampling_session_id)
         self.session(sampler.session_id)
         sample_of(form, sampler, self.model)
-        if len(self._drawing[sampler.session_id]) >= _MOST_SAMPLES:
-            raise Refused(f"{_MOST_SAMPLES} samples wait; try again later", status=429)
+        if len(self._drawing[sampler.session_id]) >= MOST_SAMPLES:
+            raise Refused(f"{MOST_SAMPLES} samples wait; try again later", status=429)
         request, is_known = self.store.put(sampler.sampler_id, form.seq_id, "sample", call.body)
         if not is_known:
             self._start(request, sampler)

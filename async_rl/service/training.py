@@ -40,7 +40,8 @@ _WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
 class TrainingRuns:
     """The training runs of a service. Its calls block, and come from one thread.
 
-    reports: number and metrics of each optimizer step, until the caller removes them.
+    policy: the base model; tenants: the runs, by id.  reports: number and metrics of each optimizer
+    step, until the caller removes them.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class TrainingRuns:
         self._device = device
         self._clock = clock
         self._load_base = functools.partial(load_base, config, model_path, device)
-        self._policy = self._load_base()
+        self.policy = self._load_base()
         self._base_sha256 = sum_of(model_path.glob("*.safetensors")).hex()
-        text = self._policy.lm.config.get_text_config()
+        text = self.policy.lm.config.get_text_config()
         budget = config.learner.budget_tokens
         self._limits = Limits(
             vocab_size=text.vocab_size,
@@ -67,27 +68,27 @@ class TrainingRuns:
             # On a CPU a larger row is slower.
             budget_tokens=budget if device.type == "cuda" else min(budget, CACHE_TOKENS),
         )
-        self._chunk_tokens = self._policy.chunk_tokens(config.learner.logits_chunk_mb)
-        self._runs: dict[str, Tenant] = {}
+        self._chunk_tokens = self.policy.chunk_tokens(config.learner.logits_chunk_mb)
+        self.tenants: dict[str, Tenant] = {}
         self._stepped_s = clock()
         self.reports: list[tuple[int, dict[str, float]]] = []
 
     def _add(self, run_id: str, numbers: Numbers) -> Tenant:
         if self._adapter is None:
             # There is one set of weights.
-            for other in list(self._runs):
+            for other in list(self.tenants):
                 self._forget(other)
-        run = Tenant(self._policy, run_id, numbers, self._adapter)
-        self._runs[run_id] = run
+        run = Tenant(self.policy, run_id, numbers, self._adapter)
+        self.tenants[run_id] = run
         return run
 
     def _forget(self, run_id: str) -> None:
-        if self._runs.pop(run_id, None) is None:
+        if self.tenants.pop(run_id, None) is None:
             return
         if self._adapter is None:
-            self._policy = self._load_base()
+            self.policy = self._load_base()
         else:
-            remove_adapter(self._policy.lm, run_id)
+            remove_adapter(self.policy.lm, run_id)
 
     def execute(self, request: Execute) -> Executed:
         """Execute a request. A user's fault is in the answer."""
@@ -98,14 +99,14 @@ class TrainingRuns:
             body, tokens = self._perform(request)
         except (ConfigError, DataError, torch.OutOfMemoryError) as refusal:
             error = str(refusal)
-        run = self._runs.get(request.run_id)
+        run = self.tenants.get(request.run_id)
         version = run.numbers.version if run else 0
         return Executed(body=body, version=version, tokens=tokens, error=error)
 
     def _perform(self, request: Execute) -> tuple[bytes, int]:
         """Return the body of the answer and the number of tokens computed."""
         run_id = request.run_id
-        run = self._runs.get(run_id)
+        run = self.tenants.get(run_id)
         match request.operation:
             case "create_model":
                 if run is not None:
@@ -153,10 +154,10 @@ class TrainingRuns:
         is_training = request.operation == "forward_backward"
         logprobs: dict[int, FloatArray] = {}
         metrics = collections.defaultdict[str, float](float)
-        use_adapter(self._policy.lm, run.run_id)
+        use_adapter(self.policy.lm, run.run_id)
         with run.accumulating() if is_training else torch.no_grad():
             for row in pack_rows(examples, self._limits, self._device):
-                of_row, row_loss, of_loss = run_row(self._policy, row, loss, self._chunk_tokens)
+                of_row, row_loss, of_loss = run_row(self.policy, row, loss, self._chunk_tokens)
                 if is_training:
                     row_loss.backward()  # type: ignore[no-untyped-call]
                 for name, value in {"loss:sum": float(row_loss.detach()), **of_loss}.items():

@@ -62,7 +62,7 @@ class Chat:
     def __init__(
         self, tokenizer: Any, parser: str = "", thinking: str = "", *, read: Reader | None = None
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._read = read
         template = tokenizer.chat_template or ""
         # A model may have several, by name.
@@ -221,11 +221,11 @@ class Chat:
     def decode(self, token_ids: IntArray, *, with_special: bool = False) -> str:
         """Return the text of tokens."""
         ids = token_ids.tolist()
-        return str(self._tokenizer.decode(ids, skip_special_tokens=not with_special))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=not with_special))
 
     def further(self, stop_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the stop tokens without the end token, at which an engine stops."""
-        text = str(self._tokenizer.eos_token or "")
+        text = str(self.tokenizer.eos_token or "")
         end = self._encode(text, len(text))
         return tuple(token for token in stop_ids if token not in end)
 
@@ -235,7 +235,7 @@ class Chat:
     def _encode(self, text: str, limit: int, *, is_beginning: bool = False) -> list[int]:
         num_tokens = 0
         for start in range(0, len(text) if len(text) > _PART_CHARS else 0, _PART_CHARS):
-            part = self._tokenizer(text[start : start + _PART_CHARS], add_special_tokens=False)
+            part = self.tokenizer(text[start : start + _PART_CHARS], add_special_tokens=False)
             num_tokens += len(part["input_ids"])
             # A few tokens of the whole text differ from those of its parts.
             if num_tokens > 2 * limit:
@@ -245,16 +245,16 @@ class Chat:
                     code="context_length_exceeded",
                 )
         # A chat template writes the special tokens itself.
-        add = is_beginning and not self._tokenizer.chat_template
-        ids: list[int] = self._tokenizer(text, add_special_tokens=add)["input_ids"]
+        add = is_beginning and not self.tokenizer.chat_template
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add)["input_ids"]
         return ids
 
     def _render(self, messages: Sequence[Message], shown: Json, *, is_whole: bool = True) -> str:
         """Return the text of the template, which reads `shown`. is_whole: an answer follows."""
-        if not self._tokenizer.chat_template:
+        if not self.tokenizer.chat_template:
             return "".join(self._plain(message) for message in messages)
         render = functools.partial(
-            self._tokenizer.apply_chat_template,
+            self.tokenizer.apply_chat_template,
             **{**shown, "tokenize": False, "add_generation_prompt": is_whole},
         )
         # A template is a program, which may fail on messages that its author did not think of.
@@ -270,7 +270,7 @@ class Chat:
     def _plain(self, message: Message) -> str:
         text = str(message["content"])
         if message["role"] == "assistant":
-            return text + str(self._tokenizer.eos_token or "")
+            return text + str(self.tokenizer.eos_token or "")
         return text if text.endswith("\n") else text + "\n"
 
 

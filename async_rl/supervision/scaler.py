@@ -178,7 +178,7 @@ class Scaler:
             # No request takes longer than this.
             grace_s = self.config.timeouts.score_s
         else:
-            grace_s = await self._drain(child.name, member)
+            grace_s = await self.drain(child.name, member)
         if not await in_time(child.has_left.wait(), grace_s):
             child.terminate()
             if not await in_time(child.has_left.wait(), _CLOSE_S):
@@ -188,7 +188,7 @@ class Scaler:
         self.log.info("%s has left", child.name)
         self._reconcile()
 
-    async def _drain(self, name: str, member: Member | None) -> float:
+    async def drain(self, name: str, member: Member | None) -> float:
         """Ask a generator or gateway to finish its groups; return the seconds that it may take."""
         if member is not None:
             process = Incarnation(member, self.connect)

@@ -41,7 +41,7 @@ from async_rl.weights.routes import Route, open_senders
 
 # To connect takes one to four seconds (weights/gate.py); a member that hangs should not delay the
 # learner's exit for much longer.
-_SETTLE_S = 8.0
+SETTLE_S = 8.0
 
 
 class Pusher:
@@ -134,13 +134,13 @@ class Pusher:
         """
         self._membership.close()
         try:
-            async with asyncio.timeout(_SETTLE_S), self._changed:
+            async with asyncio.timeout(SETTLE_S), self._changed:
                 await self._changed.wait_for(lambda: not self._membership.is_loading)
         except TimeoutError:
             self._context.log.warning(
                 "version %d is still being loaded after %g s; the learner exits without waiting",
                 self._membership.version,
-                _SETTLE_S,
+                SETTLE_S,
             )
 
     async def live(self, version: int) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The service answers a call that waits for a result after 30 s, and a batch may take some seconds
 # to arrive.
 _TIMEOUT_S = 120.0
-_TRIES = 5
+TRIES = 5
 """Connections before the life of the service is looked at: 7.5 s."""
 
 
@@ -49,7 +49,7 @@ class Session:
             base_url=f"http://{LOOPBACK}:{address.port}/api/v1/",
             headers={"X-API-Key": address.api_key},
             timeout=_TIMEOUT_S,
-            transport=httpx.HTTPTransport(retries=_TRIES),
+            transport=httpx.HTTPTransport(retries=TRIES),
         )
         self._next = 0
         """The number of the next request; 0 makes the run."""

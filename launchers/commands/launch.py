@@ -83,7 +83,7 @@ def launch(
     if not dry_run:
         run_dir = starting.make_run_dir(config)
         with owning(run_dir):
-            raise typer.Exit(_supervise(config, run_dir))
+            raise typer.Exit(supervise(config, run_dir))
     # The script is what a person checks before hours in a queue.
     if job := job_to_submit(config):
         run_dir = Path(config.output_dir) / str(config.run_name)
@@ -173,10 +173,10 @@ def resume(
         if not changed:
             terminal.print("resuming; no setting has changed")
         resuming.reopen(config, run_dir)
-        raise typer.Exit(_supervise(config, run_dir))
+        raise typer.Exit(supervise(config, run_dir))
 
 
-def _supervise(config: RunConfig, run_dir: Path) -> int:
+def supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end and return the exit code. Outside a job, launcher=slurm only submits one."""
     if queue := job_to_submit(config):
         job = queue.submit(config, run_dir)

@@ -95,7 +95,7 @@ def evaluate(
             else:
                 config = composed(conf, overrides)
             model_path = Path(scratch) / "model"
-            version = _export(run_dir, step, model_path)
+            version = export_model(run_dir, step, model_path)
         evaluated = _evaluate(config, model_path, version)
     if as_json:
         answer = {
@@ -145,7 +145,7 @@ def composed(conf: str | None, overrides: list[str]) -> RunConfig:
     return config
 
 
-def _export(run_dir: Path, step: int | None, target: Path) -> int:
+def export_model(run_dir: Path, step: int | None, target: Path) -> int:
     """Write the policy of the checkpoint as a model and return its version.
 
     Uses another process, because the engine must set up this one before torch is imported.

@@ -50,7 +50,7 @@ async def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_
             await put(service, ticket)
         await take(service, 0)
         failed = asyncio.create_task(service.store.failed())
-        service.store._connection.execute("PRAGMA query_only=1")
+        service.store.connection.execute("PRAGMA query_only=1")
         unanswered = [
             asyncio.create_task(request)
             for request in (

@@ -103,7 +103,7 @@ async def test_one_transaction_takes_all_that_is_queued(tmp_path: Path) -> None:
     for group_id in range(20):
         write(store, group_id)
     statements: list[str] = []
-    store._connection.set_trace_callback(statements.append)
+    store.connection.set_trace_callback(statements.append)
     async with store:
         await store.flush()
         # The flush itself may have come too late for it.
@@ -188,7 +188,7 @@ async def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_pa
         write(store, 0)
         await store.flush()
         failed = asyncio.create_task(store.failed())
-        store._connection.execute("PRAGMA max_page_count=1")
+        store.connection.execute("PRAGMA max_page_count=1")
         for group_id in range(1, 2000):
             write(store, group_id)
         with pytest.raises(InfrastructureError, match="full"):
@@ -238,7 +238,7 @@ async def test_the_connection_has_the_settings_on_which_the_promises_rest(tmp_pa
             "page_size": 16384,
             "temp_store": 2,  # triggers are in memory, whatever is full
         }.items():
-            assert store._connection.execute(f"PRAGMA {name}").fetchone() == (value,), name
+            assert store.connection.execute(f"PRAGMA {name}").fetchone() == (value,), name
         # A process whose event loop has failed exits although its disk hangs.
         added = set(threading.enumerate()) - before
         assert [t.daemon for t in added if t.name.startswith("store ")] == [True, True]
@@ -349,7 +349,7 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
             assert 2 * first_mb <= second_mb < 3 * first_mb, "again at twice the size"
             await reader.communicate(b"")
             assert f"(pid {reader.pid}); end the transaction" in caplog.text
-            while store._is_log_long:
+            while store.is_log_long:
                 await write_next(store)
             # The next commit waits again for a person who writes.
-            assert store._connection.execute("PRAGMA busy_timeout").fetchone() == (10**9,)
+            assert store.connection.execute("PRAGMA busy_timeout").fetchone() == (10**9,)

@@ -8,7 +8,7 @@ import pytest
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.models import _export, composed, run_of
+from async_rl.launchers.commands.models import composed, export_model, run_of
 
 
 def make_run(tmp_path: Path, *steps: int) -> Path:
@@ -31,7 +31,7 @@ def test_a_run_a_checkpoint_and_a_model_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no checkpoint of step 3; there are \[2, 4\]"):
-        _export(make_run(tmp_path, 2, 4), 3, tmp_path / "model")
+        export_model(make_run(tmp_path, 2, 4), 3, tmp_path / "model")
 
 
 def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train_on_are_enough(

@@ -36,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(launch_command, "_supervise", supervise)
+    monkeypatch.setattr(launch_command, "supervise", supervise)
     return configs
 
 
@@ -109,7 +109,7 @@ def test_each_launch_makes_a_directory_of_its_own_and_hands_over(
 def test_the_exit_code_of_the_run_is_that_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, async_rl: Any
 ) -> None:
-    monkeypatch.setattr(launch_command, "_supervise", lambda *_: 1)
+    monkeypatch.setattr(launch_command, "supervise", lambda *_: 1)
     assert async_rl("launch", "conf=ppo_code", f"output_dir={tmp_path}").code == 1
 
 
@@ -148,7 +148,7 @@ def test_a_plan_that_nobody_reads_does_not_keep_the_run_from_starting(tmp_path: 
     program = (
         "import sys\n"
         "from async_rl.launchers.commands import launch\n"
-        "launch._supervise = lambda config, run_dir: 7\n"
+        "launch.supervise = lambda config, run_dir: 7\n"
         "sys.stdin.readline()\n"
         f"launch.launch(['conf=grpo_code', 'output_dir={tmp_path}', 'run_name=mine'])\n"
     )

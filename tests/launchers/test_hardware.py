@@ -201,7 +201,7 @@ def test_a_described_node_fits_a_launch_on_a_cluster(
 
     monkeypatch.setattr(starting, "checked_config", noted)
     monkeypatch.setattr(starting, "make_run_dir", lambda config: planned.append(config) or tmp_path)
-    monkeypatch.setattr("async_rl.launchers.commands.launch._supervise", lambda *_: 3)
+    monkeypatch.setattr("async_rl.launchers.commands.launch.supervise", lambda *_: 3)
     words = ["async-rl", "launch", "conf=ppo_code", *NODES, *NODE]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as caught:

@@ -17,7 +17,7 @@ from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
 def _cpu_s(jail: Jail) -> float:
     """CPU time of all programs that have run in this jail."""
-    cells = [psutil.Process(cell.pid) for cell in jail.cells._cells]
+    cells = [psutil.Process(cell.pid) for cell in jail.cells.alive]
     processes = [process for outer in cells for process in (outer, *outer.children())]
     times = [process.cpu_times() for process in processes]
     return sum(time.children_user + time.children_system for time in times)

@@ -130,7 +130,7 @@ def test_environment_is_deterministic(jail: Jail) -> None:
 def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
     jail = Jail(1)
     try:
-        (cell,) = jail.cells._cells
+        (cell,) = jail.cells.alive
         os.kill(cell.pid, signal.SIGKILL)
         # its inner process dies a moment later, and could run the job before that
         closed = select.poll()

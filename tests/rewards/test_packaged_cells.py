@@ -106,15 +106,15 @@ def test_numpy_scalars_are_plain_values_for_json_and_another_type_otherwise(
 
 def test_cells_with_packages_start_with_the_first_program_that_names_one() -> None:
     async def work(service: VerifierService) -> list[bool]:
-        packaged = service.judge._packaged
+        packaged = service.judge.packaged
         assert packaged is not None
         plain = VerifyRequest(code="def f(x): return [2, 4]  # numbers", tests=CALL)
         assert (await service.verify(plain)).verdict == "pass"
-        before = bool(packaged._cells)
+        before = bool(packaged.alive)
         assert (
             await service.verify(VerifyRequest(code=ARRAYS, tests=CALL, timeout_s=2))
         ).verdict == "pass"
-        return [before, bool(packaged._cells)]
+        return [before, bool(packaged.alive)]
 
     assert with_service(["numpy"], work) == [False, True]
 

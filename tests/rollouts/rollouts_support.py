@@ -135,8 +135,8 @@ async def opened_rollouts(
         activity=activity or Activity(),
         maker=maker,
     )
-    rollouts._scorer = cast(Any, scorer)
-    rollouts._control = Control(cast(Any, scorer), limit_s=1.0)
+    rollouts.scorer = cast(Any, scorer)
+    rollouts.control = Control(cast(Any, scorer), limit_s=1.0)
     try:
         yield rollouts
     finally:

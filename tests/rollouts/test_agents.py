@@ -356,7 +356,7 @@ def test_a_sample_is_counted_under_the_environment_of_its_row(tmp_path: Path) ->
         journal=Journal(tmp_path / "gateway-0", "1"),
         url="",
     )
-    name_of = agents._environment_of
+    name_of = agents.environment_of
     assert name_of({"environment": "pack/age:Guess-v0"}) == "pack_age:Guess-v0"
     for row in ({}, {"environment": {"taskset": {"id": "x"}}}):
         assert name_of(row) == "agent.py:posts"
@@ -394,7 +394,7 @@ def test_an_environment_that_hangs_is_ended_with_its_time(tmp_path: Path) -> Non
 def test_a_call_that_hangs_ends_no_other_call_of_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.rollouts.environments._GRACE_S", 0.05)
+    monkeypatch.setattr("async_rl.rollouts.environments.GRACE_S", 0.05)
     (tmp_path / "agent.py").write_text(AGENT)
     config = compose("grpo_code", [f"rollout.fn=[{tmp_path}/agent.py:hangs]"])
     endpoint = Endpoint.of("http://gateway", "a", "b")

@@ -412,7 +412,7 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
 
         context = process(gateway.config, call)
         groups = Groups(context, gateway.rollouts, engine=Parrot, limit=asyncio.timeout)
-        working = asyncio.create_task(groups._roll_out(ticket_of(2, tests=TESTS)))
+        working = asyncio.create_task(groups.roll_out(ticket_of(2, tests=TESTS)))
         # One is taken, the other is not, so the group cannot be complete.
         session = await gateway.take()
         await gateway.say(session)

@@ -52,10 +52,10 @@ async def roll_out(
     async with opened_rollouts(config, scorer, activity=context.activity) as rollouts:
         groups = Groups(context, rollouts, engine=ScriptedEngine, limit=asyncio.timeout)
         for prompt_id in prompts:
-            await groups._roll_out(ticket_of(2, prompt_id=prompt_id))
+            await groups.roll_out(ticket_of(2, prompt_id=prompt_id))
             if prompt_id == "down":
                 scorer.bad = None
-        await groups._request_work(1)
+        await groups.request_work(1)
     return reasons, waits[0]
 
 

@@ -274,7 +274,7 @@ def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_no
             context.stopping = asyncio.Event()
             generator = Generator(context, open_engine)
             await generator.sleeping.start()
-            complete, sample = generator._complete, generator._sample
+            complete, sample = generator.complete, generator.sample
             if calls == "complete":
                 message: Any = Complete(request_id="1.1.0/0", token_ids=row, sampling=sampling)
                 done: Any = await complete(message)

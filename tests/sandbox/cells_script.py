@@ -34,7 +34,7 @@ async def main() -> None:
             "level": cells.level,
             "uid": os.getuid(),
             "reasons": cells.reasons,
-            "pids": [cell.pid for cell in cells._cells],
+            "pids": [cell.pid for cell in cells.alive],
         }
         request = JobSpec(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
         for name, code in PROGRAMS.items():

@@ -663,7 +663,7 @@ async def test_the_files_of_an_open_sampler_stay_and_those_of_older_inflight_one
 async def test_a_sample_that_waits_keeps_its_sampler_and_too_many_are_sent_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.service.desk._MOST_SAMPLES", 1)
+    monkeypatch.setattr("async_rl.service.desk.MOST_SAMPLES", 1)
     played = Played()
     drawn, held = played.sample, asyncio.Event()
 
@@ -785,7 +785,7 @@ async def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path: Path) ->
 async def test_a_session_has_a_limited_number_of_training_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.service.desk._MOST_RUNS", 1)
+    monkeypatch.setattr("async_rl.service.desk.MOST_RUNS", 1)
     async with front(tmp_path, Played()) as api:
         run = await api.create()
         assert await api.create() == run, "the same request again"

@@ -119,7 +119,7 @@ async def test_a_call_waits_for_a_front_that_starts_again(
 async def test_a_call_to_a_service_that_ended_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig, is_accepted: bool
 ) -> None:
-    monkeypatch.setattr(session_module, "_TRIES", 0)
+    monkeypatch.setattr(session_module, "TRIES", 0)
     played = Played()
     row = async_rl.Datum(
         tokens=np.array([1, 2]),

@@ -180,10 +180,10 @@ def stepped(runs: TrainingRuns, run_id: str = RUN) -> None:
 
 def test_an_unloaded_run_leaves_the_model_as_it_was(model_path: Path) -> None:
     runs = make_runs(model_path)
-    num_parameters = len(list(runs._policy.lm.named_parameters()))
+    num_parameters = len(list(runs.policy.lm.named_parameters()))
     stepped(started(runs))
     done(runs, "unload_model")
-    assert len(list(runs._policy.lm.named_parameters())) == num_parameters
+    assert len(list(runs.policy.lm.named_parameters())) == num_parameters
     assert "does not exist" in ask(runs, "optim_step", optim()).error
 
 

@@ -76,7 +76,7 @@ def test_a_request_is_the_sum_over_its_datums(
     executed = done(shared, "forward_backward", data_request(data, loss, given))
     rows, metrics = answer(executed)
     found = gradients(shared)
-    run = shared._runs[RUN]
+    run = shared.tenants[RUN]
     run.forget_gradients()
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     definition, config = find_loss(loss, given)
@@ -108,7 +108,7 @@ def test_forward_gives_the_same_answer_and_leaves_no_gradient(shared: TrainingRu
     forward = done(shared, "forward", body)
     assert gradients(shared) == {}
     assert forward.body == done(shared, "forward_backward", body).body
-    run = shared._runs[RUN]
+    run = shared.tenants[RUN]
     assert run is not None
     assert run.has_gradients
     run.forget_gradients()
@@ -138,7 +138,7 @@ def test_a_step_uses_the_sum_of_the_gradients_and_the_values_of_its_call(
         {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.0},
         {"learning_rate": 0.03, "beta1": 0.7, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.2},
     ]
-    run = runs._runs[RUN]
+    run = runs.tenants[RUN]
     assert run is not None
     before = {name: p.detach().double().numpy() for name, p in run.weights.items()}
     used: list[dict[str, np.ndarray]] = []
@@ -245,7 +245,7 @@ def test_attention_or_the_mlp_alone_can_be_trained(
     lora: dict[str, bool], targets: set[str], model_path: Path, tmp_path: Path
 ) -> None:
     runs = started(make_runs(model_path), **lora)
-    run = runs._runs[RUN]
+    run = runs.tenants[RUN]
     assert run is not None
     assert {name.split(".")[-3] for name in run.weights} == targets
 
@@ -382,7 +382,7 @@ def test_all_weights_can_be_trained_and_are_the_base_model_again_afterwards(
     assert "cannot be trained here" in ask(runs, "create_model", create(), run_id=OTHER).error
     # Another run has the base model, and the first one continues where it was.
     done(runs, "create_model", create(rank=0), run_id=OTHER)
-    assert list(runs._runs) == [OTHER]
+    assert list(runs.tenants) == [OTHER]
     assert equal(weights(runs, OTHER), base)
     done(runs, "restore", path=tmp_path / "state")
     assert equal(weights(runs), found)
@@ -480,7 +480,7 @@ def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
         found = []
         sizes = []
         for least in (8, 1000):
-            monkeypatch.setattr(batches, "_LEAST_SHARED", least)
+            monkeypatch.setattr(batches, "LEAST_SHARED", least)
             runs = started(make_runs(model_path, "learner.budget_tokens=60"))
             passes = spy_on_rows(runs, monkeypatch)
             executed = done(runs, "forward_backward", body)
@@ -497,7 +497,7 @@ def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
 def spy_on_rows(runs: TrainingRuns, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects the rows that the model computes."""
     rows: list[Any] = []
-    backbone = runs._policy.lm.base_model
+    backbone = runs.policy.lm.base_model
     forward = backbone.forward
 
     def spy(*, input_ids: torch.Tensor, **arguments: Any) -> Any:

@@ -141,11 +141,12 @@ def answer(executed: Executed) -> tuple[list[np.ndarray], dict[str, float]]:
 
 def weights(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
     """Copies of weights and moments."""
-    return {name: x.detach().clone() for name, x in runs._runs[run_id].tensors().items()}
+    return {name: x.detach().clone() for name, x in runs.tenants[run_id].tensors().items()}
 
 
 def gradients(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in runs._runs[run_id].weights.items() if p.grad is not None}
+    weights = runs.tenants[run_id].weights
+    return {n: p.grad.clone() for n, p in weights.items() if p.grad is not None}
 
 
 def equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:

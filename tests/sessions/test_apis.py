@@ -391,7 +391,7 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
 
 def test_an_answer_ends_with_the_first_stop_token() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        words = session.chat._tokenizer  # the ids of the words
+        words = session.chat.tokenizer  # the ids of the words
         stop = words("three", add_special_tokens=False)["input_ids"]
         params = {"stop_token_ids": stop, "stop": ["never"]}
         body = {"token_ids": [1], "sampling_params": params}

@@ -201,7 +201,7 @@ def test_a_gymnasium_environment_reads_and_writes_text(
     adapter = gymnasium()
     written = rows(adapter, monkeypatch, capsys, "guess_env:Guess-v0", "40")
     assert {row["prompt"] for row in written} == {"guess"}
-    number_is_0 = next(row for row in written if adapter._begin(row)[0].unwrapped.number == 0)
+    number_is_0 = next(row for row in written if adapter.begin(row)[0].unwrapped.number == 0)
     session, policy = open_session(CHATML, answers, prompt="guess")
     assert asyncio.run(play(adapter, number_is_0, session)) == reward
     assert len(policy.served) == turns

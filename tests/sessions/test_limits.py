@@ -105,7 +105,7 @@ def test_the_end_of_a_stop_text_is_found_without_reading_the_answer_once_per_tok
             return decode(ids, **how)
 
         session.chat.decode = counting  # type: ignore[method-assign]
-        ids = session.chat._tokenizer("a b " * 1000 + "end x", add_special_tokens=False)
+        ids = session.chat.tokenizer("a b " * 1000 + "end x", add_special_tokens=False)
         call = Call(context=Context(parent=None, token_ids=np.array([1])), stops=("end",))
         text, num_kept = session.chat.text_of(np.array(ids["input_ids"]), call)
         assert (text, num_kept) == ("a b " * 1000, 4001)

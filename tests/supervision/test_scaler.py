@@ -117,13 +117,13 @@ def test_gateways_are_scaled_and_asked_to_finish_their_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: asyncio.Queue[str] = asyncio.Queue()
-    drain = Scaler._drain
+    drain = Scaler.drain
 
     async def noting(scaler: Scaler, name: str, member: Member | None) -> float:
         asked.put_nowait(name)
         return await drain(scaler, name, member)
 
-    monkeypatch.setattr(Scaler, "_drain", noting)
+    monkeypatch.setattr(Scaler, "drain", noting)
 
     async def act(run: ScaledRun) -> None:
         start = ("buffer", "learner-0", "verifier-0", "generator-0", "gateway-0")

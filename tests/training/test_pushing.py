@@ -124,7 +124,7 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
 def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pushing, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(pushing, "SETTLE_S", 0.05)
     generators = {"a": Generator(hangs=True), "late": Generator()}
     learner = Learner(tmp_path, generators)
 

@@ -474,14 +474,14 @@ def _on_end(handle: Handle, task: asyncio.Task[int]) -> None:
 async def run_child(spec: ProcessSpec, run_dir: Path, log: Any) -> int:
     """As runtime/main.py from the imports on; return the exit code."""
     try:
-        await child_main._run(spec, run_dir, log)
+        await child_main.run_role(spec, run_dir, log)
     except Exception as error:  # noqa: BLE001 - as in runtime/main.py
         if isinstance(root_cause(error), RestartNeeded):
             log.warning("has to be started again: %s", root_cause(error))
             return RESTART_CODE
         log.error("fatal: %s", child_main.describe(error))
         try:
-            await child_main._report(run_dir, spec.name, error)
+            await child_main.report_error(run_dir, spec.name, error)
         except AsyncRLError as unreachable:
             log.error("the cause could not be reported: %s", unreachable)
         return 1

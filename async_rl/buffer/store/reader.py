@@ -91,14 +91,14 @@ class StoreReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._connection = connect(path)
+        self.connection = connect(path)
         # Reads run on worker threads, and a connection serves one thread at a time.
         self._reading = threading.Lock()
 
     def close(self) -> None:
         """Close the connection."""
         with self._reading:  # a read that outlives its caller still uses the connection
-            self._connection.close()
+            self.connection.close()
 
     def recover(self) -> Recovered:
         """The state that the file contains. Call it before anything is written. Raises
@@ -181,7 +181,7 @@ class StoreReader:
 
     def _objects(self, kind: type[T], query: str, *parameters: int) -> list[T]:
         with self._reading:
-            return select(self._connection, kind, query, parameters)
+            return select(self.connection, kind, query, parameters)
 
     def _rewards(self) -> Iterator[tuple[int, list[float]]]:
         # A generator: most runs never read them, and a long run has millions.
@@ -189,7 +189,7 @@ class StoreReader:
 
     def _rows(self, query: str, *parameters: int | str) -> list[tuple[Any, ...]]:
         with self._reading:
-            return self._connection.execute(query, parameters).fetchall()
+            return self.connection.execute(query, parameters).fetchall()
 
     def _one(self, query: str) -> int:
         return int(self._rows(query)[0][0])

@@ -63,35 +63,35 @@ class Writer:
         self._is_due = threading.Event()
         self._is_over = False
         self._unmoved_bytes = 0
-        self._is_log_long = False
+        self.is_log_long = False
         self._reported_pages = 2 * LONGEST_LOG_PAGES
         with contextlib.ExitStack() as stack:
             # First: a second process must not even create tables or recover the log.
             stack.enter_context(hold_lock(path))
-            self._connection = stack.enter_context(contextlib.closing(connect(path)))
+            self.connection = stack.enter_context(contextlib.closing(connect(path)))
             try:
                 self._create_tables()
-                create_triggers(self._connection)
+                create_triggers(self.connection)
             except sqlite3.Error as error:
                 raise _unwritable(path, error) from error
             self._files = stack.pop_all()
 
     def _create_tables(self) -> None:
-        execute = self._connection.execute
+        execute = self.connection.execute
         execute(f"PRAGMA page_size={_PAGE_BYTES}")
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA wal_autocheckpoint=0")
         version = execute("PRAGMA user_version").fetchone()[0]
         set_version = f"PRAGMA user_version={SCHEMA_VERSION};"
         if version == 0:
-            self._connection.executescript(f"BEGIN; {create_schema()} {set_version} COMMIT;")
+            self.connection.executescript(f"BEGIN; {create_schema()} {set_version} COMMIT;")
         elif version != SCHEMA_VERSION:
             raise InfrastructureError(
                 f"{self._path} has store schema {version}, this version writes {SCHEMA_VERSION};"
                 " resume the run with the version that started it"
             )
         # Fails now, not in the middle of the run, if the file cannot be written.
-        self._connection.executescript(f"BEGIN IMMEDIATE; {set_version} ROLLBACK;")
+        self.connection.executescript(f"BEGIN IMMEDIATE; {set_version} ROLLBACK;")
 
     def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
         """Queue statements and the values of their names, as one change."""
@@ -179,7 +179,7 @@ class Writer:
                 is_last = self._transact(flushes)
             except (sqlite3.Error, OSError) as error:
                 with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
+                    self.connection.execute("ROLLBACK")
                 self._fail(_unwritable(self._path, error), flushes)
                 return
             self._finish(flushes)
@@ -189,7 +189,7 @@ class Writer:
         size = 0
         rows: list[Row] = []
         item = self._queue.get()
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
         while True:
             match item:
                 case list():
@@ -198,18 +198,18 @@ class Writer:
                     rows += [(change, now_s) for change in made]
                     size += sum([len(c.payload) for c in made if isinstance(c, Completed)])
                 case (statements, parameters):
-                    apply(self._connection, rows)
+                    apply(self.connection, rows)
                     rows.clear()
                     for sql in statements:
-                        self._connection.execute(sql, parameters)
+                        self.connection.execute(sql, parameters)
             # Until the queue is empty: one sync of the disk then covers the puts of all generators.
             if item is None or size > _TRANSACTION_BYTES or self._queue.empty():
                 break
             item = self._queue.get()
-        apply(self._connection, rows)
-        self._connection.execute("COMMIT")
+        apply(self.connection, rows)
+        self.connection.execute("COMMIT")
         self._unmoved_bytes += size + _COMMIT_BYTES
-        if self._is_log_long:
+        if self.is_log_long:
             self._restart_log()
         elif self._unmoved_bytes >= MOVE_BYTES:
             self._unmoved_bytes = 0
@@ -218,14 +218,14 @@ class Writer:
 
     def _restart_log(self) -> None:
         """Let the next commit begin the log anew, unless somebody still reads it."""
-        execute = self._connection.execute
+        execute = self.connection.execute
         # Without waiting: a person may hold a read transaction for hours, and all commits would
         # wait with it.
         execute("PRAGMA busy_timeout=0")
         is_busy, num_pages, _ = execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         execute(f"PRAGMA busy_timeout={BUSY_MS}")
         # Also if the other thread is in a checkpoint: the next commit tries again.
-        self._is_log_long = bool(is_busy)
+        self.is_log_long = bool(is_busy)
         if is_busy and num_pages > self._reported_pages:
             # At twice the size each time, so that hours of a reader are a few lines.
             self._reported_pages = 2 * num_pages
@@ -254,7 +254,7 @@ class Writer:
                 _, num_pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 # Although all of it was moved: SQLite restarts the log only if it finds no newer
                 # commit in it, and a writer that never rests always has one.
-                self._is_log_long = num_pages > LONGEST_LOG_PAGES
+                self.is_log_long = num_pages > LONGEST_LOG_PAGES
 
     def _fail(self, error: InfrastructureError, flushes: Flushes) -> None:
         self._failed.set_exception(error)

@@ -69,9 +69,9 @@ _REFUSED = "PermissionError: [Errno 1] Operation not permitted"
 class Judge:
     """Verifies programs.
 
-    num_others: cells of each other kind, with `sandbox.packages` and of each other language, which
-    start when a program needs them; num_containers: at a time. Raises ConfigError if a package is
-    not installed.
+    num_others: cells of each other kind, with `sandbox.packages` (`packaged`) and of each other
+    language, which start when a program needs them; num_containers: at a time. Raises ConfigError
+    if a package is not installed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Judge:
         headers = load_headers(config.checker_headers)
         self._commands = CommandJudge(num_others, cells.level, cells.reasons, headers)
         try:
-            self._packaged = Cells.of_programs(num_others, cells.level, config.packages)
+            self.packaged = Cells.of_programs(num_others, cells.level, config.packages)
         except CellFailed as error:
             raise ConfigError(str(error)) from error
         self._package = re.compile(rf"\b(?:{'|'.join(map(re.escape, config.packages))})\b")
@@ -148,7 +148,7 @@ class Judge:
             # The text decides, without running it: a false match only costs the start of the other
             # cell.
             if any(map(self._package.search, (request.code, request.setup, *codes))):
-                cells = self._packaged
+                cells = self.packaged
         return Program(request=request, cells=cells, limits=Limits.of(request, self._config))
 
     async def require(self, request: VerifyRequest) -> None:
@@ -162,12 +162,12 @@ class Judge:
     @property
     def num_replaced(self) -> int:
         """Cells that broke and were replaced."""
-        return sum(each.num_replaced for each in (self._cells, self._packaged, self._commands))
+        return sum(each.num_replaced for each in (self._cells, self.packaged, self._commands))
 
     async def close(self) -> None:
         """End all that the judge has started. The plain cells belong to the caller."""
         await self._words.close()
-        await self._packaged.close()
+        await self.packaged.close()
         await self._commands.close()
         await self._containers.close()
 
