@@ -36,9 +36,10 @@ _MOST_FAILED = 20
 """Groups in a row, of one generator. The pauses between them grow, so this takes about two minutes:
 time for a disk or a service that the function uses to come back.
 """
-_MOST_AGENT_FAILURES = 64
-"""Groups in a row. A weak policy makes many agents fail, a fault of the agent or of what it uses
-all of them; in an outage the prompts wait, instead of being dropped after their attempts.
+_MOST_IN_A_ROW = 64
+"""Failed groups. A weak policy makes many agents fail, a fault of the agent, of a rollout function
+or of what they use all of them; then the prompts wait, instead of being dropped after their
+attempts.
 """
 
 
@@ -83,7 +84,7 @@ class Groups:
         self._num_writing: dict[int, int] = {}
         self._outage = ""
         self._num_failed = 0
-        self._num_agent_failures = 0
+        self._num_in_a_row = 0
         remote = (isinstance(term, RemoteTerm) for term in self._config.reward.terms.values())
         self._may_recover = any(remote)
         self._has_weights = asyncio.Event()
@@ -147,7 +148,7 @@ class Groups:
         if evaluates_only(self._config, self._context.name):
             wait = activity.waiting("the next evaluation")
         elif self._outage:
-            wait = activity.blocked(self._outage)
+            wait = activity.blocked(" ".join(self._outage.split()))
         else:
             wait = activity.blocked("admission: the learner is behind")
         # The buffer issues tickets again that an earlier reply lost. Without this list a lost reply
@@ -184,7 +185,8 @@ class Groups:
                 group = await self._rollouts.group(ticket, self._engine(), written=written)
         except TimeoutError:
             message = f"not done after {self._limit_s:g} s (timeouts.group_s)"
-            await self._fail(ticket, DropReason.GENERATION_FAILED, message)
+            reason = DropReason.GENERATION_FAILED
+            await self._fail(ticket, self._counted(reason, message), message)
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)
             # A restart of the generator starts a new engine; further groups would fail too.
@@ -193,26 +195,28 @@ class Groups:
             if isinstance(cause, RewardError) and "function_failure" in self._config.reward.stop_on:
                 raise
             reason = next(reason for kind, reason in _REASONS if isinstance(cause, kind))
-            if await self._is_outage(cause):
+            if await self._rollouts.is_outage(cause):
                 reason = DropReason.SCORING_OUTAGE
-                # In the live line: an HTTP error has several lines.
-                what = "agents fail" if isinstance(cause, AgentError) else "scoring"
-                self._outage = f"{what}: {' '.join(str(cause).split())}"
+                self._outage = f"scoring: {cause}"
                 self._count_failure(cause, error)
-            await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
+            message = f"{type(cause).__name__}: {cause}"
+            await self._fail(ticket, self._counted(reason, message), message)
         else:
             self._outage = ""
             self._num_failed = 0
-            self._num_agent_failures = 0
+            self._num_in_a_row = 0
             await self._put(group)
             self._on_closed(ticket)
 
-    async def _is_outage(self, cause: BaseException) -> bool:
-        """Return whether the failure has nothing to do with the prompt and its samples."""
-        if isinstance(cause, AgentError) and not isinstance(cause, NotTaken):
-            self._num_agent_failures += 1
-            return self._num_agent_failures > _MOST_AGENT_FAILURES
-        return await self._rollouts.is_outage(cause)
+    def _counted(self, reason: DropReason, message: str) -> DropReason:
+        """Count a failure; return its reason, which is an outage after too many in a row."""
+        if reason in (DropReason.NOT_TAKEN, DropReason.SCORING_OUTAGE):
+            return reason
+        self._num_in_a_row += 1
+        if self._num_in_a_row <= _MOST_IN_A_ROW:
+            return reason
+        self._outage = f"every group fails: {message}"
+        return DropReason.SCORING_OUTAGE
 
     def _count_failure(self, cause: BaseException, error: Exception) -> None:
         """Raise RewardError once a function on this machine has failed for too many groups in a

@@ -127,8 +127,11 @@ ROOM = {"state": "starting", "waits_for": "room on the cluster: 2 CPU", "since_s
             "generator-1 is held back by admission: 48 of 48 (5 s)",
         ),
         (
-            {"learner-0": WAITS, "gateway-0": HELD | {"waits_for": "agents fail: no field x"}},
-            "gateway-0 is held back by agents fail: no field x (5 s)",
+            {
+                "learner-0": WAITS,
+                "gateway-0": HELD | {"waits_for": "every group fails: no x"},
+            },
+            "gateway-0 is held back by every group fails: no x (5 s)",
         ),
     ],
     ids=["starts", "no room", "short", "an idle verifier is no news", "an outage"],

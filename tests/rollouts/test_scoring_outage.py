@@ -93,16 +93,32 @@ def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
     assert len(asyncio.run(roll_out(scorer, *["any"] * 19))[0]) == 19
 
 
-def test_an_agent_that_always_fails_costs_no_more_prompts_and_its_reason_is_shown() -> None:
-    scorer = FailingScorer({"any"}, AgentError("mine raised KeyError: 'level'"))
-    reasons, waits_for = asyncio.run(roll_out(scorer, *["any"] * 66))
-    assert reasons == ["agent_failed"] * 64 + ["scoring_outage"] * 2
-    assert waits_for == "agents fail: mine raised KeyError: 'level'"
-    reasons, _ = asyncio.run(roll_out(scorer, *["any"] * 64, "good", *["any"] * 64))
-    assert reasons == ["agent_failed"] * 128
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (AgentError("mine raised\nKeyError: 'level'"), "agent_failed"),
+        (KeyError("level"), "generation_failed"),
+        (TimeoutError(), "generation_failed"),
+        (RewardError("mine raised KeyError: 'level'"), "reward_failed"),
+    ],
+)
+def test_what_always_fails_costs_no_more_prompts_and_its_cause_is_shown(
+    error: Exception, reason: str
+) -> None:
+    """An agent, a rollout function, a time limit, a function that fails for these samples only."""
+    scorer = FailingScorer({"any"}, error)
+    # The first one is scored, and can be scored again: this is no outage of the scorer.
+    reasons, waits_for = asyncio.run(roll_out(scorer, "good", *["any"] * 66))
+    assert reasons == [reason] * 64 + ["scoring_outage"] * 2
+    assert (
+        waits_for
+        == f"every group fails: {type(error).__name__}: {error}".replace("\n", " ").strip()
+    )
+    reasons, _ = asyncio.run(roll_out(scorer, *["good", *["any"] * 64] * 2))
+    assert reasons == [reason] * 128
 
 
-def test_a_session_that_nobody_takes_is_no_failure_of_agents() -> None:
+def test_a_session_that_nobody_takes_is_no_failure() -> None:
     scorer = FailingScorer(None, NotTaken("no program took it"))
     assert asyncio.run(roll_out(scorer, *["any"] * 66))[0] == ["not_taken"] * 66
 
