@@ -177,8 +177,8 @@ def _old_data(config: RunConfig) -> Rows:
     if bound < _OLD or not is_per_token or algorithm.step_scale.kind == "effective_sequences":
         return []
     text = (
-        f"algorithm=grpo collapsed in 3 of 3 runs of the embedded task at age {_OLD};"
-        " algorithm=gspo in none at any age (docs/staleness.md)"
+        f"a loss with a ratio per token may not learn from data of age {_OLD} and more;"
+        " algorithm=gspo is made for it (docs/staleness.md)"
     )
     return [("old data", text)]
 

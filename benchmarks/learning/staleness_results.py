@@ -42,8 +42,7 @@ SETTINGS = (
     "reward.stop_on=[]",
 )
 # One schedule for all methods, so that none has a choice that another lacks.
-SCHEDULE = "learner.optimizer.schedule=cosine"
-OWN_SETTINGS = {AS_LAUNCHED: ("learner.optimizer.schedule=constant",)}
+SCHEDULE = "cosine"
 RUN_UP_STEPS = 64
 # A sixteenth of the default rate: the policy moves at every step, and most is left to learn.
 _RUN_UP = (
@@ -96,11 +95,11 @@ class Cell:
     def config(self) -> RunConfig:
         """All its settings."""
         file = self.method.split()[0]
-        schedule, rate = [SCHEDULE], self.rate
-        if self.factor is None:
-            schedule = []
-        else:
+        rate = self.rate
+        schedule = "constant"
+        if self.factor is not None:
             rate = self.factor * RATE_OF.get(file, RATE)
+            schedule = "constant" if self.method == AS_LAUNCHED else SCHEDULE
         return compose(
             "grpo_code",
             [
@@ -109,9 +108,8 @@ class Cell:
                 f"num_steps={NUM_STEPS}",
                 f"buffer.max_staleness_versions={self.age}",
                 f"learner.optimizer.lr={rate:g}",
+                f"learner.optimizer.schedule={schedule}",
                 *SETTINGS,
-                *schedule,
-                *OWN_SETTINGS.get(self.method, ()),
             ],
         )
 

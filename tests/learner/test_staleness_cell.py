@@ -23,7 +23,7 @@ from benchmarks.comparing import holm, ratio, student_p
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import make_trainer, run_cell, run_up
-from benchmarks.learning.staleness_results import result
+from benchmarks.learning.staleness_results import AS_LAUNCHED, METHODS, Cell, result
 from benchmarks.study import Recorded, refuse_mixing
 
 SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
@@ -138,6 +138,17 @@ def test_a_cell_that_never_reached_the_goal_counts_with_all_its_samples() -> Non
     assert reached.mean_age == pytest.approx((640 * 1 + 320 * 2) / 960)
     never = result([row | {"eval/pass_at_1": 0.7} for row in rows])
     assert (never.samples, never.is_censored, never.is_collapsed) == (2560, True, False)
+
+
+def test_all_methods_of_the_league_have_one_schedule() -> None:
+    for method in (*METHODS, AS_LAUNCHED):
+        cell = Cell(method=method, age=16, seed=3, factor=0.5)
+        optimizer = cell.config.learner.optimizer
+        assert optimizer.schedule == ("constant" if method == AS_LAUNCHED else "cosine")
+        assert cell.config.buffer.max_staleness_versions == 16
+        assert cell.config.seed == 3
+    slow = Cell(method="grpo", age=1, seed=0, rate=3e-4).config.learner.optimizer
+    assert (slow.lr, slow.schedule) == (3e-4, "constant")
 
 
 def test_cells_of_different_settings_are_not_mixed(tmp_path: Path) -> None:
