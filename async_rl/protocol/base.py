@@ -7,8 +7,6 @@ Invariants
 - No message names code.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

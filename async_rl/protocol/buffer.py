@@ -1,7 +1,5 @@
 """Messages of generators to the buffer: tickets and finished groups."""
 
-from __future__ import annotations
-
 from async_rl.core.heads import PackedGroup, read_group
 from async_rl.core.types import Ticket
 from async_rl.protocol.base import Message, Request

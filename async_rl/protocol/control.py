@@ -1,7 +1,5 @@
 """Messages of people to the supervisor: status, stop, scale."""
 
-from __future__ import annotations
-
 from async_rl.protocol.base import Message, Request
 from async_rl.protocol.membership import Member, PoolCount
 

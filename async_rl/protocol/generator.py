@@ -2,8 +2,6 @@
 release the device, drain.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -2,8 +2,6 @@
 resumes from.
 """
 
-from __future__ import annotations
-
 from async_rl.core.heads import GroupHead, PackedTrajectory, SampleId
 from async_rl.core.types import FloatArray
 from async_rl.protocol.base import Message, Request

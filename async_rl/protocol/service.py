@@ -2,8 +2,6 @@
 generators.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

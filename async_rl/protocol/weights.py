@@ -4,8 +4,6 @@ Each medium has one struct here, the address that travels with a push, and one f
 `weights/` with both of its halves.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from async_rl.core.frozen import Value

@@ -7,8 +7,6 @@ Invariants
 - An adapter that is refused concerns its policy only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence

@@ -7,8 +7,6 @@ returns: the metrics of an evaluation in a run
 Invariant: prompts, sampling, rollouts, scores and metrics come from the code that a run uses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -2,8 +2,6 @@
 continues when the front, or the whole service, starts again; and what readers of its folder need.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from pathlib import Path

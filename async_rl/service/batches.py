@@ -6,8 +6,6 @@ Invariants
 - Rows depend on the data and the budget only, so a repeated request has the same bits.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

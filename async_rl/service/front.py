@@ -10,8 +10,6 @@ Every request but healthz needs the key, as `X-API-Key`. An error is `{"detail":
 status; a request that is refused after it was accepted is answered by `{"error", "category"}`.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 from collections.abc import Awaitable, Callable

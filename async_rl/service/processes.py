@@ -1,7 +1,5 @@
 """The learner and the generators of a service, as its front calls them."""
 
-from __future__ import annotations
-
 import collections
 import logging
 from typing import Any

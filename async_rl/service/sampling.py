@@ -2,8 +2,6 @@
 trained tokens.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -118,8 +118,8 @@ def generator(
         activity=context.activity,
         maker=None,
     )
-    rollouts._scorer = Scorer(device.reward_s, places)  # type: ignore[assignment]
-    rollouts._control = SimpleNamespace(remember=lambda *_: None)  # type: ignore[assignment]
+    rollouts.scorer = Scorer(device.reward_s, places)  # type: ignore[assignment]
+    rollouts.control = SimpleNamespace(remember=lambda *_: None)  # type: ignore[assignment]
 
     async def opened() -> Any:
         return TimedEngine(inner, device)

@@ -1,7 +1,5 @@
 """Log-probs of answers and prompts, as the APIs of OpenAI and vLLM write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
