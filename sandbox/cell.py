@@ -155,7 +155,7 @@ class Cell:
 
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket) -> None:
         self._process = process
-        self._host = host
+        self.host = host
         # Of the process that forks its programs.
         self._number = 0
 
@@ -239,7 +239,7 @@ class Cell:
 
     async def _exchange(self, spec: bytes, files: list[int], longest_s: float) -> Reply:
         try:
-            socket.send_fds(self._host, [spec], files)
+            socket.send_fds(self.host, [spec], files)
             return Reply(*await self._received(longest_s))
         except asyncio.CancelledError:
             await self._cancel()
@@ -253,7 +253,7 @@ class Cell:
     async def _received(self, longest_s: float) -> list[Any]:
         """The fields of the next message. Raises ValueError if the cell has exited."""
         async with asyncio.timeout(longest_s):
-            data = await asyncio.get_running_loop().sock_recv(self._host, _MAX_REPLY_BYTES)
+            data = await asyncio.get_running_loop().sock_recv(self.host, _MAX_REPLY_BYTES)
         fields: list[Any] = json.loads(data)
         return fields
 
@@ -261,7 +261,7 @@ class Cell:
         """End the running work; kill a cell that does not answer."""
         try:
             # Without descriptors, so that the zygote can tell it from a job.
-            self._host.send(b"cancel")
+            self.host.send(b"cancel")
             # The reply of the job, unless it was lost with the cancelled wait for it: the next job
             # would take it for its own.
             while await self._received(_CANCEL_TIMEOUT_S):
@@ -272,7 +272,7 @@ class Cell:
     @property
     def is_alive(self) -> bool:
         """False once the cell was killed or has exited."""
-        return self._host.fileno() >= 0 and self._process.poll() is None
+        return self.host.fileno() >= 0 and self._process.poll() is None
 
     def end(self) -> None:
         """End an idle cell; kill it if it does not exit.
@@ -280,7 +280,7 @@ class Cell:
         A killed cell leaves its inner process to the machine's init, and the init of a container
         may never collect it.
         """
-        self._host.close()
+        self.host.close()
         try:
             self._process.wait(_CANCEL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -288,7 +288,7 @@ class Cell:
 
     def kill(self) -> None:
         """End the cell and everything in it."""
-        self._host.close()
+        self.host.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

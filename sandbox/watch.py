@@ -101,7 +101,7 @@ class Meter:
                 # Before its tasks, which may exit during each look: the time of the process counts.
                 cpu_s += sum(map(int, stat[_UTIME:_CSTIME])) / _TICKS
                 memory += (int(pages[1]) - int(pages[2])) * _PAGE
-                ran, waited_ns = self._progress(number)
+                ran, waited_ns = self.progress(number)
             except OSError:  # it has exited, or one of its tasks has, during the look
                 is_unseen = True
                 continue
@@ -111,7 +111,7 @@ class Meter:
         asleep_s = max(0.0, elapsed_s - busy_ns / 1e9)
         return Usage(cpu_s, memory, asleep_s / _UNSEEN_FACTOR if is_unseen else asleep_s)
 
-    def _progress(self, number: int) -> tuple[int, float]:
+    def progress(self, number: int) -> tuple[int, float]:
         """Nanoseconds for which the tasks of a process ran since the previous look, and for which
         one of them waited for a core: the longest wait, because tasks that wait for each other
         would otherwise count as busy without running.

@@ -69,7 +69,7 @@ class BufferService:
         self._compacts = not config.data.filter.is_on
         self.store = store
         self._clock = clock
-        self._parked = ParkedRequests(config, self.state, clock=clock, reopen=self._settle)
+        self.parked = ParkedRequests(config, self.state, clock=clock, reopen=self._settle)
         self._changed = asyncio.Event()
         self.num_returns = 0
         self._syncing = asyncio.Lock()
@@ -112,7 +112,7 @@ class BufferService:
         """
         name = request.generator
         self.state.replace(name, request.incarnation)
-        if request.held is None and self._parked.update_version(request):
+        if request.held is None and self.parked.update_version(request):
             await self._stored()
             return Work(tickets=[])
         tickets = []
@@ -120,7 +120,7 @@ class BufferService:
             version = self.state.lives.surviving(request.life, request.version)
             most = request.credit
             tickets = self.state.hand_out_again(name, request.held, version=version, most=most)
-        parked = self._parked.add(request, tickets)
+        parked = self.parked.add(request, tickets)
         self._settle()
         try:
             if request.credit > 0 and not parked.tickets:
@@ -129,8 +129,8 @@ class BufferService:
         except TimeoutError:
             pass
         finally:
-            self._parked.withdraw(parked)
-        why = "" if parked.tickets else self._parked.refusal(parked)
+            self.parked.withdraw(parked)
+        why = "" if parked.tickets else self.parked.refusal(parked)
         await self._stored()  # first: a ticket that a crash forgets would be issued twice
         tickets = await self.state.tickets.with_drafts(parked.tickets, self.store.reader)
         return Work(tickets=tickets, waits_for=why)
@@ -164,7 +164,7 @@ class BufferService:
     def lose(self, generator: str, message: str, *, is_spared: bool = False) -> None:
         """The generator left; see `BufferState.lose`."""
         # First: `_settle` below would hand the returned groups to the generator that has left.
-        self._parked.remove(generator)
+        self.parked.remove(generator)
         self.state.lose(generator, message, is_spared=is_spared)
         self._settle()
 
@@ -174,7 +174,7 @@ class BufferService:
         """
         now_s = self._clock()
         for generator in self.state.expire(listed, now_s):
-            self._parked.remove(generator)
+            self.parked.remove(generator)
         self._settle()
         groups = self.state.admission.open.values()
         return self.state.leases.next_end_s(groups, listed, now_s) - now_s
@@ -289,7 +289,7 @@ class BufferService:
 
     def waits_for(self) -> str:
         """Return what waits and why, as `ParkedRequests.waits_for`; empty if nothing waits."""
-        return self._parked.waits_for(self._learner_waits_for)
+        return self.parked.waits_for(self._learner_waits_for)
 
     async def changed(self) -> None:
         """Wait for the next change."""
@@ -302,7 +302,7 @@ class BufferService:
         return Ok()
 
     def _settle(self) -> None:
-        self._parked.serve()
+        self.parked.serve()
         if made := self.state.drain_changes():
             self.store.write(made)
         # The waiters of the old event wake; who waits from now on waits for the next change.

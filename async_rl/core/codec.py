@@ -28,7 +28,8 @@ def _head(num_dimensions: int) -> struct.Struct:
     return struct.Struct(f"<BB{num_dimensions}I")
 
 
-def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
+def enc_hook(value: Any) -> msgspec.msgpack.Ext:
+    """Encode an array."""
     if isinstance(value, np.ndarray) and value.dtype in _KINDS:
         head = _head(value.ndim).pack(_KINDS[value.dtype], value.ndim, *value.shape)
         return msgspec.msgpack.Ext(_ARRAY, head + value.tobytes())
@@ -57,7 +58,7 @@ def _dec_hook(expected: Any, value: Any) -> Any:
     raise ProtocolError(f"expected an array, got {type(value).__name__}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
+_encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 

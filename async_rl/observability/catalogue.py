@@ -59,7 +59,7 @@ def describe(name: str) -> MetricSpec | None:
     # A placeholder itself is not a name that a process may write.
     if exact is not None:
         return exact if "<" not in name else None
-    for pattern, spec in _patterns():
+    for pattern, spec in patterns():
         if pattern.fullmatch(name):
             return spec
     return None
@@ -74,7 +74,8 @@ def with_unit(title: str, name: str) -> str:
 
 
 @functools.cache
-def _patterns() -> tuple[tuple[re.Pattern[str], MetricSpec], ...]:
+def patterns() -> tuple[tuple[re.Pattern[str], MetricSpec], ...]:
+    """Return the patterns of names with a variable part."""
     return tuple(
         (re.compile(re.sub("<[a-z]+>", "[^/<>]+", name)), spec)
         for name, spec in METRICS.items()

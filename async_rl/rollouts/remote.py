@@ -55,7 +55,7 @@ class RemoteEngines:
             context.config.data.max_response_tokens
         )
         self._weights: dict[Life, EngineVersion] = {}
-        self._chosen: dict[str, str] = {}
+        self.chosen: dict[str, str] = {}
         self._loads = collections.Counter[str]()
         self._has_weights = asyncio.Event()
 
@@ -72,8 +72,8 @@ class RemoteEngines:
     def forget(self, ticket: Ticket) -> None:
         """Free the choices of the sessions of an attempt that is closed."""
         attempt = f"{ticket.group_id}.{ticket.attempt}."
-        for session in [session for session in self._chosen if session.startswith(attempt)]:
-            del self._chosen[session]
+        for session in [session for session in self.chosen if session.startswith(attempt)]:
+            del self.chosen[session]
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
@@ -115,7 +115,7 @@ class RemoteEngines:
                 if len(lost) > 1:
                     raise EngineDead(f"two generators were lost under one call: {error}") from error
                 self._weights.pop(life_of(member), None)
-                self._chosen.pop(session, None)
+                self.chosen.pop(session, None)
             finally:
                 self._loads[member.name] -= 1
 
@@ -129,10 +129,10 @@ class RemoteEngines:
                 if member.state != DRAINING and life_of(member) in self._weights
             }
             if usable:
-                name = self._chosen.get(session, "")
+                name = self.chosen.get(session, "")
                 if name not in usable:
                     name = min(usable, key=lambda name: self._loads[name])
-                    self._chosen[session] = name
+                    self.chosen[session] = name
                 return usable[name]
             # Before the look at the directory: a version that comes now sets it again.
             self._has_weights.clear()

@@ -35,7 +35,7 @@ class Sleeping:
         self._is_called = asyncio.Event()
         self._is_asleep = asyncio.Event()
         self._is_awake = asyncio.Event()
-        self._limits: dict[asyncio.Timeout, float] = {}
+        self.limits: dict[asyncio.Timeout, float] = {}
         """Time limits of groups in flight, with the seconds left of those that are stopped."""
 
     @property
@@ -96,24 +96,24 @@ class Sleeping:
     async def limit(self, timeout_s: float) -> AsyncIterator[None]:
         """As asyncio.timeout, without the time asleep."""
         async with asyncio.timeout(None if self._is_asleep.is_set() else timeout_s) as timeout:
-            self._limits[timeout] = timeout_s
+            self.limits[timeout] = timeout_s
             try:
                 yield
             finally:
-                del self._limits[timeout]
+                del self.limits[timeout]
 
     def _stop_limits(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        for timeout in self._limits:
+        for timeout in self.limits:
             # A limit that has passed stays: its group fails as it would have before the sleep.
             when_s = timeout.when()
             if when_s is not None and not timeout.expired() and when_s > now_s:
-                self._limits[timeout] = when_s - now_s
+                self.limits[timeout] = when_s - now_s
                 # A group that waits for the learner is not late.
                 timeout.reschedule(None)
 
     def _resume_limits(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        for timeout, left_s in self._limits.items():
+        for timeout, left_s in self.limits.items():
             if timeout.when() is None:
                 timeout.reschedule(now_s + left_s)

@@ -42,8 +42,8 @@ class Offers:
     def __init__(self, key: str, take_s: float) -> None:
         self._key = key.encode()
         self._take_s = take_s
-        self._waiting: collections.deque[Offer] = collections.deque()
-        self._taken: dict[str, Offer] = {}
+        self.waiting: collections.deque[Offer] = collections.deque()
+        self.taken: dict[str, Offer] = {}
         self._offered = asyncio.Event()
 
     def resume(self, endpoint: Endpoint, task: dict[str, Any], outcome: Outcome | None) -> None:
@@ -62,7 +62,7 @@ class Offers:
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Offer the session until a program has taken and ended it."""
         key = endpoint.session_key
-        offer = self._taken.get(key) or self._offer(endpoint, task)
+        offer = self.taken.get(key) or self._offer(endpoint, task)
         try:
             try:
                 async with asyncio.timeout(self._take_s):
@@ -75,13 +75,13 @@ class Offers:
             await offer.ended
         finally:
             # The run is over or cancelled: no program can take or end the session any more.
-            if self._taken.pop(key, None) is None:
-                self._waiting.remove(offer)
+            if self.taken.pop(key, None) is None:
+                self.waiting.remove(offer)
 
     def _offer(self, endpoint: Endpoint, task: dict[str, Any]) -> Offer:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         offer = Offer(endpoint=endpoint, task=task, is_taken=asyncio.Event(), ended=ended)
-        self._waiting.append(offer)
+        self.waiting.append(offer)
         self._offered.set()
         return offer
 
@@ -90,7 +90,7 @@ class Offers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 # Another program may have taken the session that set the event.
-                while not self._waiting:
+                while not self.waiting:
                     self._offered.clear()
                     await self._offered.wait()
 
@@ -98,26 +98,26 @@ class Offers:
         """Return the session that has waited longest; None without any. note: called with its
         second key; if it raises, the session still waits.
         """
-        if not self._waiting:
+        if not self.waiting:
             return None
-        offer = self._waiting[0]
+        offer = self.waiting[0]
         note(offer.endpoint.session_key)
         self._hand_out(offer)
         return offer
 
     def _hand_out(self, offer: Offer) -> None:
-        self._waiting.remove(offer)
-        self._taken[offer.endpoint.session_key] = offer
+        self.waiting.remove(offer)
+        self.taken[offer.endpoint.session_key] = offer
         offer.is_taken.set()
 
     def is_taken(self, session_key: str) -> bool:
         """Return whether a program has the session and has not ended it."""
-        offer = self._taken.get(session_key)
+        offer = self.taken.get(session_key)
         return offer is not None and not offer.ended.done()
 
     def end(self, session_key: str, outcome: Outcome) -> None:
         """The program of a taken session has ended it."""
-        ended = self._taken[session_key].ended
+        ended = self.taken[session_key].ended
         if outcome.error:
             ended.set_exception(AgentError(f"the program failed its session: {outcome.error}"))
         else:

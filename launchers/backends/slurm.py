@@ -219,7 +219,7 @@ class SlurmLauncher:
         try:
             with output.open("ab") as errors:
                 srun = await asyncio.create_subprocess_exec(
-                    *self._srun(spec),
+                    *self.srun_command(spec),
                     *child_command(placed, self._run_dir, parent_pid=0, announces=True),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
@@ -234,7 +234,8 @@ class SlurmLauncher:
         self._started.append(process)
         return process
 
-    def _srun(self, spec: ProcessSpec) -> list[str]:
+    def srun_command(self, spec: ProcessSpec) -> list[str]:
+        """Return the words that start a process."""
         # --mem=0: a step may use all memory of its node, which the job owns anyway.
         options = ["srun", "--exact", "--nodes=1", "--ntasks=1", "--mem=0"]
         options.append(f"--job-name={spec.name}")

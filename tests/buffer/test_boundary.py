@@ -233,7 +233,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def array(values: Any) -> msgspec.msgpack.Ext:
-    return codec._enc_hook(values)
+    return codec.enc_hook(values)
 
 
 NUMBERS = st.one_of(

@@ -166,7 +166,7 @@ async def test_a_request_that_is_held_back_is_answered_when_the_learner_needs_th
     config = replace(config, evaluation=replace(config.evaluation, every_steps=0))
     async with opened(tmp_path, config, clock=clock) as service:
         await learner_bound(service, clock)
-        requests = service._parked
+        requests = service.parked
         requests._loop = timers = Timers()  # type: ignore[assignment]
         parked = requests.add(ask(8), [])
         requests.serve()

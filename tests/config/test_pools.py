@@ -280,7 +280,7 @@ def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None
     gateway = spec(config, "gateway-1")
     cpus = 1 + config.agent.workers
     assert cluster_cpus(config, gateway) == cpus
-    options = SlurmLauncher(tmp_path, config)._srun(gateway)
+    options = SlurmLauncher(tmp_path, config).srun_command(gateway)
     assert f"--cpus-per-task={cpus}" in options
     assert not [option for option in options if option.startswith("--nodelist")]
     on_ray = settings("launcher=ray", "rollout.fn=[a:b]", "generators.count=9")

@@ -117,7 +117,7 @@ def test_a_cancelled_program_leaves_no_container(engine: Engine) -> None:
         await asyncio.sleep(after_s)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await asyncio.gather(*engine.containers._removing)
+        await asyncio.gather(*engine.containers.removing)
 
     # Before the container is there, and while its command runs.
     for after_s in (0.1, 1.5):
@@ -207,7 +207,7 @@ def test_a_container_that_does_not_start_is_never_a_verdict(engine: Engine) -> N
     async def judge() -> None:
         broken = Containers([*engine.words, "--root", "/dev/null"], {IMAGE: str(engine.root)}, 1)
         try:
-            broken._controllers = []
+            broken.controllers = []
             engine_of, engine.containers = engine.containers, broken
             await engine.judge("pass")
         finally:

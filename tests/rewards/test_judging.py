@@ -134,7 +134,7 @@ def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
         os.kill(cell.pid, signal.SIGKILL)
         # its inner process dies a moment later, and could run the job before that
         closed = select.poll()
-        closed.register(cell._host, select.POLLHUP)
+        closed.register(cell.host, select.POLLHUP)
         assert closed.poll(10_000), "the socket of a killed cell stayed open"
         assert _verdicts(jail, "def f(x): return x", _calls(0)) == ["pass"]
         assert jail.cells.num_replaced == 1

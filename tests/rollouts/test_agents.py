@@ -516,7 +516,7 @@ def test_a_session_stays_with_its_generator_and_moves_with_the_same_tokens() -> 
             assert first not in {name for name, _ in generators.calls}
             # An attempt that is closed leaves nothing behind: a run has millions of sessions.
             engines.forget(ticket_of(1))
-            assert list(engines._chosen) == ["2.1.0"]
+            assert list(engines.chosen) == ["2.1.0"]
 
     asyncio.run(main())
 

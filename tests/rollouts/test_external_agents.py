@@ -495,8 +495,8 @@ def test_programs_that_come_leave_and_fail_never_share_a_session(
                 task.cancel()
             await asyncio.gather(*programs, return_exceptions=True)
         assert len(keys) == len(set(keys))
-        assert not gateway.offers._taken
-        assert not gateway.offers._waiting
+        assert not gateway.offers.taken
+        assert not gateway.offers.waiting
 
     run(tmp_path_factory.mktemp("run"), do, take_s=30.0)
 

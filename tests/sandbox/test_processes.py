@@ -185,7 +185,7 @@ def test_the_cpu_time_of_a_process_counts_although_its_tasks_exit_during_the_loo
     try:
         meter = Meter(proc)
         seen = meter.use([os.getpid()], 1.0)
-        monkeypatch.setattr(meter, "_progress", exited)
+        monkeypatch.setattr(meter, "progress", exited)
         unseen = meter.use([os.getpid()], 0.9)
     finally:
         os.close(proc)

@@ -302,7 +302,7 @@ async def test_time_asleep_counts_for_no_limit() -> None:
     generator = Generator(Still().open)
     await generator.sleeping.start()
     async with generator.sleeping.limit(3600):
-        [limit] = generator.sleeping._limits
+        [limit] = generator.sleeping.limits
         limit.reschedule(loop.time() + 50)
         await generator.sleeping.sleep(Sleep(handover=1))
         is_stopped = limit.when() is None

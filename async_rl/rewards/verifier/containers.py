@@ -73,17 +73,17 @@ class Containers:
         self._places = asyncio.Semaphore(num)
         self._label = f"async_rl.verifier={os.getpid()}-{secrets.token_hex(8)}"
         self._opening = asyncio.Lock()
-        self._controllers: list[str] | None = None
+        self.controllers: list[str] | None = None
         self._images: set[str] = set()
         self._folder: Path | None = None
         self._keeper: asyncio.subprocess.Process | None = None
-        self._removing: set[asyncio.Task[None]] = set()
+        self.removing: set[asyncio.Task[None]] = set()
 
     async def require(self, image: str) -> None:
         """Raise Unsupported with the reason if no container of the image can run here."""
         async with self._opening:
-            if self._controllers is None:
-                self._controllers = await self._read_controllers()
+            if self.controllers is None:
+                self.controllers = await self._read_controllers()
             if image in self._images:
                 return
             if image in self._rootfs:
@@ -159,7 +159,7 @@ class Containers:
         """The command that starts a container. folder: its files, by their numbers in `paths_of`,
         and its report.
         """
-        assert self._controllers is not None
+        assert self.controllers is not None
         limits = {
             "memory": f"--memory={test.memory_mb + 2 * SCRATCH_MB}m",
             "pids": f"--pids-limit={MAX_TASKS}",
@@ -181,7 +181,7 @@ class Containers:
         return [
             *self._engine, *_RUN, f"--name={name}", f"--label={self._label}",
             f"--pidfile={folder}/{PID}", f"--timeout={longest_s}", f"--user={user}:{user}",
-            *(limits[name] for name in self._controllers),
+            *(limits[name] for name in self.controllers),
             *(f"--ulimit={name}={value}:{value}" for name, value in (
                 ("core", 0), ("nofile", _MAX_OPEN), ("nproc", MAX_TASKS), ("data", data),
                 ("fsize", SCRATCH_MB * _MIB),
@@ -194,8 +194,8 @@ class Containers:
     def remove(self, name: str, process: asyncio.subprocess.Process) -> None:
         """End a container and everything in it; `close` waits for that. process: the engine's."""
         task = asyncio.create_task(self._remove(name, process), name="remove a container")
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
+        self.removing.add(task)
+        task.add_done_callback(self.removing.discard)
 
     async def _remove(self, name: str, process: asyncio.subprocess.Process) -> None:
         for _ in range(_TRIES):
@@ -210,7 +210,7 @@ class Containers:
     async def close(self) -> None:
         """Remove the containers that are left."""
         # Before the keeper ends: it would remove the same containers.
-        await asyncio.gather(*self._removing)
+        await asyncio.gather(*self.removing)
         if self._keeper is not None:
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
