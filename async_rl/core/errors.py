@@ -24,6 +24,7 @@ Every message says what happened, the value, and what to do about it.
 """
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 
 
@@ -152,6 +153,12 @@ def at(origin: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{origin}: {error}") from error
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the line that raised, for the author of a plug-in: ` (FILE:LINE)`, or nothing."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def root_cause(error: BaseException) -> BaseException:

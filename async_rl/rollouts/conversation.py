@@ -154,12 +154,17 @@ class Conversation:
     def result(self, answer: str | None) -> Written:
         """Return the sample up to the last token of the policy.
 
-        answer: the text to score; None = the last turn. Raises RolloutEnded when the policy wrote
-        nothing.
+        answer: the text to score; None = the last turn. Raises RolloutEnded for another value, and
+        when the policy wrote nothing.
         """
         if not self._num_parts:
             raise RolloutEnded(
                 "rollout.fn returned before the policy wrote anything; call write() at least once"
+            )
+        if not isinstance(answer, str | None):
+            raise RolloutEnded(
+                f"rollout.fn returned {answer!r:.200}; return a text to score, or None for the last"
+                " turn"
             )
         parts = self._parts[: self._num_parts]
         tokens = msgspec.structs.replace(joined(parts), is_truncated=self._is_truncated)

@@ -16,11 +16,13 @@ from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
 from async_rl.core.errors import (
     AgentError,
+    AsyncRLError,
     EngineDead,
     InfrastructureError,
     NotTaken,
     ProtocolError,
     RewardError,
+    raised_at,
     root_cause,
 )
 from async_rl.core.heads import pack_group
@@ -200,6 +202,8 @@ class Groups:
                 self._outage = f"scoring: {cause}"
                 self._count_failure(cause, error)
             message = f"{type(cause).__name__}: {cause}"
+            if not isinstance(cause, AsyncRLError):
+                message += raised_at(cause)
             await self._fail(ticket, self._counted(reason, message), message)
         else:
             self._outage = ""

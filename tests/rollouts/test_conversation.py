@@ -45,6 +45,10 @@ async def says_too_much(talk):
 async def silent(talk):
     return "nothing"
 
+async def number(talk):
+    await talk.write()
+    return 0.5
+
 async def fails(talk):
     await talk.write()
     raise ZeroDivisionError("mine")
@@ -117,7 +121,12 @@ def test_remax_leads_its_greedy_answer_the_same_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"), [("silent", "before the policy wrote anything"), ("fails", "mine")]
+    ("function", "message"),
+    [
+        ("silent", "before the policy wrote anything"),
+        ("number", "rollout.fn returned 0.5; return a text to score, or None"),
+        ("fails", "mine"),
+    ],
 )
 def test_a_function_that_fails_fails_the_group(tmp_path: Path, function: str, message: str) -> None:
     with pytest.raises(ExceptionGroup) as failed:

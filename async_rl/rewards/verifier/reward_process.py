@@ -12,7 +12,6 @@ import asyncio
 import inspect
 import os
 import threading
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +21,7 @@ import msgspec
 from async_rl.config.base import as_builtins
 from async_rl.config.rewards import RewardConfig
 from async_rl.config.timeouts import TimeoutsConfig
-from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.errors import ConfigError, RewardError, raised_at
 from async_rl.core.frozen import Value
 from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.rewards.functions import find_function, read_score
@@ -250,10 +249,8 @@ class _Functions:
 def _result_of(name: str, work: asyncio.Future[object]) -> Result:
     error = asyncio.CancelledError() if work.cancelled() else work.exception()
     if error is not None:
-        # The line that raised, for the author of the function.
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        return Result(error=f"{name} raised {type(error).__name__}: {str(error)[:300]}{where}")
+        raised = f"{name} raised {type(error).__name__}: {str(error)[:300]}"
+        return Result(error=raised + raised_at(error))
     try:
         return Result(parts=read_score(name, work.result()))
     except RewardError as wrong:
