@@ -63,19 +63,9 @@ def gae(
       return_t = A_t + V_t
     Rewards of masked tokens are ignored.
     """
-    next_value = bootstrap
-    next_advantage = torch.zeros_like(bootstrap)
-    advantages = torch.zeros_like(rewards)
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        is_written = mask[:, t]
-        value = values[:, t]
-        delta = rewards[:, t] + gamma * next_value - value
-        advantage = delta + gamma * lam * next_advantage
-        # At a masked token both carry over unchanged, so the token is skipped.
-        next_advantage = torch.where(is_written, advantage, next_advantage)
-        next_value = torch.where(is_written, value, next_value)
-        advantages[:, t] = next_advantage
-    return advantages.masked_fill(~mask, 0.0), (advantages + values).masked_fill(~mask, 0.0)
+    whole = torch.ones_like(rewards)
+    targets, _ = _value_targets(rewards, values, bootstrap, mask, whole, gamma, lam)
+    return (targets - values).masked_fill(~mask, 0.0), targets
 
 
 def returns_to_go(rewards: Tensor, *, mask: Tensor, gamma: float) -> Tensor:
@@ -118,22 +108,36 @@ def vtrace(
     # A lower cap would bias the values towards an older policy, a higher one would let single
     # tokens dominate.
     rho = log_ratio.exp().clamp(max=1.0)
-    c = lam * rho
+    targets, following = _value_targets(rewards, values, bootstrap, mask, rho, gamma, lam)
+    return (rewards + gamma * following - values).masked_fill(~mask, 0.0), targets
+
+
+def _value_targets(
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap: Tensor,
+    mask: Tensor,
+    rho: Tensor,
+    gamma: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
+    """v_t of `vtrace`, 0 where masked, and v_{t+1}; with rho = 1, v_t - V_t is the A_t of `gae`."""
     next_value = bootstrap
     next_target = bootstrap
-    advantages = torch.zeros_like(rewards)
     targets = torch.zeros_like(rewards)
+    following = torch.zeros_like(rewards)
     for t in range(rewards.shape[1] - 1, -1, -1):
         is_written = mask[:, t]
         value = values[:, t]
-        reward = rewards[:, t]
-        correction = rho[:, t] * (reward + gamma * next_value - value)
-        target = value + correction + gamma * c[:, t] * (next_target - next_value)
-        advantages[:, t] = torch.where(is_written, reward + gamma * next_target - value, 0.0)
+        delta = rewards[:, t] + gamma * next_value - value
+        later = gamma * lam * (next_target - next_value)
+        target = value + rho[:, t] * (delta + later)
         targets[:, t] = torch.where(is_written, target, 0.0)
+        following[:, t] = next_target
+        # At a masked token both carry over unchanged, so the token is skipped.
         next_target = torch.where(is_written, target, next_target)
         next_value = torch.where(is_written, value, next_value)
-    return advantages, targets
+    return targets, following
 
 
 def normalize_advantages(advantages: Tensor, *, parts: Parts) -> Tensor:

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from async_rl.algorithms.edits import Edits
 from async_rl.batching.batch import Batch, Sizes
+from async_rl.batching.value_inputs import place_and_surprise, value_inputs
 from async_rl.core.frozen import frozen
-from async_rl.core.types import IntArray
+from async_rl.core.types import FloatArray, IntArray
 
 Bundle = list[int]
 """Sequences that stay together."""
@@ -155,6 +156,7 @@ class Pass:
     segments: int64 [N, 3] on the host, in row order: start, length, and the token that the first
     one follows, -1: none
     edits: the changes of the logits at the R' tokens, None without any
+    value_inputs: float32 [T, NUM_INPUTS], None if pack(with_ends=False)
     """
 
     input_ids: Tensor
@@ -166,6 +168,7 @@ class Pass:
     sequences: Tensor
     segments: Indices
     edits: Edits | None = None
+    value_inputs: Tensor | None = None
 
 
 class RowInProgress:
@@ -220,8 +223,10 @@ def pack(
     it.  Without sequences the row is one unused token, which keeps ranks in step.
     """
     row = RowInProgress()
+    of_tokens: list[FloatArray] = []
     if not sequences:
         row.add(np.zeros(1, dtype=np.int32), -1)
+        of_tokens.append(np.zeros((1, 2), dtype=np.float32))
     prompt_starts: dict[int, int] = {}
     for s in sequences:
         key = batch.prompt_key[s]
@@ -229,6 +234,7 @@ def pack(
         ids = sample.token_ids
         length = sample.prompt_length
         size = sample.response_length
+        numbers = place_and_surprise(sample)
         is_new = key not in prompt_starts
         start = prompt_starts.setdefault(key, row.size)
         begin = row.size + is_new * length
@@ -244,6 +250,7 @@ def pack(
             if first < then and (first >= length or is_new):
                 parent = parents[first]
                 row.add(ids[first:then], int(places[parent]) if parent >= 0 else -1)
+                of_tokens.append(numbers[first:then])
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(places[-1])
@@ -252,9 +259,32 @@ def pack(
         row.targets.append(ids[length:])
         row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
     packed = row.finish(sequences, device)
-    if batch.edits is None:
+    if batch.edits is not None:
+        packed = replace(packed, edits=batch.edits.at(packed.token_index))
+    if not with_ends:
         return packed
-    return replace(packed, edits=batch.edits.at(packed.token_index))
+    inputs = value_inputs(np.concatenate(of_tokens), seen_by(packed.segments))
+    return replace(packed, value_inputs=torch.from_numpy(inputs).to(device))
+
+
+def pack_rows(rows: Sequence[IntArray], *, prompt_length: int, device: torch.device) -> Pass:
+    """Pack rows whose tokens after the prompt are predicted, in order; equal prompts once.
+
+    rows: int32 [L] each, with at least prompt_length tokens.
+    """
+    row = RowInProgress()
+    ends: dict[bytes, int] = {}
+    for ids in rows:
+        prompt, response = np.split(ids, [prompt_length])
+        if prompt.tobytes() not in ends:
+            row.add(prompt, -1)
+            ends[prompt.tobytes()] = row.size - 1
+        end = ends[prompt.tobytes()]
+        start = row.size
+        row.add(response, end)
+        row.predict.append(np.r_[end, start : row.size][:-1])
+        row.targets.append(response)
+    return row.finish([], device)
 
 
 def seen_by(segments: Indices) -> list[Indices]:

@@ -170,9 +170,9 @@ ALL_ATTENTION_FUNCTIONS.register(_NAME, _segment_attention)
 class Piece:
     """The tokens of a row that one rank computes.
 
-    row: the row with these tokens alone in `input_ids`, `position_ids`, `predict_index`,
-    `target_ids` and `last_index`; tokens: bool [R'], the response tokens that they predict; ends:
-    bool [S], the last tokens among them. None = all.
+    row: the row with these tokens alone in `input_ids`, `position_ids`, `value_inputs`,
+    `predict_index`, `target_ids` and `last_index`; tokens: bool [R'], the response tokens that they
+    predict; ends: bool [S], the last tokens among them. None = all.
     """
 
     row: Pass
@@ -205,6 +205,7 @@ class Context:
             target_ids=row.target_ids[tokens],
             last_index=row.last_index[ends] - first,
             edits=None if row.edits is None else row.edits.at(tokens),
+            value_inputs=None if row.value_inputs is None else row.value_inputs[first:end],
         )
         return Piece(row=own, tokens=tokens, ends=ends)
 

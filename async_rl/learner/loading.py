@@ -18,12 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from async_rl.algorithms.compiling import Compilation
-from async_rl.batching.batch import collate, rows_as_group
-from async_rl.batching.packing import pack
+from async_rl.batching.packing import pack_rows
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
-from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, value_head
+from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, ValueHead
 from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.sharding import Ranks, divide_ranks
 from async_rl.weights.lora import add_adapter
@@ -63,9 +62,10 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     critic = config.algorithm.critic
     reference = config.algorithm.reference
     has_own_backbone = critic is not None and critic.kind == "own"
+    max_tokens = config.data.max_response_tokens
     policy, weights = _open_policy(config, path, ranks)
     if critic is not None and not has_own_backbone:
-        policy.value_head = value_head(policy.lm)
+        policy.value_head = ValueHead(policy.lm, max_tokens=max_tokens)
     blocks = _blocks(config.learner.shard_units, policy)
 
     def sharded(model: AnyModel, part: nn.Module, prefix: str, dtype: torch.dtype) -> AnyModel:
@@ -96,7 +96,7 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     critic_model = None
     if has_own_backbone:
         # Before the adapter is added: all weights of a critic are trained.
-        critic_model = Critic(policy.lm, context=ranks.context)
+        critic_model = Critic(policy.lm, max_tokens=max_tokens, context=ranks.context)
         prefix = f"{policy.lm.base_model_prefix}."
         sharded(critic_model, critic_model.backbone, prefix, torch.float32)
     if adapter is not None:
@@ -183,9 +183,7 @@ def _checked(
     expected = _plain_logprobs(lm)
     policy = _prepared(lm, context=context)
     rows = [np.array(row, dtype=np.int32) for row in _PROBE]
-    device = torch.device("cpu")
-    batch = collate([rows_as_group(rows, prompt_length=_PROBE_PROMPT)], device=device)
-    row = pack(batch, range(len(rows)), device=device)
+    row = pack_rows(rows, prompt_length=_PROBE_PROMPT, device=torch.device("cpu"))
     architecture = type(policy.lm).__name__
     try:
         logprobs = policy(row, temperature=1.0, chunk_tokens=1024).logprobs

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from async_rl.algorithms.logprobs import chosen_logprobs, token_logprobs
 from async_rl.batching.packing import Pass
+from async_rl.batching.value_inputs import NUM_INPUTS
 from async_rl.core.frozen import frozen
 from async_rl.learner.attention import WHOLE_ROWS, Context, Piece, plan
 from async_rl.learner.sharding import local, reshard
@@ -66,7 +67,7 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
         self.context = context
-        self.value_head: nn.Linear | None = None
+        self.value_head: ValueHead | None = None
         self._divisor = _logits_divisor(lm)
 
     def forward(
@@ -79,7 +80,8 @@ class Policy(nn.Module):
         piece, states = _hidden_states(self.lm.base_model, row, self.context)
         hidden = states.index_select(0, piece.row.predict_index)
         values = None
-        if self.value_head is not None:
+        # Rows whose log-probs alone are read are packed without them.
+        if self.value_head is not None and row.value_inputs is not None:
             values = _values(self.value_head, states, piece, self.context)
         outputs = token_logprobs(
             hidden,
@@ -149,11 +151,13 @@ class BasePolicy:
 class Critic(nn.Module):
     """A value head on its own backbone, which is a copy of the policy's. Its values start at 0."""
 
-    def __init__(self, lm: PreTrainedModel, *, context: Context = WHOLE_ROWS) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, *, max_tokens: int, context: Context = WHOLE_ROWS
+    ) -> None:
         super().__init__()
         # The backbone of the policy: both models then have one tokenizer and one start.
         self.backbone = copy.deepcopy(lm.base_model)
-        self.head = value_head(lm)
+        self.head = ValueHead(lm, max_tokens=max_tokens)
         self._context = context
 
     def forward(self, row: Pass) -> Values:
@@ -192,19 +196,38 @@ def _logits_divisor(lm: PreTrainedModel) -> float:
     return float(fields.get("logits_scaling", 1.0)) / (scale if isinstance(scale, float) else 1.0)
 
 
-def value_head(lm: PreTrainedModel) -> nn.Linear:
-    """Return a linear map from the model's hidden states to values, 0 at first."""
-    head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
-    # Values of 0 leave the first advantages as they are.
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
+class ValueHead(nn.Module):
+    """A linear map from hidden states and `value_inputs` to values, 0 at first.
+
+    max_tokens: of a response; the number of its tokens becomes a share of them.
+    """
+
+    def __init__(self, lm: PreTrainedModel, *, max_tokens: int) -> None:
+        size = lm.config.get_text_config().hidden_size
+        super().__init__()
+        # Values of 0 leave the first advantages as they are.
+        self.weight = nn.Parameter(torch.zeros(1, size))
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.of_inputs = nn.Parameter(torch.zeros(1, NUM_INPUTS))
+        # AdamW changes every weight by about the learning rate in a step. At this scale the inputs
+        # can move a value as fast as the hidden state can, whose entries are about 1.
+        scale = size / NUM_INPUTS
+        self._units = [scale / max_tokens, *[scale] * (NUM_INPUTS - 1)]
+
+    def forward(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        """Compute values: float32 or bfloat16 [N, H], float32 [N, NUM_INPUTS] -> the dtype of
+        hidden [N].
+        """
+        scaled = (inputs * inputs.new_tensor(self._units)).to(hidden.dtype)
+        of_hidden = nn.functional.linear(hidden, self.weight, self.bias)
+        return (of_hidden + scaled @ self.of_inputs.t()).squeeze(-1)
 
 
-def _values(head: nn.Linear, hidden: Tensor, piece: Piece, context: Context) -> Values:
+def _values(head: ValueHead, hidden: Tensor, piece: Piece, context: Context) -> Values:
     row = piece.row
+    assert row.value_inputs is not None, "rows for a critic have them"
     index = torch.cat([row.predict_index, row.last_index])
-    values = head(hidden.index_select(0, index)).squeeze(-1).float()
+    values = head(hidden.index_select(0, index), row.value_inputs[index]).float()
     at_tokens, after_end = values.split([len(row.predict_index), len(row.last_index)])
     # FSDP's hooks do not accept views as results.
     at_tokens = context.join(at_tokens.clone(), piece.tokens)

@@ -5,6 +5,9 @@ These are pure functions of tensors and settings. Every rank computes them for i
 statistics of the batch are sums over the ranks (`batch.across`).
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -221,21 +224,16 @@ def _critic_targets(
     bootstrap = after_end.masked_fill(~has_more, 0.0)[of_rows]
     rows = batch.rows(rewards)
     values = batch.rows(units.to_returns(outputs.values.at_tokens))
-    written = batch.rows(batch.loss_mask)
-    gamma = advantage.gamma
-    lam = advantage.gae_lambda
-    if isinstance(advantage, GaeAdvantage):
-        advantages, returns = gae(
-            rows, values=values, bootstrap=bootstrap, mask=written, gamma=gamma, lam=lam
-        )
-    else:
-        advantages, returns = vtrace(
-            rows,
-            values=values,
-            bootstrap=bootstrap,
-            mask=written,
-            log_ratio=batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs),
-            gamma=gamma,
-            lam=lam,
-        )
+    estimate: Callable[..., tuple[Tensor, Tensor]] = gae
+    if isinstance(advantage, VtraceAdvantage):
+        log_ratio = batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs)
+        estimate = functools.partial(vtrace, log_ratio=log_ratio)
+    advantages, returns = estimate(
+        rows,
+        values=values,
+        bootstrap=bootstrap,
+        mask=batch.rows(batch.loss_mask),
+        gamma=advantage.gamma,
+        lam=advantage.gae_lambda,
+    )
     return batch.flat(advantages), batch.flat(returns)

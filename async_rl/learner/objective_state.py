@@ -6,7 +6,7 @@ numbers of the whole batch, so they are the same on every rank.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ class ValueUnits:
         return torch.clamp((returns - self.mean) / self.std, -_BOUND, _BOUND)
 
 
-@frozen
-class Moments:
+class Moments(NamedTuple):
     """Weighted sums of x and x^2, and the sum of the weights: mean = total / weight."""
 
     total: float = 0.0
@@ -139,13 +138,12 @@ class ObjectiveState:
 
     def numbers(self) -> tuple[float, float, float, float]:
         """Return the state as a checkpoint has it."""
-        moments = self.moments
-        return self.kl_coef, moments.total, moments.total_square, moments.weight
+        return self.kl_coef, *self.moments
 
     def restore(self, numbers: tuple[float, float, float, float]) -> None:
         """Restore the state; a fixed KL coefficient stays as configured."""
-        kl_coef, total, total_square, weight = numbers
-        self.moments = Moments(total=total, total_square=total_square, weight=weight)
+        kl_coef, *moments = numbers
+        self.moments = Moments(*moments)
         if isinstance(self._controller, AdaptiveKl):
             # A fixed coefficient follows the settings, which a resume may change.
             self.kl_coef = kl_coef

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from async_rl.batching.batch import BatchPart, collate, collate_part, rows_as_group, whole
-from async_rl.batching.packing import pack, passes
+from async_rl.batching.batch import BatchPart, collate_part, whole
+from async_rl.batching.packing import pack_rows
 from async_rl.batching.support import Grammars
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
@@ -26,6 +26,7 @@ from async_rl.core.codec import encode
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleId
+from async_rl.core.sequences import divided
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
@@ -251,18 +252,18 @@ class Trainer:
         rows: int [L] each -> float32 [L] each; the first token has no log-prob and gets 0.
         """
         learner = self._config.learner
-        batch = collate([rows_as_group(rows, prompt_length=1)], device=self.device)
         chunk_tokens = self._policy.chunk_tokens(learner.logits_chunk_mb)
-        logprobs = torch.zeros(batch.num_tokens, device=self.device)
+        sized = ((row, len(row)) for row in rows)
+        logprobs = []
         # On this rank alone: the rows are few, and ranks have no part of them.
-        for members in passes(batch, [batch.own], budget_tokens=learner.forward_tokens)[0]:
-            row = pack(batch, members, device=self.device, with_ends=False)
-            output = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
-            logprobs[row.token_index] = output.logprobs
+        for members in divided(sized, learner.forward_tokens):
+            packed = pack_rows(members, prompt_length=1, device=self.device)
+            output = self._policy(packed, temperature=1.0, chunk_tokens=chunk_tokens)
+            logprobs.append(output.logprobs.cpu().numpy())
         self._reshard()
-        first = np.zeros(1, dtype=np.float32)
-        starts = list(batch.offsets.values())[1:]
-        return [np.concatenate([first, of]) for of in np.split(logprobs.cpu().numpy(), starts)]
+        ends = np.cumsum([len(row) - 1 for row in rows])[:-1]
+        of_rows = np.split(np.concatenate(logprobs), ends)
+        return [np.concatenate([np.zeros(1, dtype=np.float32), of]) for of in of_rows]
 
     def tensor_specs(self) -> list[TensorSpec]:
         """Return the specs of the policy's tensors in the generators' dtype, tied ones once."""

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.batching.batch import collate, rows_as_group
-from async_rl.batching.packing import pack
+from async_rl.batching.packing import pack_rows
 from async_rl.learner.loading import load_policy
 from async_rl.learner.sharding import divide_ranks, join
 from benchmarks.figures import figure
@@ -44,11 +43,9 @@ def measure(rank: int, ranks: int, tokens: int, directory: str, result: Connecti
     for size in (64, tokens):
         # The first pass is short: it allocates the gradients of all weights.
         row = np.random.default_rng(0).integers(0, 50, size).astype(np.int32)
-        batch = collate([rows_as_group([row], prompt_length=16)], device=CPU)
+        packed = pack_rows([row], prompt_length=16, device=CPU)
         before_mb, started_s = status_mb("VmRSS"), time.perf_counter()
-        output = policy(
-            pack(batch, [0], device=CPU, with_ends=False), temperature=1.0, chunk_tokens=1024
-        )
+        output = policy(packed, temperature=1.0, chunk_tokens=1024)
         output.logprobs.sum().backward()
     result.send((status_mb("VmHWM") - before_mb, time.perf_counter() - started_s))
 

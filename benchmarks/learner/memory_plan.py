@@ -27,11 +27,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from async_rl.algorithms import logprobs
-from async_rl.batching.batch import Batch, collate, rows_as_group
+from async_rl.batching.batch import Batch, collate
 from async_rl.batching.packing import Pass, pack
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
+from async_rl.core.types import NO_VERSION, Group, Purpose, Score, Trajectory
 from async_rl.learner import loading, models, optimizer, sharding
 from async_rl.learner.attention import VarlenPlan
 from async_rl.learner.forward_passes import ForwardPasses
@@ -162,8 +163,27 @@ def _full_batch(config: RunConfig, tokens: int) -> Batch:
     data = config.data
     longest = data.max_prompt_tokens + data.max_response_tokens
     num_rows = (tokens - data.max_prompt_tokens) // data.max_response_tokens
-    rows = [np.full(longest, 5, np.int32)] * num_rows
-    return collate([rows_as_group(rows, prompt_length=data.max_prompt_tokens)], device=CPU)
+    row = Trajectory(
+        token_ids=np.full(longest, 5, np.int32),
+        prompt_length=data.max_prompt_tokens,
+        loss_mask=np.zeros(longest, np.bool_),
+        behavior_logprobs=np.zeros(longest, np.float32),
+        versions=np.full(longest, NO_VERSION, np.int32),
+        is_truncated=False,
+        score=Score(reward=0.0, parts={}, verdicts=(), latency_s=0.0),
+    )
+    group = Group(
+        group_id=0,
+        attempt=1,
+        prompt_id="",
+        purpose=Purpose.EVAL,
+        data_source="",
+        generator="",
+        admitted_version=NO_VERSION,
+        trajectories=[row] * num_rows,
+        generation_s=0.0,
+    )
+    return collate([group], device=CPU)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -159,6 +160,7 @@ class StepOracle:
             self._backbone = copy.deepcopy(self._reference.model)
         hidden = self._reference.config.hidden_size
         self._head = nn.Linear(hidden, 1, dtype=torch.float64)
+        self._of_inputs = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
         self._load(first)
         self._samples = [
             self._sample(index, t) for index, group in enumerate(groups) for t in group.trajectories
@@ -203,7 +205,7 @@ class StepOracle:
 
     def _critic(self) -> list[nn.Parameter]:
         own = [] if self._objective.has_shared_critic else [*self._backbone.parameters()]
-        return [*own, *self._head.parameters()]
+        return [*own, *self._head.parameters(), self._of_inputs]
 
     def kl_per_sequence(self) -> float:
         """Nats of the exact KL(proximal, reference), over the written tokens."""
@@ -244,7 +246,10 @@ class StepOracle:
     def _values(self, t: Trajectory) -> Tensor:
         """The values before every response token and after the last one."""
         states = _by_token(t, lambda ids: self._backbone(ids, use_cache=False).last_hidden_state)
-        return self._head(states[[*_followed(t), len(t.token_ids) - 1]])[:, 0]
+        at = [*_followed(t), len(t.token_ids) - 1]
+        inputs = torch.tensor([_value_inputs(t, path) for path in (paths_of(t)[i] for i in at)])
+        scaled = self._head.in_features / 4 * inputs.double()
+        return (self._head(states[at]) + scaled @ self._of_inputs.t())[:, 0]
 
     def _losses(self, sample: Sample, advantages: Tensor) -> Tensor:
         objective = self._objective
@@ -413,6 +418,14 @@ class StepOracle:
 
 def _written(t: Trajectory) -> np.ndarray:
     return t.loss_mask[t.prompt_length :]
+
+
+def _value_inputs(t: Trajectory, path: Sequence[int]) -> list[float]:
+    """What the head reads at the end of a path, of responses of at most 12 tokens."""
+    surprise = [-float(t.behavior_logprobs[i]) if t.loss_mask[i] else 0.0 for i in path]
+    unlikely = [1 - math.exp(-nats) for nats in surprise]
+    num_tokens = sum(i >= t.prompt_length for i in path)
+    return [num_tokens / 12, unlikely[-1], max(unlikely), math.log(1 + sum(surprise))]
 
 
 def _logprobs(model: nn.Module, t: Trajectory) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from async_rl.algorithms import compiling
 from async_rl.algorithms.compiling import Compilation
-from async_rl.batching.batch import collate, rows_as_group
-from async_rl.batching.packing import Pass, pack
+from async_rl.batching.packing import Pass, pack_rows
 from async_rl.config.generation import LoraAdapter
 from async_rl.learner import attention, loading, models
 from async_rl.learner.attention import VarlenPlan, use_segments
@@ -117,8 +116,7 @@ def rows() -> Iterator[Pass]:
         prompt = rng.integers(0, 50, 4)
         tails = [rng.integers(0, 50, rng.integers(2, 20)) for _ in range(count)]
         whole = [np.concatenate([prompt, tail]).astype(np.int32) for tail in tails]
-        batch = collate([rows_as_group(whole, prompt_length=4)], device=CPU)
-        yield pack(batch, range(count), device=CPU)
+        yield pack_rows(whole, prompt_length=4, device=CPU)
 
 
 def outputs(policy: Policy, row: Pass) -> list[Tensor]:

@@ -1,23 +1,50 @@
-"""A critic on the policy's backbone: its warm-up, its checkpoint, and ranks without sequences."""
+"""A critic: what its values depend on, its checkpoints, and one on the policy's backbone."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
-from learner_support import make_groups, make_trainer
+from learner_support import as_trees, make_groups, make_trainer, paths_of
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate
-from async_rl.batching.packing import pack
+from async_rl.batching.packing import Pass, pack
+from async_rl.core.errors import DataError
+from async_rl.core.types import Group, Trajectory
+from async_rl.learner.models import Critic, Policy, ValueHead, Values
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
 
 
 def policy_of(trainer: Trainer) -> list[Tensor]:
     return [t.clone() for t in trainer.full_tensors()]
+
+
+CPU = torch.device("cpu")
+
+
+def critic_of(trainer: Trainer) -> Critic | Policy:
+    models = trainer._models
+    return models.critic or models.policy
+
+
+def head_of(critic: Critic | Policy) -> ValueHead:
+    head = critic.head if isinstance(critic, Critic) else critic.value_head
+    assert head is not None
+    return head
+
+
+def values_of(critic: Critic | Policy, row: Pass) -> Values:
+    if isinstance(critic, Critic):
+        return critic(row)
+    return critic(row, temperature=1.0, chunk_tokens=16).values
 
 
 WARMING = (
@@ -79,12 +106,71 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
 def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
     model_path: Path,
 ) -> None:
-    policy = make_trainer(model_path, "ppo_code", "algorithm.advantage.critic=shared")._policy
-    idle = pack(collate(make_groups(), device=torch.device("cpu")), [], device=torch.device("cpu"))
-    output = policy(idle, temperature=1.0, chunk_tokens=16)
-    (output.logprobs.sum() + output.values.at_tokens.sum()).backward()
-    assert policy.value_head is not None
-    assert [p.grad is not None and not p.grad.any() for p in policy.value_head.parameters()] == [
-        True,
-        True,
-    ]
+    policy = critic_of(make_trainer(model_path, "ppo_code", "algorithm.advantage.critic=shared"))
+    idle = pack(collate(make_groups(), device=CPU), [], device=CPU)
+    values_of(policy, idle).at_tokens.sum().backward()
+    gradients = [p.grad for p in head_of(policy).parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_a_value_depends_on_the_tokens_that_its_token_follows_and_on_no_other(
+    model_path: Path, kind: str
+) -> None:
+    """Another token, or another probability of it, changes the values after it on its branch."""
+    critic = critic_of(make_trainer(model_path, "ppo_code", f"algorithm.advantage.critic={kind}"))
+    with torch.no_grad():
+        for parameter in head_of(critic).parameters():
+            parameter.normal_()
+
+    def values(group: Group, sample: Trajectory) -> tuple[Tensor, Tensor]:
+        group = msgspec.structs.replace(group, trajectories=[*group.trajectories, sample])
+        row = pack(collate([group], device=CPU), range(5), device=CPU)
+        with torch.no_grad():
+            found = values_of(critic, row)
+        return found.at_tokens[-sample.response_length :], found.after_end[-1]
+
+    for group in as_trees(make_groups(num_groups=2), np.random.default_rng(4), least_parent=0):
+        sample = max(group.trajectories, key=lambda t: t.response_length)
+        paths, parents = paths_of(sample), dict(sample.branches)
+        followed = [parents.get(i, i - 1) for i in range(sample.prompt_length, len(paths))]
+        before, end_before = values(group, sample)
+        for changed in np.flatnonzero(sample.loss_mask):
+            ids, logprobs = sample.token_ids.copy(), sample.behavior_logprobs.copy()
+            ids[changed] = (ids[changed] + 1) % 50
+            logprobs[changed] -= 0.5
+            for other in ({}, {"token_ids": ids}):
+                now, end_now = values(
+                    group,
+                    msgspec.structs.replace(sample, behavior_logprobs=logprobs, **other),
+                )
+                assert ((now - before).abs() > 1e-5).tolist() == [
+                    changed in paths[at] for at in followed
+                ]
+                assert bool((end_now - end_before).abs() > 1e-5) is (changed in paths[-1])
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_a_checkpoint_of_a_head_without_inputs_is_read_with_weights_of_0(
+    model_path: Path, tmp_path: Path, kind: str
+) -> None:
+    trainer = make_trainer(model_path, "ppo_code", f"algorithm.advantage.critic={kind}")
+    trainer.step(make_groups(), 0)
+    trainer.save(tmp_path, 1).result()
+    expected = load_file(tmp_path / "rank_0000.safetensors")
+    index = json.loads((tmp_path / "index.json").read_text())
+    first, *others = [name for name in expected if "of_inputs" in name]
+    for missing in (others, [first]):
+        for name in missing:
+            assert expected[name].any()
+            expected[name].zero_()
+            del index["tensors"][name]
+        (tmp_path / "index.json").write_text(json.dumps(index))
+        if first in index["tensors"]:
+            with pytest.raises(DataError, match=r"of_inputs.* is missing"):
+                trainer.load(tmp_path)
+    trainer.step(make_groups(1, version=1), 1)
+    assert trainer.load(tmp_path) == 1
+    trainer.save(tmp_path / "again", 1).result()
+    found = load_file(tmp_path / "again" / "rank_0000.safetensors")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -15,8 +15,7 @@ from tables import table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from async_rl.batching.batch import collate, rows_as_group
-from async_rl.batching.packing import pack
+from async_rl.batching.packing import pack_rows
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError
@@ -140,9 +139,7 @@ def test_a_family_that_trains_has_its_own_logprobs_gradients_and_names(
     rng = np.random.default_rng(0)
     prompt = rng.integers(2, 50, 5)
     rows = [np.concatenate([prompt, rng.integers(2, 50, n)]).astype(np.int32) for n in (2, 9, 14)]
-    device = torch.device("cpu")
-    batch = collate([rows_as_group(rows, prompt_length=len(prompt))], device=device)
-    row = pack(batch, range(len(rows)), device=device)
+    row = pack_rows(rows, prompt_length=len(prompt), device=torch.device("cpu"))
     assert row.input_ids.shape[1] == 5 + 2 + 9 + 14, "the prompt is computed once"
     packed = policy(row, temperature=1.0, chunk_tokens=7).logprobs
     own = torch.cat([own_logprobs(model, each)[len(prompt) - 1 :] for each in rows])
