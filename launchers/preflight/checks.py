@@ -77,7 +77,9 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
         yield from _mirror_problems(config)
     yield from _network_problems(config)
     # The ranks of a broadcast connect in a tree.
-    yield from rank_problems(config.learner.ranks, is_one_machine=config.launcher.is_one_machine)
+    ranks = config.learner.ranks
+    per_machine = ranks if config.launcher.is_one_machine else max(config.node_ranks, 1)
+    yield from rank_problems(ranks, per_machine=per_machine)
     yield from backend_of(config).problems(config)
     yield from _package_problems(config)
     yield from _grammar_problems(config)

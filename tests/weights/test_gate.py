@@ -122,10 +122,16 @@ def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_seve
         assert (
             f"any local user can connect to gloo's listener {listener.getsockname()}" in caplog.text
         )
-    assert list(gate.rank_problems(1, is_one_machine=True)) == []
-    [problem] = gate.rank_problems(2, is_one_machine=True)
+    assert list(gate.rank_problems(1, per_machine=1)) == []
+    [problem] = gate.rank_problems(2, per_machine=2)
     assert "learner.ranks=2: " in problem
     assert "CAP_NET_ADMIN" in problem
+
+
+def test_a_learner_may_have_more_ranks_if_they_share_machines() -> None:
+    assert list(gate.rank_problems(1504, per_machine=8)) == []
+    [problem] = gate.rank_problems(1504, per_machine=1)
+    assert "learner.ranks=1504: a filter of the kernel cannot hold 1503 ranks" in problem
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2])
