@@ -86,23 +86,6 @@ def test_the_head_of_a_bfloat16_model_is_not_rounded() -> None:
         assert (mine.double() - exact).norm() < 1.001 * rounding
 
 
-def test_no_logits_are_bfloat16_where_rows_are_computed_on_a_gpu() -> None:
-    """On tensors without storage, as with a reference, with edits, and for chosen tokens."""
-    hidden, head = (
-        torch.empty(n, 8, device="meta", dtype=torch.bfloat16).requires_grad_() for n in (9, 300)
-    )
-    targets = torch.zeros(9, 1, device="meta", dtype=torch.int64)
-    with LargeResults(9 * 300, torch.bfloat16) as low:
-        logprobs_by_rows(hidden, head, targets[:, 0], 1.0, 9, None, hidden, head)
-        chosen = chosen_logprobs(
-            hidden, head=head, targets=targets, temperature=1.0, chunk_tokens=9
-        )
-    assert low.count == 0
-    chosen.sum().backward()
-    assert head.grad is not None
-    assert head.grad.dtype is torch.bfloat16
-
-
 def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import async_rl.algorithms.logprobs as module
 
@@ -178,16 +161,25 @@ def test_a_target_outside_the_vocabulary_has_no_finite_logprob() -> None:
     assert logprobs.item() == -torch.inf
 
 
-def test_the_gradients_of_bfloat16_are_bfloat16() -> None:
+@pytest.mark.parametrize("form", ["fused", "rows", "chosen"])
+def test_a_gpu_has_float32_logits_and_bfloat16_gradients(form: str) -> None:
     """On tensors without storage: a CPU has no product of bfloat16 with a float32 result."""
     hidden, head = (
         torch.randn(size, 8, device="meta", dtype=torch.bfloat16).requires_grad_()
         for size in (9, 300)
     )
     targets = torch.zeros(9, device="meta", dtype=torch.int64)
-    logprobs, entropies = fused_logprobs.fused_logprobs(hidden, head, targets, 1.0, 128 * 9)
-    assert logprobs.dtype == entropies.dtype == torch.float32
-    (logprobs + entropies).sum().backward()
+    with LargeResults(9 * 300, torch.bfloat16) as low:
+        if form == "fused":
+            values = fused_logprobs.fused_logprobs(hidden, head, targets, 1.0, 9 * 300)
+        elif form == "rows":
+            values = logprobs_by_rows(hidden, head, targets, 1.0, 9, None, hidden, head)[:3]
+        else:
+            given = {"temperature": 1.0, "chunk_tokens": 9}
+            values = (chosen_logprobs(hidden, head=head, targets=targets[:, None], **given),)
+    assert low.count == 0
+    assert {value.dtype for value in values} == {torch.float32}
+    sum(value.sum() for value in values).backward()
     for x in (hidden, head):
         assert x.grad is not None
         assert (x.grad.dtype, x.grad.shape) == (torch.bfloat16, x.shape)
