@@ -7,7 +7,7 @@ often as needed: a run that is recorded in benchmarks/results/reference.jsonl is
 A recorded run has its settings and commit, and a row for each evaluation. `band` is where a further
 run lies with 99 % probability if the runs of the seeds are normally distributed: mean +- t * s *
 sqrt(1 + 1/n). `tests/e2e/test_learning.py` compares its own run with it, and
-`tests/learner/test_reference.py` fails if a default that learning depends on has changed since.
+`tests/learner/test_reference_curves.py` fails if a default on which learning depends has changed.
 """
 
 from __future__ import annotations
