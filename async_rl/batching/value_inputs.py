@@ -33,7 +33,7 @@ def value_inputs(of_tokens: FloatArray, seen: Iterable[npt.NDArray[np.int64]]) -
     token and those that it follows, the columns are
       the number of response tokens;  1 - p of the token;  the largest 1 - p;  log(1 - sum of log p)
     In a regression they explain as much of the returns as more statistics and the entropy do
-    (docs/algorithms.md, Critic).
+    (docs/decisions/critic_inputs.md).
     """
     is_response, surprise = of_tokens.T.astype(np.float64)
     unlikely = -np.expm1(-surprise)

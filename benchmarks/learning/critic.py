@@ -75,16 +75,23 @@ LAUNCHED = ("num_steps=50", "reward.stop_on=[]", "monitoring.tensorboard_port=nu
 SAMPLES_PER_STEP = 128
 KEPT = ("eval/pass_at_1", "staleness/mean_versions", "reward/mean")
 _WITHOUT = """
-import torch
-from async_rl.learner import models
+import sys
 
-create = models.ValueHead.__init__
+def patch():
+    import torch
+    from async_rl.learner import models
 
-def without(self, *arguments, **settings):
-    create(self, *arguments, **settings)
-    self.of_inputs.register_hook(torch.zeros_like)
+    create = models.ValueHead.__init__
 
-models.ValueHead.__init__ = without
+    def without(self, *arguments, **settings):
+        create(self, *arguments, **settings)
+        self.of_inputs.register_hook(torch.zeros_like)
+
+    models.ValueHead.__init__ = without
+
+# Processes that use no model have None in its place.
+if sys.modules.get("torch", patch) is not None:
+    patch()
 """
 # The two-sided 97.5 % quantile of Student's t by degrees of freedom.
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262}
