@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from async_rl.algorithms.edits import Edits
+from async_rl.algorithms.products import product
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -80,17 +81,6 @@ def _chunk_chosen(hidden: Tensor, targets: Tensor, head: Tensor, temperature: fl
     """The log-probs of a few rows: float32 [C, K]."""
     logits: Tensor = _Logits.apply(hidden, head)  # type: ignore[no-untyped-call]
     return torch.log_softmax(logits / temperature, dim=-1).gather(1, targets)
-
-
-def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
-
-    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
-    (by torch) for bfloat16 on a CPU.
-    """
-    if a.dtype is torch.float32:
-        return torch.mm(a, b, out=out)
-    return torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 def _factors(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
