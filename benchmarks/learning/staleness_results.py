@@ -53,8 +53,9 @@ _RUN_UP = (
 RATES = (3e-4, 4e-4)
 RATE_AGES = (1, 2, 0)
 # Cells of one line of a table differ in these; where a run writes and which cores it has do not
-# change its numbers.
+# change its numbers, and a cell has no engine whose head could have another type.
 MAY_DIFFER = (
+    "generation.head_dtype",
     "seed",
     "buffer.max_staleness_versions",
     "output_dir",
