@@ -94,18 +94,19 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def thousands(found: Sequence[Result]) -> str:
-    """Return thousands of samples to the goal, and how many cells did not reach it."""
+    """Return thousands of samples to the goal, and how many of the cells reached it."""
     if not found:
         return ""
-    num_missed = sum(each.is_censored for each in found)
+    num_reached = sum(not each.is_censored for each in found)
+    sign = ">= " if num_reached < len(found) else ""
     text = spread([each.samples / 1000 for each in found], ".2f")
-    return f">= {text} ({len(found) - num_missed} of {len(found)})" if num_missed else text
+    return f"{sign}{text} ({num_reached} of {len(found)})"
 
 
 def league_table() -> str:
     """Return the samples to the goal and the ends of the cells: a line per method."""
     ages = _ages()
-    heads = ["method", *(f"age {age}" for age in ages), "n", "mean age until then", "collapsed"]
+    heads = ["method", *(f"age {age}" for age in ages), "mean age until then", "collapsed"]
     lines = []
     for method in _methods():
         by_age = [list(results(method, age).values()) for age in ages]
@@ -114,7 +115,6 @@ def league_table() -> str:
             [
                 f"{method} x{factor_of(method):g}",
                 *map(thousands, by_age),
-                " + ".join(str(len(found)) for found in by_age),
                 ", ".join(
                     f"{statistics.fmean(each.mean_age for each in found):.1f}" if found else ""
                     for found in by_age

@@ -23,6 +23,7 @@ from benchmarks.comparing import holm, ratio, student_p
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import make_trainer, run_cell, run_up
+from benchmarks.learning.staleness_report import thousands
 from benchmarks.learning.staleness_results import AS_LAUNCHED, METHODS, Cell, result
 from benchmarks.study import Recorded, refuse_mixing
 
@@ -138,6 +139,8 @@ def test_a_cell_that_never_reached_the_goal_counts_with_all_its_samples() -> Non
     assert reached.mean_age == pytest.approx((640 * 1 + 320 * 2) / 960)
     never = result([row | {"eval/pass_at_1": 0.7} for row in rows])
     assert (never.samples, never.is_censored, never.is_collapsed) == (2560, True, False)
+    assert thousands([reached, reached]) == "0.96 +- 0.00 (2 of 2)"
+    assert thousands([reached, never]) == ">= 1.76 +- 0.80 (1 of 2)"
 
 
 def test_all_methods_of_the_league_have_one_schedule() -> None:
