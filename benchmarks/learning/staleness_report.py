@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.comparing import Ratio, holm, mean_and_error, ratio, spread
+from benchmarks.comparing import Ratio, holm, ratio, spread
 from benchmarks.figures import figure, with_table
-from benchmarks.learning.staleness_cell import GOAL
+from benchmarks.learning.staleness_picture import draw
 from benchmarks.learning.staleness_results import (
     AGES,
     AS_LAUNCHED,
@@ -36,11 +36,10 @@ from benchmarks.learning.staleness_results import (
     tuning,
 )
 from benchmarks.learning.staleness_whole import WholeRun
-from benchmarks.study import Row, refuse_mixing
+from benchmarks.study import refuse_mixing
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "staleness.md"
-PICTURE = ROOT / "docs" / "images" / "staleness.png"
 LINES = (*METHODS, AS_LAUNCHED)
 _LEVEL = 0.05
 
@@ -63,7 +62,7 @@ def report() -> None:
             for seed, found in results(method, age).items():
                 name = f"{method}, age {age}, seed {seed}: final held-out pass rate"
                 figure(name, found.final, "share")
-    draw()
+    draw(_methods(), _ages())
 
 
 def results(method: str, age: int) -> dict[int, Result]:
@@ -301,55 +300,3 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "warnings": warnings_table,
     "rates": rates_table,
 }
-
-
-def mean_curve(runs: Sequence[Sequence[Row]], name: str) -> dict[int, tuple[float, float]]:
-    """Return mean and standard error of a column by step. A finished run keeps its last value."""
-    columns = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
-    curve = {}
-    for step in sorted({step for column in columns for step in column}):
-        values = [
-            column[max(known)] for column in columns if (known := [s for s in column if s <= step])
-        ]
-        curve[step] = mean_and_error(values)
-    return curve
-
-
-def draw() -> None:
-    """Write the mean curves of the held-out pass rate and of the effective sequences, a column of
-    pictures per age. The band is the standard error.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = {
-        "eval/pass_at_1": "held-out pass@1",
-        "policy/effective_sequences": "effective sequences",
-    }
-    ages = _ages()
-    size = (4 * len(ages), 7.5)
-    picture, axes = pyplot.subplots(
-        len(columns), len(ages), figsize=size, sharey="row", squeeze=False
-    )
-    for row, (name, words) in zip(axes, columns.items(), strict=True):
-        row[0].set_ylabel(words)
-        for axis, age in zip(row, ages, strict=True):
-            axis.set_title(f"age {age}")
-            axis.set_xlabel("step")
-            if name == "eval/pass_at_1":
-                axis.axhline(GOAL, color="grey", linewidth=0.5)
-            for index, method in enumerate(_methods()):
-                runs = [cell.recorded.rows() for cell in cells_of(method, age)]
-                curve = mean_curve(runs, name)
-                means = [mean for mean, _ in curve.values()]
-                label = f"{method} x{factor_of(method):g}"
-                axis.plot(list(curve), means, color=f"C{index}", label=label)
-                low = [mean - error for mean, error in curve.values()]
-                high = [mean + error for mean, error in curve.values()]
-                axis.fill_between(list(curve), low, high, color=f"C{index}", alpha=0.2)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="lower center", ncols=9, fontsize=8)
-    picture.tight_layout(rect=(0, 0.06, 1, 1))
-    picture.savefig(PICTURE, dpi=80)
