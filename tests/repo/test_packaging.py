@@ -163,7 +163,7 @@ def test_every_package_of_the_product_is_installed() -> None:
     assert folders == {name(path.parent) for path in product()}
 
 
-WITHOUT_EXTRA = {"datasets", "gymnasium", "reasoning_gym", "triton", "trl", "verifiers"}
+WITHOUT_EXTRA = {"datasets", "gymnasium", "reasoning-gym", "triton", "trl", "verifiers"}
 """Distributions that are imported only if a person has installed them for other work, that one
 test takes from requirements/kernels.lock, or a benchmark from requirements/adapters.txt.
 """
