@@ -14,7 +14,7 @@ from async_rl.runs.forecast.simulation import Forecast, simulate
 
 _USUAL_ERROR = 0.05
 """Of a forecast whose inputs are all measured: 15 of 16 launched runs near the recorded one were
-closer, but only 15 of 20 drawn ones are inside the whole range (benchmarks/results/forecast.md).
+closer, and 19 of 20 drawn ones are inside the whole range (benchmarks/results/forecast.md).
 """
 _ERRORS = 2.0  # standard errors of the measured rate
 _TRUSTED_DIFFERENCE = 0.05  # of a share of time
