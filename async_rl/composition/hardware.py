@@ -83,7 +83,6 @@ def resolvers(machine: Machine, preset: str) -> dict[str, Callable[..., Any]]:
     return {
         "this_hardware": lambda: preset,
         "gpus": lambda: machine.num_gpus,
-        "multiplies_bfloat16": lambda: machine.num_gpus > 0 or machine.multiplies_bfloat16,
         "share_of_cores": functools.partial(share_of_cores, machine),
         "learning": learning,
         "generating": generating,

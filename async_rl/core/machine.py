@@ -36,8 +36,7 @@ class Machine:
     container's limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of
     the machine that they cannot use, because they are CPU builds.  gpu_mb: memory of the smallest
     of its GPUs, 0 if unknown.  disk_mb: free space of a described machine; None = look at the disk.
-    nodes: equal machines that are counted as one.  multiplies_bfloat16: its cores have
-    instructions for it.
+    nodes: equal machines that are counted as one.
     """
 
     cores: tuple[int, ...]
@@ -50,7 +49,6 @@ class Machine:
     threads_per_core: int = 1
     gpu_nodes: tuple[int | None, ...] = ()
     nodes: int = 1
-    multiplies_bfloat16: bool = False
 
     def near(self, gpu: int, cores: Sequence[int]) -> list[int]:
         """Return the given cores that are on the memory node of a GPU; all cores if none is, or
@@ -87,15 +85,7 @@ def this_machine() -> Machine:
         unusable_gpus=0 if are_usable else num_gpus,
         # A process may be placed on any GPU, so the plan must fit the smallest.
         gpu_mb=min((gpu.memory_mb for gpu in gpus.devices), default=0),
-        multiplies_bfloat16=multiplies_bfloat16(Path("/proc/cpuinfo").read_text()),
     )
-
-
-def multiplies_bfloat16(cpuinfo: str) -> bool:
-    """Whether the cores multiply in bfloat16, from the text of /proc/cpuinfo. Without the
-    instructions bfloat16 is slower than float32.
-    """
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpuinfo.split())
 
 
 def chosen_gpus(env: Mapping[str, str]) -> list[str] | None:

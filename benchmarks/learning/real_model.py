@@ -91,7 +91,7 @@ def train(way: str, seed: int) -> None:
         command = [str(Path(sys.executable).with_name("async-rl")), "launch", "conf=real"]
         command += [f"seed={seed}", f"output_dir={scratch}", "run_name=run", *WAYS[way][1]]
         command += ["monitoring.tensorboard_port=null", "checkpoint.every_steps=0"]
-        # As on the machine of the recorded runs; conf=real chooses by processor.
+        # As the recorded runs; conf=real takes bfloat16 on a GPU.
         command += ["model.dtype=float32"]
         started_s = time.monotonic()
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT)

@@ -1,6 +1,5 @@
 """Facts about the presets of conf/hardware: which one a machine gets, and what is planned on it."""
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from async_rl.composition.hardware import (
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.core.machine import Machine, multiplies_bfloat16
+from async_rl.core.machine import Machine
 from async_rl.launchers import cli
 from async_rl.launchers.api import starting
 from async_rl.planning.topology import processes
@@ -80,21 +79,9 @@ def test_the_pretrained_model_of_two_cores_starts_on_every_machine(
     assert list(machine_problems(config, machine)) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "dtype"),
-    [
-        ("fpu avx512_bf16", "bfloat16"),
-        ("amx_bf16", "bfloat16"),
-        ("avx512f fma", "float32"),
-    ],
-)
-def test_the_pretrained_model_computes_in_bfloat16_where_the_processor_multiplies_in_it(
-    flags: str, dtype: str
-) -> None:
-    is_quick = multiplies_bfloat16(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n")
-    machine = dataclasses.replace(CPU, multiplies_bfloat16=is_quick)
+@pytest.mark.parametrize(("machine", "dtype"), [(CPU, "float32"), (ONE, "bfloat16")])
+def test_the_pretrained_model_computes_in_bfloat16_on_gpus(machine: Machine, dtype: str) -> None:
     assert compose_for(machine, "real", [])[0].model.dtype == dtype
-    assert compose_for(ONE, "real", [])[0].model.dtype == "bfloat16"
 
 
 def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
