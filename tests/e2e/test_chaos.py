@@ -263,7 +263,8 @@ def test_every_life_has_its_weights_from_files(story: Story) -> None:
     assert {name.partition("_")[0] for name in story.weight_files} == {"version"}
     assert {Path(name).suffix for name in story.weight_files} == {".safetensors"}
     probes = [row["weights/probe_abs_max"] for row in story.run.rows[1:]]
-    assert 0 < max(probes) < 1e-3
+    # 0 is possible: the engine of transformers computes as the learner does.
+    assert max(probes) < 1e-3
     assert list((story.run.run_dir / "weights").iterdir()) == []
 
 
