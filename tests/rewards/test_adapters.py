@@ -261,10 +261,24 @@ def test_a_generator_or_setting_that_reasoning_gym_lacks_is_named(
         gym.rows(name, 1, **settings)
 
 
-@pytest.mark.parametrize("answer", ["[open(PATH,'w')]", "().__class__", "9**9**9", "9* *9"])
+@pytest.mark.parametrize(
+    "answer",
+    ["[open(PATH,'w')]", "().__class__", "9**9**9", "9* *9", "[1]*9999999999", "'1'*9999999999"],
+)
 def test_no_answer_is_executed(answer: str, tmp_path: Path) -> None:
     gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
     (row,) = gym.rows("binary_matrix", 1, seed=7)
     response = f"<answer>{answer.replace('PATH', repr(str(tmp_path / 'written')))}</answer>"
     assert gym.score(SimpleNamespace(row=row, response=response)) == 0.0
     assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["prime_factorization", "coin_flip", "game_of_life", "rubiks_cube"]
+)
+@pytest.mark.parametrize("answer", ["no number", "{}", "9" * 400, "[[1, 2], [3]]", "\0"])
+def test_text_that_a_check_cannot_read_scores_0(name: str, answer: str) -> None:
+    """An error would count as one of the reward function, and would drop the prompt."""
+    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
+    (row,) = gym.rows(name, 1, seed=7)
+    assert 0 <= gym.score(SimpleNamespace(row=row, response=answer)) <= 0.05
