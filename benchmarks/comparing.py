@@ -5,6 +5,7 @@ Values are paired: the i-th value of each list belongs to the same seed.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -58,6 +59,16 @@ def student_p(t: float, degrees: int) -> float:
         float(np.trapezoid(np.cos(each) ** (degrees - 1), each)) for each in (angles, whole)
     )
     return beyond / total
+
+
+@functools.cache
+def student_t(share: float, degrees: int) -> float:
+    """Return the t within whose +-t that share of Student's distribution lies."""
+    low, high = 0.0, 1e6
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, degrees) > 1 - share else (low, middle)
+    return low
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass, pack
 from async_rl.composition.compose import compose
+from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
 from async_rl.data.prepare import prepare_model
 from async_rl.learner import forward_passes, models
@@ -47,6 +48,7 @@ from async_rl.learner.attention import Context, Piece
 from async_rl.learner.metrics import Step, explained_variance
 from async_rl.learner.trainer import Trainer
 from async_rl.runs.metrics import newest_rows
+from benchmarks.comparing import mean_and_error, student_t
 from benchmarks.figures import figure
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.staleness_cell import GOAL, run_cell, samples_to
@@ -93,8 +95,6 @@ def patch():
 if sys.modules.get("torch", patch) is not None:
     patch()
 """
-# The two-sided 97.5 % quantile of Student's t by degrees of freedom.
-T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262}
 
 
 def by_quarter(batch: Batch, step: Step) -> list[float]:
@@ -217,13 +217,13 @@ def group_critic() -> Iterator[None]:
         yield
 
 
-def run(bench: Bench, variant: str, seed: int, scratch: Path) -> list[Row]:
-    """Make one run: a row with its configuration and commit, one per step, one per evaluation."""
+def run(bench: Bench, variant: str, seed: int, scratch: Path) -> tuple[list[Row], RunConfig]:
+    """Make one run: a row per step, one per evaluation; return its configuration too."""
     words = [*FIXED, f"seed={seed}"]
     if variant.startswith("lambda"):
         words.append("algorithm.advantage.gae_lambda=0.95")
     config = compose("ppo_code", words)
-    rows: list[Row] = [{"commit": commit(), "config": config.model_dump(mode="json")}]
+    rows: list[Row] = []
 
     def prepare(trainer: Trainer) -> None:
         watch(trainer, rows)
@@ -233,11 +233,12 @@ def run(bench: Bench, variant: str, seed: int, scratch: Path) -> list[Row]:
             critic.head.of_inputs.register_hook(torch.zeros_like)
 
     with group_critic() if variant == "group" else contextlib.nullcontext():
-        return rows + run_cell(bench, config, scratch, all_steps=True, prepare=prepare)
+        evaluations = run_cell(bench, config, scratch, all_steps=True, prepare=prepare)
+    return rows + evaluations, config
 
 
-def launch(variant: str, seed: int, scratch: Path) -> list[Row]:
-    """Make a launched run of the variant, with the rows of `run`."""
+def launch(variant: str, seed: int, scratch: Path) -> tuple[list[Row], RunConfig]:
+    """Make a launched run of the variant; return as `run`."""
     words = [*LAUNCHED, f"seed={seed}"]
     if variant.endswith("without"):
         # The learner imports it before it loads its models.
@@ -252,8 +253,7 @@ def launch(variant: str, seed: int, scratch: Path) -> list[Row]:
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},
     )
-    first = {"commit": commit(), "config": config.model_dump(mode="json")}
-    return [first, *map(launched_row, newest_rows(scratch / "run", 0).values())]
+    return [launched_row(row) for row in newest_rows(scratch / "run", 0).values()], config
 
 
 def launched_row(row: Mapping[str, Any]) -> Row:
@@ -264,12 +264,6 @@ def launched_row(row: Mapping[str, Any]) -> Row:
     if "value/explained_variance" in row:
         kept["explained"] = row["value/explained_variance"]
     return kept
-
-
-def commit() -> str:
-    """Return the commit of the code."""
-    command = ["git", "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def recorded_run(variant: str, seed: int) -> Recorded:
@@ -302,9 +296,8 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 def interval(differences: Sequence[float]) -> str:
     """Return the mean and its 95 % interval by Student's t."""
-    n = len(differences)
-    half = T[n - 1] * statistics.stdev(differences) / n**0.5
-    return f"{statistics.fmean(differences):.3f} +- {half:.3f}"
+    mean, error = mean_and_error(differences)
+    return f"{mean:.3f} +- {student_t(0.95, len(differences) - 1) * error:.3f}"
 
 
 def report() -> None:
@@ -352,9 +345,10 @@ def main() -> None:
                     continue
                 with tempfile.TemporaryDirectory() as scratch:
                     if variant.startswith("launched"):
-                        place.write(launch(variant, seed, Path(scratch)))
+                        rows, config = launch(variant, seed, Path(scratch))
                     else:
-                        place.write(run(bench, variant, seed, Path(scratch)))
+                        rows, config = run(bench, variant, seed, Path(scratch))
+                place.write(rows, config=config)
                 print(place.name, figures_of(place.rows()), flush=True)
 
 

@@ -13,20 +13,21 @@ sqrt(1 + 1/n). `tests/e2e/test_learning.py` compares its own run with it, and
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from async_rl.composition.compose import compose
-from async_rl.config.base import as_builtins
+from async_rl.config.run import RunConfig
+from benchmarks.comparing import mean_and_error, student_t
 from benchmarks.figures import figure
-from benchmarks.study import RESULTS, Recorded, recorded
+from benchmarks.study import RESULTS, Recorded, refuse_mixing
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "reference.jsonl"
@@ -45,13 +46,11 @@ OTHERS = ("base", "serve", "variants")
 """
 NUM_SEEDS = {"grpo_code": 5, "ppo_code": 5}
 EVERY = 10
-SECTIONS = ("algorithm", "buffer", "data", "generation", "learner.optimizer", "model", "rollout")
-"""The settings on which learning depends."""
+_SECTIONS = ("algorithm", "buffer", "data", "generation", "learner.optimizer", "model", "rollout")
 _UNFIXED = ("generation.vllm.", "model.path", "model.dtype")
-"""Settings within them that follow from the machine."""
+"""Settings within the sections that follow from the machine."""
 _KEPT = ("step", "time_s", "eval/pass_at_1", "reward/mean", "staleness/mean_versions")
-# Two-sided 99 % of Student's t by degrees of freedom.
-_T = {1: 63.66, 2: 9.92, 3: 5.84, 4: 4.60}
+_SHARE = 0.99  # of further runs
 
 
 def command(conf: str, seed: int) -> list[str]:
@@ -60,24 +59,19 @@ def command(conf: str, seed: int) -> list[str]:
     return [*words, f"evaluation.every_steps={EVERY}", "checkpoint.every_steps=0"]
 
 
-def learning_settings(conf: str) -> dict[str, Any]:
-    """Return the settings of today on which the learning of a configuration depends, by path."""
-    plain = as_builtins(compose(conf, command(conf, 0)[2:]))
-    # As a recorded run has them: tuples are lists there.
-    flat = json.loads(json.dumps(dict(_flat(plain))))
-    return {
-        path: value
-        for path, value in flat.items()
-        if path.startswith(SECTIONS) and not path.startswith(_UNFIXED)
-    }
+def config_of(conf: str, seed: int) -> RunConfig:
+    """Return the configuration of a run as of today."""
+    return compose(conf, command(conf, seed)[1:])
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, inner in value.items():
-        if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", inner
+def decides_learning(setting: str) -> bool:
+    """Whether learning depends on a setting, and the setting on no machine."""
+    return setting.startswith(_SECTIONS) and not setting.startswith(_UNFIXED)
+
+
+def place(conf: str, seed: int) -> Recorded:
+    """Return the place of a run in the study."""
+    return Recorded(FILE, f"{conf}-seed{seed}")
 
 
 def run(conf: str, seed: int) -> None:
@@ -92,39 +86,24 @@ def run(conf: str, seed: int) -> None:
             raise SystemExit(f"{conf}, seed {seed}: exit code {done.returncode}\n{done.stdout}")
         lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [{key: row[key] for key in _KEPT if key in row} for row in map(json.loads, lines)]
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
-    made = {"commit": commit, "command": command(conf, seed), "settings": learning_settings(conf)}
     evaluated = [row for row in rows if "eval/pass_at_1" in row]
-    Recorded(FILE, f"{conf} {seed}").write([made, *evaluated])
-    figure(f"{conf}, seed {seed}: held out at step {NUM_STEPS[conf]}", last(evaluated), "1")
-
-
-def last(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the last held-out pass rate of a run."""
-    return float(rows[-1]["eval/pass_at_1"])
+    place(conf, seed).write(evaluated, config=config_of(conf, seed))
+    rate = evaluated[-1]["eval/pass_at_1"]
+    figure(f"{conf}, seed {seed}: held out at step {NUM_STEPS[conf]}", rate, "1")
 
 
 def curves(conf: str) -> dict[int, list[float]]:
-    """Return the held-out pass rates of the recorded seeds by step. Raises ValueError if they were
+    """Return the held-out pass rates of the recorded seeds by step. Raises SystemExit if they were
     made with different settings.
     """
+    runs = [place(conf, seed) for seed in range(NUM_SEEDS.get(conf, 3))]
+    runs = [run for run in runs if run.exists()]
+    settings = {setting for run in runs for setting in run.config()}
+    refuse_mixing(runs, apart_from=[path for path in settings if not decides_learning(path)])
     found: dict[int, list[float]] = {}
-    settings: dict[str, Any] = {}
-    for name, (made, *rows) in recorded(FILE).items():
-        if name.split()[0] != conf:
-            continue
-        differing = differences(made["settings"], settings or made["settings"])
-        if differing:
-            raise ValueError(f"{name} was made with other settings than its seeds: {differing}")
-        settings = made["settings"]
-        for row in rows:
-            found.setdefault(row["step"], []).append(row["eval/pass_at_1"])
+    for row in itertools.chain(*(run.rows() for run in runs)):
+        found.setdefault(row["step"], []).append(row["eval/pass_at_1"])
     return found
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the paths of settings that differ."""
-    return sorted(path for path in {*one, *other} if one.get(path) != other.get(path))
 
 
 def band(conf: str) -> dict[int, tuple[float, float]]:
@@ -141,8 +120,8 @@ def band(conf: str) -> dict[int, tuple[float, float]]:
 
 def half_width(rates: Sequence[float]) -> float:
     """Return half the width of the interval in which a further value lies with 99 %."""
-    number = len(rates)
-    return float(_T[min(number - 1, 4)] * statistics.stdev(rates) * (1 + 1 / number) ** 0.5)
+    _, error = mean_and_error(rates)
+    return student_t(_SHARE, len(rates) - 1) * error * (len(rates) + 1) ** 0.5
 
 
 def report() -> list[str]:
@@ -177,7 +156,7 @@ def main() -> None:
         for conf in given.confs:
             for seed in given.seeds[: NUM_SEEDS.get(conf, 3)]:
                 is_late = time.monotonic() - began_s > given.limit_s
-                if not is_late and not Recorded(FILE, f"{conf} {seed}").exists():
+                if not is_late and not place(conf, seed).exists():
                     run(conf, seed)
         return
     lines = report()

@@ -187,7 +187,13 @@ def scale(story: Story) -> None:
     run.until(lambda: story.step() >= 8, "a second evaluation that waits")
     story.without_judge = story.step()
     story.status = async_rl("status", str(run.run_dir)).stdout
-    story.told["buffer without judge"] = run.member("buffer")
+
+    def is_told() -> bool:
+        story.told["buffer without judge"] = run.member("buffer")
+        # Between two requests it waits for nothing.
+        return bool(story.told["buffer without judge"]["waits_for"])
+
+    run.until(is_told, "what the buffer waits for")
     sizes = ("generators.big=2", "generators.small=0", "generators.judge=1")
     done = async_rl("scale", str(run.run_dir), *sizes)
     assert done.returncode == 0, done.stderr
@@ -263,8 +269,14 @@ def test_every_life_has_its_weights_from_files(story: Story) -> None:
     assert {name.partition("_")[0] for name in story.weight_files} == {"version"}
     assert {Path(name).suffix for name in story.weight_files} == {".safetensors"}
     probes = [row["weights/probe_abs_max"] for row in story.run.rows[1:]]
-    # 0 is possible: the engine of transformers computes as the learner does.
+    # 0 is possible: the engine of transformers computes as the learner does. So each push has to
+    # change the log-probs of the engine as it changes those of the learner.
     assert max(probes) < 1e-3
+    lines = (story.run.run_dir / "pushes.jsonl").read_text().splitlines()
+    probed = [push["probed"] for push in map(json.loads, lines) if push.get("probed")]
+    followed = [probe["followed"] for probe in probed if probe.get("followed") is not None]
+    assert followed
+    assert min(followed) > 0.99
     assert list((story.run.run_dir / "weights").iterdir()) == []
 
 

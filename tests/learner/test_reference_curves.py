@@ -9,7 +9,7 @@ import pytest
 
 from async_rl.composition.choices import CONF_DIR
 from benchmarks.learning import reference
-from benchmarks.study import Recorded, recorded
+from benchmarks.study import flat, recorded
 
 
 def test_every_configuration_that_trains_has_a_curve() -> None:
@@ -20,10 +20,12 @@ def test_every_configuration_that_trains_has_a_curve() -> None:
 @pytest.mark.parametrize("name", list(recorded(reference.FILE)))
 def test_a_curve_was_made_with_the_settings_of_today(name: str) -> None:
     """Otherwise delete its line and run `python -m benchmarks.learning.reference run`."""
-    made, *rows = Recorded(reference.FILE, name).rows()
-    conf = name.split()[0]
-    assert reference.differences(made["settings"], reference.learning_settings(conf)) == []
-    assert [row["step"] for row in rows] == list(
+    conf, seed = name.split("-seed")
+    run = reference.place(conf, int(seed))
+    today = flat(reference.config_of(conf, int(seed)).model_dump(mode="json"))
+    for setting in filter(reference.decides_learning, {*today, *run.config()}):
+        assert today.get(setting) == run.config().get(setting), setting
+    assert [row["step"] for row in run.rows()] == list(
         range(0, reference.NUM_STEPS[conf] + 1, reference.EVERY)
     )
 
@@ -32,14 +34,16 @@ def test_curves_of_different_settings_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "FILE", tmp_path / "reference.jsonl")
-    row = {"step": 0, "eval/pass_at_1": 0.25}
-    for seed, lr in enumerate((1e-4, 1e-4, 2e-4)):
-        made = {"settings": {"learner.optimizer.lr": lr}}
-        Recorded(reference.FILE, f"real {seed}").write([made, row])
+    config = reference.config_of("grpo_code", 0)
+    optimizer = config.learner.optimizer.model_copy(update={"lr": 1e-3})
+    other = config.learner.model_copy(update={"optimizer": optimizer})
+    changed = config.model_copy(update={"learner": other})
+    for seed, made in enumerate((config, config, changed)):
+        reference.place("grpo_code", seed).write([{"step": 0, "eval/pass_at_1": 0.25}], config=made)
         if seed < 2:
-            assert reference.curves("real") == {0: [0.25] * (seed + 1)}
-    with pytest.raises(ValueError, match=r"real 2 .*learner\.optimizer\.lr"):
-        reference.curves("real")
+            assert reference.curves("grpo_code") == {0: [0.25] * (seed + 1)}
+    with pytest.raises(SystemExit, match=r"grpo_code-seed2 with 0\.001"):
+        reference.curves("grpo_code")
 
 
 @pytest.mark.parametrize("number", [3, 5])
