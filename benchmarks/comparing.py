@@ -72,7 +72,7 @@ def student_t(share: float, degrees: int) -> float:
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Compare positive values with those of the same seeds by a t test of their log-ratios.
+    """Compare positive values with the values of the same seeds by a t test of their log-ratios.
 
     Raises ValueError for fewer than two pairs.
     """

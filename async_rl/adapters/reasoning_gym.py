@@ -8,7 +8,7 @@ To write rows, here 500 of the generator `letter_counting`, with a seed and one 
     python -m async_rl.adapters.reasoning_gym letter_counting 500 seed=7 max_words=6 > letters.jsonl
 
 The answer is the text between the last <answer> and </answer>, as the prompts of the package
-request, otherwise the whole response. The score is that of the generator, from 0 to 1.
+request, otherwise the whole response. The generator gives the score, from 0 to 1.
 
 Some generators evaluate an answer as Python. They get only arithmetic, or lists of numbers, which
 name nothing that could be called and multiply no list; other answers score 0. A generator is

@@ -1,7 +1,7 @@
 """The numbers that a critic reads next to the hidden state: how far a response is, and how
 surprising its tokens were to the policy that sampled them.
 
-The log-probs are those of the behavior policy, because they are there before any pass, and are the
+The behavior policy gave the log-probs, because its log-probs are known before any pass, and are the
 same when the values are computed and when they are trained.
 Invariant: the numbers of a token depend on that token and on the tokens that it follows.
 """

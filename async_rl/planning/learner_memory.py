@@ -294,8 +294,8 @@ def _key_share(config: RunConfig) -> float:
 
 def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The logits of one chunk in a pass with a gradient: two matrices in float32, and copies in a
-    smaller type, or on a CPU the head in float32; a KL in the loss needs those of the reference
-    too.
+    smaller type, or on a CPU the head in float32; a KL in the loss needs the matrices of the
+    reference too.
     """
     row = FLOAT32_BYTES * shape.vocab_size
     chunk = max(int(config.learner.logits_chunk_mb * 2**20), row)

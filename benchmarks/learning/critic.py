@@ -1,4 +1,4 @@
-"""Measure what the inputs of the critic's head are worth, and what an asymmetric critic adds.
+"""Measure the worth of the inputs of the critic's head, and of an asymmetric critic.
 
 A cell is a run of conf=ppo_code in this process at age 1 (staleness_cell.py). Its variants:
   without   the weights of the head's inputs stay 0: the critic reads its hidden state alone

@@ -119,7 +119,7 @@ def band(conf: str) -> dict[int, tuple[float, float]]:
 
 
 def half_width(rates: Sequence[float]) -> float:
-    """Return half the width of the interval in which a further value lies with 99 %."""
+    """Return half the width of the interval that holds 99 % of further values."""
     _, error = mean_and_error(rates)
     return student_t(_SHARE, len(rates) - 1) * error * (len(rates) + 1) ** 0.5
 

@@ -66,7 +66,7 @@ C = TypeVar("C", bound=_Run)
 
 
 class Cells:
-    """Runs cells of one process one after the other; those of a seed share their run-up."""
+    """Runs cells of one process one after the other; cells of a seed share their run-up."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
         """directory: of the run-ups, which several processes may share."""
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _cells(given: argparse.Namespace) -> Iterable[Cell]:
-    """The cells that the command names, those of a seed one after the other."""
+    """The cells that the command names, grouped by seed."""
     if given.command == "tune":
         yield from (cell for method in given.methods for cell in tuning(method))
     elif given.command == "rates":

@@ -45,7 +45,7 @@ _LEVEL = 0.05
 
 
 def report() -> None:
-    """Print every table, and write those of the page and its picture. Raises SystemExit if cells of
+    """Print every table, and write the tables of the page and its picture. Raises SystemExit if cells of
     one line ran with different settings.
     """
     if not _ages():
@@ -71,7 +71,7 @@ def results(method: str, age: int) -> dict[int, Result]:
 
 
 def _methods() -> list[str]:
-    """The lines of the tables: what has run, all with the settings of the first of its cells."""
+    """The methods that have cells, each with one set of settings: the lines of the tables."""
     found = []
     for method in LINES:
         cells = [cell for age in AGES for cell in cells_of(method, age)]
@@ -82,7 +82,7 @@ def _methods() -> list[str]:
 
 
 def _ages() -> list[int]:
-    """The ages, youngest first, at which anything has run."""
+    """The ages of the recorded runs, youngest first."""
     return sorted(age for age in AGES if any(cells_of(method, age) for method in _methods()))
 
 
@@ -103,7 +103,7 @@ def thousands(found: Sequence[Result]) -> str:
 
 
 def league_table() -> str:
-    """Return the samples to the goal and the ends of the cells: a line per method."""
+    """Return the samples to the goal and the last rates of the cells: a line per method."""
     ages = _ages()
     heads = ["method", *(f"age {age}" for age in ages), "mean age until then", "collapsed"]
     lines = []
@@ -187,7 +187,7 @@ def _ratio_table(first: str, pairs: _Pairs) -> str:
 
 
 def against_default() -> str:
-    """Return the samples of each method in units of those of the default on the same seeds."""
+    """Return the samples of each method, in samples of the default on the same seeds."""
     pairs = {
         (method, f"age {age}"): (results(method, age), results(DEFAULT, age))
         for method in _methods()
@@ -198,7 +198,7 @@ def against_default() -> str:
 
 
 def cost_of_age() -> str:
-    """Return the samples at each age in units of those at the youngest age, same seeds."""
+    """Return the samples at each age, in samples at the youngest age on the same seeds."""
     youngest, *others = _ages()
     pairs = {
         (method, f"age {age}"): (results(method, age), results(method, youngest))

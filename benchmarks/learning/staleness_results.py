@@ -180,7 +180,7 @@ def _mean_age(rows: Sequence[Row], samples: float) -> float:
 
 
 def tuning(method: str) -> list[Cell]:
-    """Return the cells from which FACTOR_OF is chosen."""
+    """Return the cells that decide FACTOR_OF."""
     return [
         Cell(method=method, age=TUNING_AGE, seed=TUNING_SEED, factor=factor) for factor in FACTORS
     ]
