@@ -45,8 +45,8 @@ _LEVEL = 0.05
 
 
 def report() -> None:
-    """Print every table, and write the tables of the page and its picture. Raises SystemExit if cells of
-    one line ran with different settings.
+    """Print every table, and write the tables of the page and its picture. Raises SystemExit if
+    cells of one line ran with different settings.
     """
     if not _ages():
         raise SystemExit("no cell has run: python -m benchmarks.learning.staleness run")
