@@ -38,6 +38,7 @@ _PARSE = "ast.parse and ast.literal_eval document these four for text that a mod
 _USER = "runs code of the user, whose errors become an error of configuration or of the sample"
 _YAML = "reads a YAML file: errors of the file, its encoding and its form"
 FOREIGN_CODE: dict[str, tuple[int, str]] = {
+    "async_rl/adapters/reasoning_gym.py": (1, "its generators read what a model wrote"),
     "async_rl/config/plugins.py": (1, _USER),
     "async_rl/core/assert_tests.py": (1, _PARSE),
     "async_rl/learner/loading.py": (1, "runs the code of a model on rows that it may not support"),
