@@ -14,21 +14,25 @@ be installed on every machine.
 | AdvantageFunction | algorithm.advantage.fn | async_rl.advantages |
 | CorrectionFunction | algorithm.policy_loss.correction.fn | async_rl.corrections |
 | GradientFunction | algorithm.step_scale.fn | async_rl.gradients |
+| SelectionFunction | data.order | async_rl.selections |
 | DataSource | data.train_files, data.val_files | async_rl.data_sources |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from async_rl.algorithms.losses import BehaviorWeights, PolicyLoss
     from async_rl.algorithms.parts import Parts
+    from async_rl.buffer.policies import Result
     from async_rl.config.run import RunConfig
+    from async_rl.core.types import Prompt
     from async_rl.generation.engine import OpenEngine
     from async_rl.rewards.verifier.protocol import RewardSample
     from async_rl.rollouts.conversation import Conversation
@@ -72,6 +76,28 @@ class DataSource(Protocol):
 
         Every call must return the same rows in the same order: a resumed run finds its prompts by
         their number.
+        """
+
+
+class SelectionFunction(Protocol):
+    """Selects the prompts of each batch; runs in the buffer, which answers nobody meanwhile."""
+
+    def __call__(
+        self,
+        candidates: Sequence[int],
+        /,
+        *,
+        count: int,
+        results: Sequence[Result],
+        prompt: Callable[[int], Prompt],
+        rng: np.random.Generator,
+    ) -> Sequence[int]:
+        """Return `count` rows of the run's prompts, which may be any rows.
+
+        candidates: eight rows in the shuffled order for each prompt of the batch, at most 1,024.
+        results: the newest 512 complete groups, in the order of their positions. prompt: returns
+        the prompt of a row. rng: seeded by `seed` and the position. The result must depend on
+        nothing else, or a resumed run would choose other prompts. An exception ends the run.
         """
 
 

@@ -266,6 +266,14 @@ class PromptsLeft(Change):
     leavers: Sequence[Leaver]
 
 
+class PromptsChosen(Change):
+    """The training prompts from this position on are these rows of the run's prompts."""
+
+    statements = ("INSERT INTO chosen_prompts SELECT :position + key, value FROM json_each(:rows)",)
+    position: int
+    rows: Sequence[int]
+
+
 def completed(group: PackedGroup, summary: Summary, payload: memoryview) -> Completed:
     """Return the change by which a group that was checked is complete."""
     samples = group.samples

@@ -120,6 +120,7 @@ class BufferState:
         # Only the first attempt admits a group. A later one changes the row that exists.
         if purpose is Purpose.TRAIN and group.attempt == 1:
             self._changes += self.tickets.filter.remove_at(group.index)
+            self._changes += self.tickets.selection.choose_at(group.index)
             self._changes.append(self.tickets.admitted(group))
         else:
             self._changes.append(changes.HandedOut(group=group))
@@ -160,7 +161,9 @@ class BufferState:
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return
-        self.tickets.filter.note(known.index, [s.score.reward for s in group.samples])
+        rewards = [sample.score.reward for sample in group.samples]
+        self.tickets.filter.note(known.index, rewards)
+        self.tickets.selection.note(known.index, rewards)
         # Such a group would count towards its batch and contribute no gradient.
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")

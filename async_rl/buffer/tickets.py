@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
+from async_rl.buffer.selection import Selection
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
@@ -37,6 +38,7 @@ class Tickets:
         self._config = config
         self._prompts = prompts
         self.filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
+        self.selection = Selection(config, prompts, recovered.chosen, recovered.rewards)
         # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]

@@ -20,13 +20,25 @@ from async_rl.config.base import (
     absolute,
     is_function,
 )
-from async_rl.config.plugins import DATA_SOURCE, is_plugin
+from async_rl.config.plugins import DATA_SOURCE, SELECTION, is_plugin
 
 
 def _file_or_source(name: str) -> str:
     """A file of prompts as an absolute path; a data source keeps its name."""
     is_source = is_function(name) or (not Path(name).suffix and is_plugin(name, DATA_SOURCE))
     return name if is_source else absolute(name)
+
+
+ORDERS = ("shuffled", "sequential", "pools", "priority")
+
+
+def _order(name: str) -> str:
+    if name not in ORDERS and not is_plugin(name, SELECTION):
+        raise ValueError(
+            f"must be one of {', '.join(ORDERS)}, or a function: package.module:function, file.py:"
+            "function, or an entry point of async_rl.selections"
+        )
+    return name
 
 
 Files = Annotated[list[Annotated[str, AfterValidator(_file_or_source)]], OneOrMore]
@@ -84,9 +96,24 @@ class DataConfig(Section):
     longest: Literal["none", "prompts", "responses", "both"]
     """for stress tests: repeat each prompt up to max_prompt_tokens, continue each response after an
     end token up to max_response_tokens, or both"""
-    shuffle: bool
-    """shuffle the prompts in each epoch, seeded by `seed`"""
+    order: Annotated[str, AfterValidator(_order)]
+    """order of the training prompts: shuffled (in each epoch, seeded by `seed`), sequential, pools
+    (half of each batch from prompts that the policy solves in part), priority (those with the
+    largest expected gradient), or a function of async_rl.selections"""
+    weights: dict[str, PositiveFloat]
+    """share of each data source among the prompts of an epoch, relative to other sources; empty =
+    every prompt once"""
     filter: ScoreFilterConfig
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Return whether each epoch has an order of its own."""
+        return self.order != "sequential"
+
+    @property
+    def selects(self) -> bool:
+        """Return whether prompts are selected by the results of earlier ones."""
+        return self.order not in ("shuffled", "sequential")
 
     @property
     def fills_prompts(self) -> bool:

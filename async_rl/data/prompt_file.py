@@ -5,9 +5,10 @@ So the buffer has no reader of data files, and the memory of either does not gro
 Invariants
 - The file is complete or absent: it is written under another name and renamed.
 - A resumed run reads the same prompts, even if the data files have changed since.
-- Every epoch contains every prompt that has not left, once; the same (seed, n, shuffle) and the
-  same leavers produce the same order in any process and after any restart; a leaver changes no
-  position before the first epoch without it. So the buffer stores only positions and leavers.
+- Every epoch contains every prompt that has not left, once, or each data source by its weight; the
+  same arguments and the same leavers produce the same order in any process and after any restart; a
+  leaver changes no position before the first epoch without it. So the buffer stores positions,
+  leavers, and rows that were chosen in place of the order's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import bisect
 import functools
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,16 @@ def open_prompts(path: Path, config: RunConfig, *, vocabulary_size: int) -> RunP
         return int(number)
 
     train = functools.partial(read, Purpose.TRAIN)
+    weights = sorted(config.data.weights.items())
+    order = PromptOrder(
+        config.seed,
+        count(Purpose.TRAIN),
+        shuffle=config.data.is_shuffled,
+        sources=[(rows_of(connection, source), weight) for source, weight in weights],
+    )
     return RunPrompts(
         train=functools.lru_cache(maxsize=_NUM_KEPT)(train),
-        order=PromptOrder(config.seed, count(Purpose.TRAIN), shuffle=config.data.shuffle),
+        order=order,
         held_out=[read(Purpose.EVAL, row) for row in range(count(Purpose.EVAL))],
         vocabulary_size=vocabulary_size,
     )
@@ -85,16 +93,39 @@ def opened(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
 
 
-class PromptOrder:
-    """The endless order of `n` prompts; without `shuffle` every epoch is 0, 1, ..., n - 1."""
+def rows_of(connection: sqlite3.Connection, source: str) -> NDArray[np.int64]:
+    """Return the rows of the training prompts of a data source, ascending."""
+    query = f"SELECT row FROM {Purpose.TRAIN} WHERE data_source=? ORDER BY row"
+    return np.array(connection.execute(query, (source,)).fetchall(), np.int64).ravel()
 
-    def __init__(self, seed: int, n: int, *, shuffle: bool = True) -> None:
+
+class PromptOrder:
+    """The endless order of `n` prompts; without `shuffle` every epoch is 0, 1, ..., n - 1.
+
+    sources: the rows of each data source and its weight; if there are any, an epoch has about `n`
+    prompts, of each source by its weight, and each source goes on where the last epoch ended, so
+    that its prompts take turns. A row that was chosen for a position (`choose`) replaces the row of
+    the order.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        n: int,
+        *,
+        shuffle: bool = True,
+        sources: Sequence[tuple[NDArray[np.int64], float]] = (),
+    ) -> None:
         self._seed = seed
         self._shuffle = shuffle
+        total = sum(weight for _, weight in sources)
+        self._parts = [(rows, max(round(n * weight / total), 1)) for rows, weight in sources]
+        self._chosen: dict[int, int] = {}
         # The largest integer stands for "never left", so that a comparison with an epoch needs no
         # special case.
         self._left_epoch = np.full(n, np.iinfo(np.int64).max)
-        self._eras: list[tuple[int, int, int]] = [(0, 0, n)]
+        size = sum(num_rows for _, num_rows in self._parts) or n
+        self._eras: list[tuple[int, int, int]] = [(0, 0, size)]
         """(first position, first epoch, prompts per epoch) of each stretch without leavers."""
         # Only the present epoch's order is kept: 8 bytes a prompt, 80 MB for ten million.
         self._epoch = -1
@@ -105,19 +136,43 @@ class PromptOrder:
         """The prompts that have not left, ascending."""
         return np.flatnonzero(self._left_epoch == np.iinfo(np.int64).max)
 
+    @property
+    def num_rows(self) -> int:
+        """All prompts, those that left included."""
+        return len(self._left_epoch)
+
     def index(self, k: int) -> int:
-        """Index of the k-th prompt, k counted from 0 across epochs. The last epoch's order is kept,
-        no other.
-        """
+        """Index of the k-th prompt, k counted from 0 across epochs."""
+        return self._chosen[k] if k in self._chosen else self.drawn(k)
+
+    def choose(self, k: int, rows: Iterable[int]) -> None:
+        """The prompts from position k on are these."""
+        self._chosen.update(enumerate(rows, start=k))
+
+    def drawn(self, k: int) -> int:
+        """As `index`, whatever was chosen. The last epoch's order is kept, no other."""
         epoch, offset = self._locate(k)
         if epoch != self._epoch:
             order = np.arange(len(self._left_epoch))
+            if self._parts:
+                order = np.concatenate([self._stretch(*part, epoch) for part in self._parts])
             if self._shuffle:
                 # Shuffle those that left too: a leaver must not change an earlier order.
                 order = np.random.default_rng([self._seed, epoch]).permutation(order)
             self._members = order[self._left_epoch[order] > epoch]
             self._epoch = epoch
         return int(self._members[offset])
+
+    def _stretch(self, rows: NDArray[np.int64], num_rows: int, epoch: int) -> NDArray[np.int64]:
+        """The rows of one data source in an epoch: a stretch of its passes over its rows."""
+        first, start = divmod(epoch * num_rows, len(rows))
+        last = (epoch * num_rows + num_rows - 1) // len(rows)
+        passes = [
+            np.random.default_rng([self._seed, int(rows[0]), number]).permutation(rows)
+            for number in range(first, last + 1)
+        ]
+        stretch: NDArray[np.int64] = np.concatenate(passes)[start : start + num_rows]
+        return stretch
 
     def may_lose_at(self, k: int) -> bool:
         """Return whether prompts may be removed at position k: an epoch other than the first starts

@@ -65,11 +65,19 @@ def prepare_prompts(
     held_out = held_out_prompts(config, tokenizer)
 
     def train() -> Iterator[Prompt]:
+        sources = set()
         for number, prompt in enumerate(_usable(source, config, tokenizer)):
             if number % _BATCH_ROWS == 0:
                 on_rows(number, source.num_rows)
+            sources.add(prompt.data_source)
             yield prompt
         on_rows(source.num_rows, source.num_rows)  # also if many rows were left out
+        weights = config.data.weights
+        if weights and sources != weights.keys():
+            raise DataError(
+                f"data.weights has {', '.join(sorted(weights))}, the rows have the data sources"
+                f" {', '.join(sorted(sources))}; give each of them a weight"
+            )
 
     write_prompts(path, key, {Purpose.EVAL: held_out, Purpose.TRAIN: train()})
 
@@ -84,9 +92,13 @@ def write_prompts(path: Path, key: str, prompts: Mapping[Purpose, Iterable[Promp
         connection.execute("CREATE TABLE key (key TEXT)")
         connection.execute("INSERT INTO key VALUES (?)", (key,))
         for purpose, rows in prompts.items():
-            connection.execute(f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, prompt BLOB)")
-            values = ((number, encode(prompt)) for number, prompt in enumerate(rows))
-            connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?)", values)
+            connection.execute(
+                f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, prompt BLOB, data_source TEXT)"
+            )
+            values = (
+                (number, encode(prompt), prompt.data_source) for number, prompt in enumerate(rows)
+            )
+            connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?, ?)", values)
     partial.rename(path)
     sync(path.parent)
 

@@ -87,7 +87,7 @@ def own(model: Path, scratch: Path, seed: int) -> list[float]:
             "model.dtype": "float32",
             "model.lora": "lora",
             "model.lora.rank": 32,
-            "data.shuffle": False,
+            "data.order": "sequential",
             "data.max_response_tokens": MAX_TOKENS,
             "data.val_files": [],
             "generation.group_size": GROUP_SIZE,

@@ -31,7 +31,7 @@ def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:
         ("run_name", 'a "quoted" name, with = and [brackets]'),
         ("output_dir", Path("/tmp/my runs")),
         ("data.train_files", ["/a b.jsonl", "/c,d.jsonl"]),
-        ("data.shuffle", True),
+        ("learner.gradient_checkpointing", True),
         ("learner.cores", [0, 1]),
     ],
 )

@@ -104,14 +104,22 @@ class FakePrompts:
     vocabulary_size = 1000
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
-        name = f"t{self.order.index(index)}" if purpose is Purpose.TRAIN else f"e{index}"
-        return Prompt(
-            prompt_id=name,
-            text=f"text of {name}",
-            token_ids=np.array([1, 2], np.int32),
-            data_source="fake",
-            problem=CodeProblem(tests=[]),
-        )
+        if purpose is Purpose.TRAIN:
+            return self.train(self.order.index(index))
+        return _prompt(f"e{index}")
+
+    def train(self, row: int) -> Prompt:
+        return _prompt(f"t{row}")
+
+
+def _prompt(name: str) -> Prompt:
+    return Prompt(
+        prompt_id=name,
+        text=f"text of {name}",
+        token_ids=np.array([1, 2], np.int32),
+        data_source="fake",
+        problem=CodeProblem(tests=[]),
+    )
 
 
 def make_trajectory(

@@ -46,7 +46,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 def config_of(*files: Path, **settings: object) -> RunConfig:
     listed = ",".join(f"'{file}'" for file in files)
     more = [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
-    return make_config(f"data.train_files=[{listed}]", "data.shuffle=false", *more)
+    return make_config(f"data.train_files=[{listed}]", "data.order=sequential", *more)
 
 
 def prepared(

@@ -26,7 +26,7 @@ from async_rl.runs.certificate.statements import Certificate, Verdict
 REACHED = "every push reached every generator, or its absence is listed"
 COMPUTED = "each generator computes with the weights that it was sent"
 ONCE = "each position of the data order was issued exactly once"
-ORDERED = "each position was issued for its prompt, so each prompt once per epoch"
+ORDERED = "each position was issued for the prompt of data.order"
 LENGTHS = "trained groups are like generated ones: response length, tokens"
 ATTEMPTS = "attempts did not fail because they were long"
 WITHIN = "the samples of a group are independent"

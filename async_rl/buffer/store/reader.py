@@ -55,6 +55,7 @@ _LEFT = (
     "SELECT position, json_group_array(prompt_index) AS 'left [stored_json]' FROM left_prompts"
     " GROUP BY position ORDER BY position"
 )
+CHOSEN = "SELECT position, prompt_index FROM chosen_prompts"
 _REWARDS = (
     "SELECT position, rewards AS \"rewards [stored_json]\" FROM groups WHERE purpose='train' AND"
     " rewards IS NOT NULL ORDER BY group_id"
@@ -125,6 +126,7 @@ class StoreReader:
             leased=self._objects(StoredGroup, _LEASED),
             evaluations=dict(self._rows(_EVALUATIONS)),
             left=self._rows(_LEFT),
+            chosen=self._rows(CHOSEN),
             rewards=self._rewards(),
         )
 

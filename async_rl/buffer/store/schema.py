@@ -24,7 +24,7 @@ import msgspec
 from async_rl.buffer.changes import Change, Completed
 from async_rl.buffer.store.connection import Connection
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 _TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -44,6 +44,9 @@ CREATE TABLE left_prompts (
     prompt_id TEXT NOT NULL, prompt_index INTEGER PRIMARY KEY, position INTEGER NOT NULL,
     score REAL NOT NULL, left_s REAL NOT NULL
 );
+
+-- With a data.order that selects prompts: the row of prompts.sqlite at each position.
+CREATE TABLE chosen_prompts (position INTEGER PRIMARY KEY, prompt_index INTEGER NOT NULL);
 
 -- One row per group: its one state and its properties. Training groups end in trained or dropped,
 -- evaluation groups in ready or dropped.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.buffer.store.connection import Connection
+from async_rl.buffer.store.reader import CHOSEN
 from async_rl.config.run import RunConfig
 from async_rl.core.ranges import ranges
 from async_rl.core.types import Purpose
@@ -39,15 +40,25 @@ _NEVER_TRAINED = (
 )
 
 
+def issued_prompts(run_dir: Path, config: RunConfig, store: Connection) -> RunPrompts | None:
+    """Return the prompts of a run at their positions; None for a copy from the mirror, which has no
+    prompts.sqlite.
+    """
+    if not (run_dir / PROMPTS_FILE).is_file():
+        return None
+    found = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
+    for position, indices in store.execute(_LEFT):
+        found.order.remove(indices, position)
+    for position, row in store.execute(CHOSEN):
+        found.order.choose(position, [row])
+    return found
+
+
 def prompts(
     run_dir: Path, config: RunConfig, store: Connection, starts: Sequence[Event]
 ) -> Iterator[Statement]:
     """Yield the statements about the order and the ends of prompts."""
-    order = None
-    if (run_dir / PROMPTS_FILE).is_file():
-        order = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
-        for position, indices in store.execute(_LEFT):
-            order.order.remove(indices, position)
+    order = issued_prompts(run_dir, config, store)
     issued = store.execute(_ISSUED).fetchall()
     yield statement(
         "prompts",
@@ -66,7 +77,7 @@ def prompts(
     ]
     yield statement(
         "prompts",
-        "each position was issued for its prompt, so each prompt once per epoch",
+        "each position was issued for the prompt of data.order",
         broken=wrong,
         unknown=[] if order else [f"the run has no {PROMPTS_FILE}"],
         evidence=[f"{len(issued)} positions were compared with the order"] if order else (),

@@ -20,6 +20,7 @@ from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.runs.forecast.ranges import Range, doubts, forecast, margin, own_run
 from async_rl.runs.forecast.recorded import WARM_SHARE
 from async_rl.runs.forecast.scenario import KNOWN, Profile, Values, profile_of, with_values
+from async_rl.runs.forecast.selection import selection_gain
 from async_rl.runs.forecast.simulation import Forecast
 from async_rl.runs.metrics import newest_row, newest_rows
 from async_rl.runs.report import Report, Section, Table
@@ -60,7 +61,7 @@ def explain(run_dir: Path) -> Report:
         ),
         sections=(
             Section(table=table),
-            Section(lines=tuple(_forecast(run_dir, config))),
+            Section(lines=(*_forecast(run_dir, config), *selection_gain(run_dir, config))),
         ),
     )
 

@@ -47,7 +47,7 @@ def test_the_certificate_of_a_run_that_was_killed_and_resumed_holds(resumed: Res
         "every push reached every generator, or its absence is listed",
         "each generator computes with the weights that it was sent",
         "each position of the data order was issued exactly once",
-        "each position was issued for its prompt, so each prompt once per epoch",
+        "each position was issued for the prompt of data.order",
         "the code, packages and settings of each start are recorded",
         "the prompts and the weights that the run started from are recorded",
     ):

@@ -1,0 +1,156 @@
+"""The policies of data.order that select prompts by earlier results, as plug-ins may.
+
+Pure: the same arguments and the same state of `rng` give the same rows.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from async_rl.core.frozen import frozen
+from async_rl.core.types import Prompt
+from async_rl.plugins import SelectionFunction
+
+CANDIDATES = 8
+"""Prompts that a policy may choose from, for each prompt of a batch."""
+WINDOW = 512
+"""Results that a policy sees: the newest."""
+_GAP = 4
+"""Batches until a prompt may be used again: its last group is trained and its update pushed."""
+_BITS = 10  # of the hash of a word or a pair of words
+_LASTING, _PASSING = 32, 4  # batches in which a result says less by the factor e
+
+
+@frozen
+class Result:
+    """A complete group: the row of its prompt, its position in the order, its samples' rewards."""
+
+    row: int
+    position: int
+    rewards: Sequence[float]
+
+
+def pools(
+    candidates: Sequence[int],
+    /,
+    *,
+    count: int,
+    results: Sequence[Result],
+    prompt: Callable[[int], Prompt],
+    rng: np.random.Generator,
+) -> list[int]:
+    """Half of the batch from the prompts whose newest samples have different rewards, those that
+    were used longest ago; the rest, and what this pool lacks, in the order of the candidates.
+    """
+    del prompt, rng
+    newest = {result.row: result for result in results}
+    mixed = [each for each in newest.values() if min(each.rewards) < max(each.rewards)]
+    again = [each.row for each in _rested(mixed, results, count)][: count // 2]
+    fresh = [row for row in candidates if row not in again]
+    # The candidates again: there may be fewer prompts than a batch has.
+    return [*again, *fresh, *candidates][:count]
+
+
+def priority(
+    candidates: Sequence[int],
+    /,
+    *,
+    count: int,
+    results: Sequence[Result],
+    prompt: Callable[[int], Prompt],
+    rng: np.random.Generator,
+) -> list[int]:
+    """Prompts drawn in proportion to their expected gradient, from the candidates and the prompts
+    of the results.
+
+    A group has a gradient if its rewards differ, so with probability 1 - p^n - (1 - p)^n for n
+    samples and pass rate p. A Gaussian process predicts p: prompts with the same words or the same
+    data source have similar rates, and recent results count more. Sources: prioritized replay
+    (arXiv 1511.05952), selection by predicted pass rates (arXiv 2510.01135).
+    """
+    newest = {result.row: result for result in results}
+    again = [each.row for each in _rested(newest.values(), results, count)]
+    rows = list(dict.fromkeys([*candidates, *again]))
+    gradients = expected_gradients(
+        [prompt(row) for row in rows], count=count, results=results, prompt=prompt
+    )
+    # Keys of this kind draw without replacement, each row by its weight (Gumbel's trick).
+    keys = np.log(gradients) + rng.gumbel(size=len(rows))
+    chosen = [rows[place] for place in np.argsort(-keys, kind="stable")]
+    return [*chosen, *candidates][:count]
+
+
+def expected_gradients(
+    prompts: Sequence[Prompt],
+    *,
+    count: int,
+    results: Sequence[Result],
+    prompt: Callable[[int], Prompt],
+) -> NDArray[np.float64]:
+    """Return the probability that the rewards of a group of each prompt differ; 1 for all while
+    the results tell nothing. count: prompts of a batch; prompt: returns the prompt of a result.
+    """
+    rewards = np.array([reward for result in results for reward in result.rewards])
+    if len(results) < count or np.ptp(rewards) == 0:
+        return np.ones(len(prompts))
+    means = np.array([np.mean(result.rewards) for result in results])
+    sizes = np.array([len(result.rewards) for result in results])
+    rate = _predicted(
+        (means - rewards.min()) / np.ptp(rewards),
+        sizes,
+        ages=np.array([results[-1].position - result.position for result in results]) / count,
+        known=[prompt(result.row) for result in results],
+        wanted=prompts,
+    )
+    gradients: NDArray[np.float64] = 1 - rate ** sizes.max() - (1 - rate) ** sizes.max()
+    return gradients
+
+
+POLICIES: dict[str, SelectionFunction] = {"pools": pools, "priority": priority}
+
+
+def _rested(found: Iterable[Result], results: Sequence[Result], count: int) -> list[Result]:
+    """Return those results whose prompts may be used again, oldest first."""
+    last = results[-1].position if results else 0
+    rested = [result for result in found if last - result.position >= _GAP * count]
+    return sorted(rested, key=lambda result: result.position)
+
+
+def _predicted(
+    rates: NDArray[np.float64],
+    num_samples: NDArray[np.int64],
+    *,
+    ages: NDArray[np.float64],
+    known: Sequence[Prompt],
+    wanted: Sequence[Prompt],
+) -> NDArray[np.float64]:
+    """Return the expected pass rate of each wanted prompt now.
+
+    rates, num_samples, ages: of the groups of the known prompts; ages in batches.
+    """
+    words = np.array([_words(prompt) for prompt in [*known, *wanted]])
+    words -= words.mean(0)  # what all prompts share says nothing
+    words /= np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1e-6)
+    sources = np.array([prompt.data_source for prompt in [*known, *wanted]])
+    number = len(known)
+    # Covariances of the rates of all prompts with those of the known prompts.
+    alike = 0.06 * words @ words[:number].T + 0.02 * (sources[:, None] == sources[:number])
+    times = np.concatenate([ages, np.zeros(len(wanted))])
+    apart = np.abs(times[:, None] - ages)
+    covariance = alike * np.exp(-apart / _LASTING) + 0.02 * np.exp(-apart / _PASSING)
+    noise = 0.02 + rates * (1 - rates) / num_samples
+    mean = rates[-len(rates) // 8 :].mean()
+    weights = np.linalg.solve(covariance[:number] + np.diag(noise), rates - mean)
+    rate: NDArray[np.float64] = mean + covariance[number:] @ weights
+    return rate.clip(0.01, 0.99)  # nothing is certain: every prompt may come again
+
+
+def _words(prompt: Prompt) -> NDArray[np.float32]:
+    """Return which hashes the tokens and pairs of tokens of a prompt have."""
+    ids = prompt.token_ids.astype(np.uint64)
+    pairs = ids[:-1] * np.uint64(1_000_003) + ids[1:]
+    hashes = np.concatenate([ids, pairs]) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - _BITS)
+    found = np.zeros(2**_BITS, np.float32)
+    found[hashes] = 1
+    return found

@@ -1,0 +1,165 @@
+"""Selected prompts: what the policies choose, and that a restarted buffer chooses the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from buffer_support import (
+    FakePrompts,
+    make_config,
+    make_group,
+    make_trajectory,
+    opened,
+    tickets,
+    train,
+)
+
+from async_rl.buffer.policies import Result, pools, priority
+from async_rl.config.base import replace
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.heads import pack_group
+from async_rl.core.types import Prompt
+from async_rl.protocol.buffer import PutGroup
+
+COUNT = 12
+
+
+def selecting(order: str, groups_per_step: int = 4) -> RunConfig:
+    config = make_config(groups_per_step=groups_per_step, max_staleness=0)
+    return replace(config, data=replace(config.data, order=order))
+
+
+def last_rows(candidates: Sequence[int], /, *, count: int, **_: Any) -> list[int]:
+    return list(candidates[-count:])
+
+
+def other_rows(candidates: Sequence[int], /, *, count: int, results: Any, **_: Any) -> list[int]:
+    return [99] * count if results else list(candidates[:count])
+
+
+@pytest.fixture(autouse=True)
+def _in_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "selections_of_a_test", sys.modules[__name__])
+
+
+async def issued_prompts(path: Path, config: RunConfig, *lives: range) -> list[str]:
+    """Return the prompts in the order of their tickets. Prompts with an even number are solved by
+    one of their two samples.
+    """
+    issued = []
+    for steps in lives:
+        async with opened(path, config, FakePrompts(num_train=40)) as service:
+            for version in steps:
+                for ticket in await tickets(service, version):
+                    issued.append(ticket.prompt.prompt_id)
+                    group = make_group(ticket, passes=False)
+                    if int(ticket.prompt.prompt_id[1:]) % 2 == 0:
+                        solved = make_trajectory([version] * 3)
+                        failed = group.trajectories[1:]
+                        group = msgspec.structs.replace(group, trajectories=[solved, *failed])
+                    await service.put_group(PutGroup(payload=pack_group(group)))
+                await train(service, version)
+    return issued
+
+
+@pytest.mark.parametrize("order", ["pools", "priority", "selections_of_a_test:last_rows"])
+async def test_a_restarted_buffer_chooses_as_the_one_that_went_on(
+    tmp_path: Path, order: str
+) -> None:
+    config = selecting(order)
+    whole = await issued_prompts(tmp_path / "whole", config, range(12))
+    cut = await issued_prompts(tmp_path / "cut", config, range(5), range(5, 12))
+    plain = await issued_prompts(tmp_path / "plain", selecting("sequential"), range(12))
+    assert cut == whole != plain
+    assert len(whole) == 48
+
+
+async def test_rows_that_are_no_prompts_of_the_run_name_the_setting(tmp_path: Path) -> None:
+    config = selecting("selections_of_a_test:other_rows")
+    with pytest.raises(ConfigError, match=r"data.order=.*other_rows.*99.*of 0 to 39"):
+        await issued_prompts(tmp_path, config, range(2))
+
+
+def prompt(row: int) -> Prompt:
+    """Return a prompt with one of three words."""
+    return msgspec.structs.replace(
+        FakePrompts().train(row), token_ids=np.array([1, 2, 3 + row % 3], np.int32)
+    )
+
+
+def results_of(rates: Sequence[float], batches: int = 10) -> list[Result]:
+    """Return results of prompts with three words, of which each has a pass rate."""
+    rng = np.random.default_rng(0)
+    return [
+        Result(row=k, position=k, rewards=(rng.random(8) < rates[k % 3]).astype(float).tolist())
+        for k in range(batches * COUNT)
+    ]
+
+
+def shares(policy: Any, results: Sequence[Result], num_rows: int = 1200) -> list[float]:
+    """Return the share of each word in a batch, on average over twenty batches."""
+    chosen = [
+        row % 3
+        for seed in range(20)
+        for row in policy(
+            np.random.default_rng(seed + 100).permutation(num_rows)[: 8 * COUNT].tolist(),
+            count=COUNT,
+            results=results,
+            prompt=prompt,
+            rng=np.random.default_rng(seed),
+        )
+    ]
+    assert len(chosen) == 20 * COUNT
+    return [chosen.count(word) / len(chosen) for word in range(3)]
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.5, 1.0), (0.02, 0.5, 0.98)])
+def test_prompts_are_preferred_whose_words_are_solved_in_part(rates: Sequence[float]) -> None:
+    low, middle, high = shares(priority, results_of(rates))
+    assert middle > 0.7
+    assert min(low, high) > 0.01, "a prompt that cannot be learned now may be learned later"
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (0.5, 0.5, 0.5)])
+def test_prompts_are_drawn_alike_while_nothing_tells_them_apart(rates: Sequence[float]) -> None:
+    assert all(abs(share - 1 / 3) < 0.12 for share in shares(priority, results_of(rates)))
+
+
+def test_a_result_says_less_the_older_it_is() -> None:
+    newer = results_of((0.5, 0.0, 0.0), batches=60)[50 * COUNT :]
+    older = results_of((0.0, 0.5, 0.0), batches=10)
+    assert shares(priority, [*older, *newer])[0] > 0.6
+
+
+def test_half_of_a_batch_comes_from_the_pool_and_the_longest_rested_first() -> None:
+    results = results_of((0.0, 0.5, 1.0))
+    candidates = list(range(1000, 1096))
+    arguments = {"count": COUNT, "prompt": None, "rng": None}
+    chosen = pools(candidates, results=results, **arguments)
+    mixed = [r.row for r in results if 0 < sum(r.rewards) < 8]
+    assert chosen == [*mixed[: COUNT // 2], *candidates[: COUNT // 2]]
+    # The newest four batches may still be in training; a repeated prompt counts by its newest.
+    repeated = Result(row=mixed[0], position=len(results), rewards=[1.0, 1.0])
+    chosen = pools(candidates, results=[*results, repeated], **arguments)
+    assert chosen[: COUNT // 2] == mixed[1 : COUNT // 2 + 1]
+    young = results[-3 * COUNT :]
+    assert pools(candidates, results=young, **arguments) == candidates[:COUNT]
+
+
+@pytest.mark.parametrize("policy", [pools, priority])
+def test_a_batch_is_full_although_there_are_fewer_prompts(policy: Any) -> None:
+    results = [
+        Result(row=k % 4, position=k, rewards=[0.0, 1.0, k % 4 > 1]) for k in range(8 * COUNT)
+    ]
+    candidates = [k % 4 for k in range(8 * COUNT)]
+    rng = np.random.default_rng(0)
+    chosen = policy(candidates, count=COUNT, results=results, prompt=prompt, rng=rng)
+    assert len(chosen) == COUNT
+    assert set(chosen) == {0, 1, 2, 3}
