@@ -80,7 +80,7 @@ class DataSource(Protocol):
 
 
 class SelectionFunction(Protocol):
-    """Selects the prompts of each batch; runs in the buffer, which answers nobody meanwhile."""
+    """Selects the prompts of each batch; runs in the buffer, which waits for its result."""
 
     def __call__(
         self,

@@ -3,14 +3,13 @@
 Pure: the same arguments and the same state of `rng` give the same rows.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Prompt
-from async_rl.plugins import SelectionFunction
 
 CANDIDATES = 8
 """Prompts that a policy may choose from, for each prompt of a batch."""
@@ -45,8 +44,13 @@ def pools(
     """
     del prompt, rng
     newest = {result.row: result for result in results}
-    mixed = [each for each in newest.values() if min(each.rewards) < max(each.rewards)]
-    again = [each.row for each in _rested(mixed, results, count)][: count // 2]
+    young = results[-_GAP * count :]
+    again = [
+        result.row
+        for result in sorted(newest.values(), key=lambda result: result.position)
+        if len(set(result.rewards)) > 1 and result not in young
+    ]
+    again = again[: count // 2]
     fresh = [row for row in candidates if row not in again]
     # The candidates again: there may be fewer prompts than a batch has.
     return [*again, *fresh, *candidates][:count]
@@ -61,17 +65,14 @@ def priority(
     prompt: Callable[[int], Prompt],
     rng: np.random.Generator,
 ) -> list[int]:
-    """Prompts drawn in proportion to their expected gradient, from the candidates and the prompts
-    of the results.
+    """Candidates drawn in proportion to their expected gradient.
 
     A group has a gradient if its rewards differ, so with probability 1 - p^n - (1 - p)^n for n
     samples and pass rate p. A Gaussian process predicts p: prompts with the same words or the same
     data source have similar rates, and recent results count more. Sources: prioritized replay
     (arXiv 1511.05952), selection by predicted pass rates (arXiv 2510.01135).
     """
-    newest = {result.row: result for result in results}
-    again = [each.row for each in _rested(newest.values(), results, count)]
-    rows = list(dict.fromkeys([*candidates, *again]))
+    rows = list(dict.fromkeys(candidates))
     gradients = expected_gradients(
         [prompt(row) for row in rows], count=count, results=results, prompt=prompt
     )
@@ -89,7 +90,7 @@ def expected_gradients(
     prompt: Callable[[int], Prompt],
 ) -> NDArray[np.float64]:
     """Return the probability that the rewards of a group of each prompt differ; 1 for all while
-    the results tell nothing. count: prompts of a batch; prompt: returns the prompt of a result.
+    all rewards are equal. count: prompts of a batch; prompt: returns the prompt of a result.
     """
     rewards = np.array([reward for result in results for reward in result.rewards])
     if len(results) < count or np.ptp(rewards) == 0:
@@ -107,14 +108,7 @@ def expected_gradients(
     return gradients
 
 
-POLICIES: dict[str, SelectionFunction] = {"pools": pools, "priority": priority}
-
-
-def _rested(found: Iterable[Result], results: Sequence[Result], count: int) -> list[Result]:
-    """Return those results whose prompts may be used again, oldest first."""
-    last = results[-1].position if results else 0
-    rested = [result for result in found if last - result.position >= _GAP * count]
-    return sorted(rested, key=lambda result: result.position)
+POLICIES = {"pools": pools, "priority": priority}
 
 
 def _predicted(
@@ -135,10 +129,12 @@ def _predicted(
     sources = np.array([prompt.data_source for prompt in [*known, *wanted]])
     number = len(known)
     # Covariances of the rates of all prompts with those of the known prompts.
-    alike = 0.06 * words @ words[:number].T + 0.02 * (sources[:, None] == sources[:number])
+    alike = 0.06 * words @ words[:number].T
+    alike += 0.02 * (sources[:, None] == sources[:number])
     times = np.concatenate([ages, np.zeros(len(wanted))])
     apart = np.abs(times[:, None] - ages)
-    covariance = alike * np.exp(-apart / _LASTING) + 0.02 * np.exp(-apart / _PASSING)
+    covariance = alike * np.exp(-apart / _LASTING)
+    covariance += 0.02 * np.exp(-apart / _PASSING)
     noise = 0.02 + rates * (1 - rates) / num_samples
     mean = rates[-len(rates) // 8 :].mean()
     weights = np.linalg.solve(covariance[:number] + np.diag(noise), rates - mean)

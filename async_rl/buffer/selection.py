@@ -2,7 +2,7 @@
 
 Invariants: a choice is stored before it takes effect, and depends on nothing but the seed, its
 position and the newest complete groups; so a resumed run issues the prompts that were chosen, and
-goes on to choose as the run that was stopped.
+continues to choose as the run that was stopped.
 """
 
 from collections.abc import Iterable, Sequence

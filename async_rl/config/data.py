@@ -20,7 +20,7 @@ from async_rl.config.base import (
     absolute,
     is_function,
 )
-from async_rl.config.plugins import DATA_SOURCE, SELECTION, is_plugin
+from async_rl.config.plugins import DATA_SOURCE, is_plugin
 
 
 def _file_or_source(name: str) -> str:
@@ -30,17 +30,6 @@ def _file_or_source(name: str) -> str:
 
 
 ORDERS = ("shuffled", "sequential", "pools", "priority")
-
-
-def _order(name: str) -> str:
-    if name not in ORDERS and not is_plugin(name, SELECTION):
-        raise ValueError(
-            f"must be one of {', '.join(ORDERS)}, or a function: package.module:function, file.py:"
-            "function, or an entry point of async_rl.selections"
-        )
-    return name
-
-
 Files = Annotated[list[Annotated[str, AfterValidator(_file_or_source)]], OneOrMore]
 
 
@@ -96,7 +85,7 @@ class DataConfig(Section):
     longest: Literal["none", "prompts", "responses", "both"]
     """for stress tests: repeat each prompt up to max_prompt_tokens, continue each response after an
     end token up to max_response_tokens, or both"""
-    order: Annotated[str, AfterValidator(_order)]
+    order: Text
     """order of the training prompts: shuffled (in each epoch, seeded by `seed`), sequential, pools
     (half of each batch from prompts that the policy solves in part), priority (those with the
     largest expected gradient), or a function of async_rl.selections"""
@@ -107,7 +96,7 @@ class DataConfig(Section):
 
     @property
     def is_shuffled(self) -> bool:
-        """Return whether each epoch has an order of its own."""
+        """Return whether epochs differ in their order."""
         return self.order != "sequential"
 
     @property

@@ -103,9 +103,9 @@ class PromptOrder:
     """The endless order of `n` prompts; without `shuffle` every epoch is 0, 1, ..., n - 1.
 
     sources: the rows of each data source and its weight; if there are any, an epoch has about `n`
-    prompts, of each source by its weight, and each source goes on where the last epoch ended, so
-    that its prompts take turns. A row that was chosen for a position (`choose`) replaces the row of
-    the order.
+    prompts, of each source by its weight, and each source continues where the last epoch ended,
+    so that its prompts take turns. A row that was chosen for a position (`choose`) replaces the row
+    of the order.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class PromptOrder:
     def _stretch(self, rows: NDArray[np.int64], num_rows: int, epoch: int) -> NDArray[np.int64]:
         """The rows of one data source in an epoch: a stretch of its passes over its rows."""
         first, start = divmod(epoch * num_rows, len(rows))
-        last = (epoch * num_rows + num_rows - 1) // len(rows)
+        end = (epoch + 1) * num_rows
+        last = (end - 1) // len(rows)
         passes = [
             np.random.default_rng([self._seed, int(rows[0]), number]).permutation(rows)
             for number in range(first, last + 1)

@@ -95,6 +95,21 @@ def test_a_resumed_run_reads_the_data_again_only_if_its_settings_change_prompts(
     assert prompt.problem.row
 
 
+def test_data_sources_have_their_weights_and_every_one_of_them_needs_one(
+    tmp_path: Path, model: Path
+) -> None:
+    named = [{**row, "data_source": "ab"[row["id"] > 1]} for row in rows(8)]
+    file = write_jsonl(tmp_path / "a.jsonl", *named)
+    config = config_of(file, data__order="shuffled", data__weights="{a: 3, b: 1}")
+    prompts = prepared(tmp_path, config, model)
+    epoch = [prompts.prompt(Purpose.TRAIN, k).data_source for k in range(8)]
+    assert sorted(epoch) == [*"aaaaaabb"]
+    for weights, expected in (("{a: 1}", "has a,"), ("{a: 1, b: 1, c: 1}", "has a, b, c,")):
+        config = config_of(file, data__order="shuffled", data__weights=weights)
+        with pytest.raises(DataError, match=rf"{expected} the rows have the data sources a, b;"):
+            prepared(tmp_path, config, model)
+
+
 @pytest.mark.parametrize("rest", [b"", b"SQLite format 3\0 and no more"])
 def test_a_damaged_file_and_the_rest_of_a_killed_preparation_are_replaced(
     tmp_path: Path, model: Path, rest: bytes

@@ -51,7 +51,7 @@ _SET_ASIDE = (
     "SELECT train_version, count(*) FROM groups INDEXED BY groups_by_batch WHERE train_version>=?"
     " AND state='dropped' AND reason='untrainable' GROUP BY train_version"
 )
-_LEFT = (
+LEFT = (
     "SELECT position, json_group_array(prompt_index) AS 'left [stored_json]' FROM left_prompts"
     " GROUP BY position ORDER BY position"
 )
@@ -125,7 +125,7 @@ class StoreReader:
             ready=self._objects(StoredGroup, _READY),
             leased=self._objects(StoredGroup, _LEASED),
             evaluations=dict(self._rows(_EVALUATIONS)),
-            left=self._rows(_LEFT),
+            left=self._rows(LEFT),
             chosen=self._rows(CHOSEN),
             rewards=self._rewards(),
         )

@@ -5,15 +5,16 @@ Invariants: each problem is one line with path=value, the reason and the remedy;
 reported together; these checks read the configuration alone, `machine.py` reads the machine too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from async_rl.config.checks.combinations import combination_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.sections import file_problems, launcher_problems
 from async_rl.config.checks.vllm_extra import extra_problems
+from async_rl.config.data import ORDERS
 from async_rl.config.generation import ENGINES
-from async_rl.config.plugins import ENGINE, is_plugin
+from async_rl.config.plugins import ENGINE, SELECTION, Kind, is_plugin
 from async_rl.config.policy_losses import BehaviorLoss
 from async_rl.config.pool_sizes import in_words_of
 from async_rl.config.pools import config_of, generator_pools
@@ -41,6 +42,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from dict.fromkeys(_pools(config))
     yield from pool_problems(config)
     yield from file_problems(config.data)
+    yield from _named("data.order", config.data.order, ORDERS, SELECTION)
     yield from _sampling(config)
     yield from _batch(config)
     yield from _learner(config)
@@ -78,14 +80,18 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _named(setting: str, name: str, known: Sequence[str], kind: Kind) -> Iterator[str]:
+    if name not in known and not is_plugin(name, kind):
+        yield (
+            f"{setting}={name}: must be one of {', '.join(known)}, package.module:function, file.py"
+            f":function, or an entry point of {kind.group}"
+        )
+
+
 def _engine(config: RunConfig) -> Iterator[str]:
     vllm = config.generation.vllm
     generation = config.generation
-    if generation.engine not in ENGINES and not is_plugin(generation.engine, ENGINE):
-        yield (
-            f"generation.engine={generation.engine}: must be one of {', '.join(ENGINES)},"
-            " package.module:function, file.py:function, or an entry point of async_rl.engines"
-        )
+    yield from _named("generation.engine", generation.engine, ENGINES, ENGINE)
     if not generation.is_vllm:
         return
     gpus = config.generators.gpus_each

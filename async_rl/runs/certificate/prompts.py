@@ -9,18 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.reader import CHOSEN
 from async_rl.config.run import RunConfig
 from async_rl.core.ranges import ranges
 from async_rl.core.types import Purpose
-from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
+from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts
 from async_rl.monitoring.events import Event
 from async_rl.runs.certificate.statements import Statement, at, listed, statement
+from async_rl.runs.order import issued_prompts
 
-_LEFT = (
-    "SELECT position, json_group_array(prompt_index) AS 'indices [stored_json]' FROM left_prompts"
-    " GROUP BY position ORDER BY position"
-)
 # Each position that does not follow its predecessor, which is itself if it was issued twice.
 _MISSING = (
     "SELECT previous, position, admitted_s FROM (SELECT position, admitted_s, lag(position, 1,"
@@ -38,20 +34,6 @@ _NEVER_TRAINED = (
     "SELECT prompt_id FROM groups WHERE purpose='train' GROUP BY prompt_id HAVING min(state) ="
     " 'dropped' AND max(state) = 'dropped'"
 )
-
-
-def issued_prompts(run_dir: Path, config: RunConfig, store: Connection) -> RunPrompts | None:
-    """Return the prompts of a run at their positions; None for a copy from the mirror, which has no
-    prompts.sqlite.
-    """
-    if not (run_dir / PROMPTS_FILE).is_file():
-        return None
-    found = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
-    for position, indices in store.execute(_LEFT):
-        found.order.remove(indices, position)
-    for position, row in store.execute(CHOSEN):
-        found.order.choose(position, [row])
-    return found
 
 
 def prompts(

@@ -61,7 +61,7 @@ def explain(run_dir: Path) -> Report:
         ),
         sections=(
             Section(table=table),
-            Section(lines=(*_forecast(run_dir, config), *selection_gain(run_dir, config))),
+            Section(lines=tuple(_forecast(run_dir, config))),
         ),
     )
 
@@ -93,6 +93,7 @@ def _forecast(run_dir: Path, config: RunConfig) -> Iterator[str]:
     """Yield the forecast, or why there is none."""
     try:
         profile = profile_of(run_dir, config)
+        yield from selection_gain(run_dir, config)
     except (ConfigError, InfrastructureError) as error:
         # The table needs no simulation, so it is shown in any case.
         yield f"no forecast: {error}; the table is all that explain can show"

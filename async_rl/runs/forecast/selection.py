@@ -1,4 +1,4 @@
-"""What a selection of prompts would have gained in a recorded run.
+"""The gain that a selection of prompts would have brought to a recorded run.
 
 The prompts of a run in the shuffled order are a sample of those that a policy chooses from. So the
 policy's groups are forecast by the recorded groups, each weighted by the probability with which the
@@ -15,7 +15,7 @@ from async_rl.buffer.policies import WINDOW, Result, expected_gradients
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.config.run import RunConfig
-from async_rl.runs.certificate.prompts import issued_prompts
+from async_rl.runs.order import issued_prompts
 
 _RESULTS = (
     "SELECT position, rewards AS \"rewards [stored_json]\" FROM groups WHERE purpose='train' AND"

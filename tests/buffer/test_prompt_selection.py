@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,14 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.heads import pack_group
-from async_rl.core.types import Prompt
+from async_rl.core.types import Prompt, Purpose
+from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
+from async_rl.data.prompts import write_prompts
 from async_rl.protocol.buffer import PutGroup
+from async_rl.runs.forecast.selection import selection_gain
 
 COUNT = 12
+SEEN: list[list[int]] = []
 
 
 def selecting(order: str, groups_per_step: int = 4) -> RunConfig:
@@ -38,6 +43,11 @@ def selecting(order: str, groups_per_step: int = 4) -> RunConfig:
 
 def last_rows(candidates: Sequence[int], /, *, count: int, **_: Any) -> list[int]:
     return list(candidates[-count:])
+
+
+def seen_rows(candidates: Sequence[int], /, *, count: int, results: Any, **_: Any) -> list[int]:
+    SEEN.append([result.position for result in results])
+    return list(candidates[:count])
 
 
 def other_rows(candidates: Sequence[int], /, *, count: int, results: Any, **_: Any) -> list[int]:
@@ -51,13 +61,15 @@ def _in_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def issued_prompts(path: Path, config: RunConfig, *lives: range) -> list[str]:
     """Return the prompts in the order of their tickets. Prompts with an even number are solved by
-    one of their two samples.
+    one of their two samples. A life of the buffer ends after half of the next batch was issued,
+    which is issued again.
     """
     issued = []
     for steps in lives:
+        life = {"incarnation": str(steps)}
         async with opened(path, config, FakePrompts(num_train=40)) as service:
             for version in steps:
-                for ticket in await tickets(service, version):
+                for ticket in await tickets(service, version, **life):
                     issued.append(ticket.prompt.prompt_id)
                     group = make_group(ticket, passes=False)
                     if int(ticket.prompt.prompt_id[1:]) % 2 == 0:
@@ -66,6 +78,7 @@ async def issued_prompts(path: Path, config: RunConfig, *lives: range) -> list[s
                         group = msgspec.structs.replace(group, trajectories=[solved, *failed])
                     await service.put_group(PutGroup(payload=pack_group(group)))
                 await train(service, version)
+            await tickets(service, steps.stop, credit=2, **life)
     return issued
 
 
@@ -81,10 +94,66 @@ async def test_a_restarted_buffer_chooses_as_the_one_that_went_on(
     assert len(whole) == 48
 
 
+async def test_a_policy_sees_the_newest_results_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("async_rl.buffer.selection.WINDOW", 10)
+    SEEN.clear()
+    await issued_prompts(tmp_path, selecting("selections_of_a_test:seen_rows"), range(5))
+    assert [*range(10, 20)] in SEEN
+    assert all(seen == [*range(max(4 * k - 10, 0), 4 * k)] for k, seen in enumerate(SEEN))
+
+
 async def test_rows_that_are_no_prompts_of_the_run_name_the_setting(tmp_path: Path) -> None:
     config = selecting("selections_of_a_test:other_rows")
     with pytest.raises(ConfigError, match=r"data.order=.*other_rows.*99.*of 0 to 39"):
         await issued_prompts(tmp_path, config, range(2))
+
+
+RATES = {"never": 0.0, "half": 0.5, "always": 1.0}
+
+
+async def mixed_share(path: Path, order: str, num_steps: int = 40) -> float:
+    """Return the share of groups with different rewards in a run on prompts of three data sources,
+    of which each has a pass rate.
+    """
+    path.mkdir()
+    config = selecting(order, groups_per_step=6)
+    rng = np.random.default_rng(0)
+    rows = [
+        msgspec.structs.replace(FakePrompts().train(row), data_source=[*RATES][row % 3])
+        for row in range(600)
+    ]
+    write_prompts(path / PROMPTS_FILE, "", {Purpose.TRAIN: rows, Purpose.EVAL: []})
+    prompts = open_prompts(path / PROMPTS_FILE, config, vocabulary_size=1000)
+    num_mixed = []
+    async with opened(path, config, prompts) as service:
+        for version in range(num_steps):
+            for ticket in await tickets(service, version):
+                passes = rng.random(2) < RATES[ticket.prompt.data_source]
+                num_mixed.append(passes[0] != passes[1])
+                group = make_group(ticket)
+                samples = [make_trajectory([version] * 3, passes=each) for each in passes.tolist()]
+                group = msgspec.structs.replace(group, trajectories=samples)
+                await service.put_group(PutGroup(payload=pack_group(group)))
+            await train(service, version)
+    assert len(num_mixed) == num_steps * 6
+    return sum(num_mixed) / len(num_mixed)
+
+
+async def test_the_forecast_of_a_selection_is_what_the_selection_then_brings(
+    tmp_path: Path,
+) -> None:
+    recorded = await mixed_share(tmp_path / "recorded", "shuffled")
+    [sentence] = selection_gain(tmp_path / "recorded", selecting("shuffled", groups_per_step=6))
+    was, number, forecast = re.findall(r"(\d+)(?:%| groups)", sentence)
+    assert abs(int(was) / 100 - recorded) < 0.02
+    assert int(number) == 39 * 6
+    made = await mixed_share(tmp_path / "made", "priority")
+    assert abs(int(forecast) / 100 - made) < 0.05
+    assert made > 1.5 * recorded
+    # Its own prompts are no sample of the order.
+    assert not [*selection_gain(tmp_path / "made", selecting("priority", groups_per_step=6))]
 
 
 def prompt(row: int) -> Prompt:
