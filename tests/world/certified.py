@@ -42,7 +42,7 @@ def certified(world: World, *, order: int | None = None) -> Certificate:
     seed = world.seed if order is None else order
     write_config(replace(world.config, seed=seed), settings)
     prompts = parts.Prompts(seed)
-    rows = {Purpose.TRAIN: prompts.train, Purpose.EVAL: prompts.held_out}
+    rows = {Purpose.TRAIN: prompts.rows, Purpose.EVAL: prompts.held_out}
     write_prompts(world.run_dir / PROMPTS_FILE, "", rows)
     return certify(world.run_dir)
 

@@ -76,13 +76,16 @@ class Prompts:
 
     def __init__(self, seed: int) -> None:
         self.order = PromptOrder(seed, NUM_PROMPTS, shuffle=True)
-        self.train = [_prompt(f"t{n}") for n in range(NUM_PROMPTS)]
+        self.rows = [_prompt(f"t{n}") for n in range(NUM_PROMPTS)]
         self.held_out = [_prompt(f"e{n}") for n in range(NUM_HELD_OUT)]
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
         if purpose is Purpose.TRAIN:
-            return self.train[self.order.index(index)]
+            return self.train(self.order.index(index))
         return self.held_out[index]
+
+    def train(self, row: int) -> Prompt:
+        return self.rows[row]
 
 
 def _prompt(name: str) -> Prompt:

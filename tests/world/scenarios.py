@@ -81,6 +81,9 @@ def _core(seed: int) -> dict[str, Any]:
     if has_disk:
         faults = [*faults, *_disk_faults(disk)]
         faults.sort(key=lambda fault: fault.at_s)
+    orders = random.Random(f"order {seed}")
+    if orders.random() < 0.3:
+        settings["data.order"] = orders.choice(("pools", "priority"))
     return {"settings": settings, "faults": faults, "has_disk": has_disk, **sizes}
 
 
