@@ -18,7 +18,11 @@ WINDOW = 512
 _GAP = 4
 """Batches until a prompt may be used again: its last group is trained and its update pushed."""
 _BITS = 10  # of the hash of a word or a pair of words
+_WORDS, _SOURCE = 1.2, 0.4  # how much alike prompts are, by their words and their data source
 _LASTING, _PASSING = 32, 4  # batches in which a result says less by the factor e
+EXPONENT = 2
+"""Of the predicted probability, by which `priority` draws."""
+_LEAST = 0.15  # nothing is certain: every prompt may come again
 
 
 @frozen
@@ -65,19 +69,19 @@ def priority(
     prompt: Callable[[int], Prompt],
     rng: np.random.Generator,
 ) -> list[int]:
-    """Candidates drawn in proportion to their expected gradient.
+    """Candidates drawn by the square of the predicted probability that the rewards of their group
+    differ, without which a group has no gradient.
 
-    A group has a gradient if its rewards differ, so with probability 1 - p^n - (1 - p)^n for n
-    samples and pass rate p. A Gaussian process predicts p: prompts with the same words or the same
-    data source have similar rates, and recent results count more. Sources: prioritized replay
-    (arXiv 1511.05952), selection by predicted pass rates (arXiv 2510.01135).
+    A Gaussian process predicts it: prompts with the same words or the same data source are alike,
+    and recent results count more. Sources: prioritized replay (arXiv 1511.05952), selection by
+    predicted results (arXiv 2510.01135).
     """
     rows = list(dict.fromkeys(candidates))
     gradients = expected_gradients(
         [prompt(row) for row in rows], count=count, results=results, prompt=prompt
     )
     # Keys of this kind draw without replacement, each row by its weight (Gumbel's trick).
-    keys = np.log(gradients) + rng.gumbel(size=len(rows))
+    keys = EXPONENT * np.log(gradients) + rng.gumbel(size=len(rows))
     chosen = [rows[place] for place in np.argsort(-keys, kind="stable")]
     return [*chosen, *candidates][:count]
 
@@ -89,57 +93,35 @@ def expected_gradients(
     results: Sequence[Result],
     prompt: Callable[[int], Prompt],
 ) -> NDArray[np.float64]:
-    """Return the probability that the rewards of a group of each prompt differ; 1 for all while
-    all rewards are equal. count: prompts of a batch; prompt: returns the prompt of a result.
+    """Return the probability that the rewards of a group of each prompt differ; 1 for all before a
+    batch is complete. count: prompts of a batch; prompt: returns the prompt of a result.
     """
-    rewards = np.array([reward for result in results for reward in result.rewards])
-    if len(results) < count or np.ptp(rewards) == 0:
+    if len(results) < count:
         return np.ones(len(prompts))
-    means = np.array([np.mean(result.rewards) for result in results])
-    sizes = np.array([len(result.rewards) for result in results])
-    rate = _predicted(
-        (means - rewards.min()) / np.ptp(rewards),
-        sizes,
-        ages=np.array([results[-1].position - result.position for result in results]) / count,
-        known=[prompt(result.row) for result in results],
-        wanted=prompts,
-    )
-    gradients: NDArray[np.float64] = 1 - rate ** sizes.max() - (1 - rate) ** sizes.max()
-    return gradients
+    differ = np.array([len(set(result.rewards)) > 1 for result in results], np.float64)
+    positions = np.array([result.position for result in results])
+    ages = (positions[-1] - positions) / count
+    known = [prompt(result.row) for result in results]
+    all_prompts = [*known, *prompts]
+    words = np.array([_words(each) for each in all_prompts])
+    words -= words.mean(0)  # what all prompts share says nothing
+    words /= np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1e-6)
+    sources = np.array([each.data_source for each in all_prompts])
+    # Covariances of all prompts with those of the results, relative to the noise of a result.
+    number = len(results)
+    alike = _WORDS * words @ words[:number].T
+    alike += _SOURCE * (sources[:, None] == sources[:number])
+    times = np.concatenate([ages, np.zeros(len(prompts))])
+    apart = np.abs(times[:, None] - ages)
+    covariance = alike * np.exp(-apart / _LASTING)
+    covariance += _SOURCE * np.exp(-apart / _PASSING)
+    mean = differ[-len(differ) // 8 :].mean()
+    weights = np.linalg.solve(covariance[:number] + np.eye(number), differ - mean)
+    predicted: NDArray[np.float64] = mean + covariance[number:] @ weights
+    return predicted.clip(_LEAST, 1.0)
 
 
 POLICIES = {"pools": pools, "priority": priority}
-
-
-def _predicted(
-    rates: NDArray[np.float64],
-    num_samples: NDArray[np.int64],
-    *,
-    ages: NDArray[np.float64],
-    known: Sequence[Prompt],
-    wanted: Sequence[Prompt],
-) -> NDArray[np.float64]:
-    """Return the expected pass rate of each wanted prompt now.
-
-    rates, num_samples, ages: of the groups of the known prompts; ages in batches.
-    """
-    words = np.array([_words(prompt) for prompt in [*known, *wanted]])
-    words -= words.mean(0)  # what all prompts share says nothing
-    words /= np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1e-6)
-    sources = np.array([prompt.data_source for prompt in [*known, *wanted]])
-    number = len(known)
-    # Covariances of the rates of all prompts with those of the known prompts.
-    alike = 0.06 * words @ words[:number].T
-    alike += 0.02 * (sources[:, None] == sources[:number])
-    times = np.concatenate([ages, np.zeros(len(wanted))])
-    apart = np.abs(times[:, None] - ages)
-    covariance = alike * np.exp(-apart / _LASTING)
-    covariance += 0.02 * np.exp(-apart / _PASSING)
-    noise = 0.02 + rates * (1 - rates) / num_samples
-    mean = rates[-len(rates) // 8 :].mean()
-    weights = np.linalg.solve(covariance[:number] + np.diag(noise), rates - mean)
-    rate: NDArray[np.float64] = mean + covariance[number:] @ weights
-    return rate.clip(0.01, 0.99)  # nothing is certain: every prompt may come again
 
 
 def _words(prompt: Prompt) -> NDArray[np.float32]:

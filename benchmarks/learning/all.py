@@ -30,6 +30,7 @@ class Study(NamedTuple):
 STUDIES = (
     Study("bias", ("",), 0.1, "algorithms.md#bias"),
     Study("staleness", ("tune", "run", "rates", "whole", "report"), 3, "staleness.md"),
+    Study("selection", ("run", "report"), 6, "data.md#order-of-the-prompts"),
     Study("critic", ("run", "report"), 1, "algorithms.md#critic"),
     Study("lora", ("tune", "run", "report"), 1, "algorithms.md#adapters"),
     Study("learning", ("",), 0.5, "performance.md"),

@@ -14,11 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +23,7 @@ from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from benchmarks.comparing import mean_and_error, student_t
 from benchmarks.figures import figure
+from benchmarks.learning.launched import launched
 from benchmarks.study import RESULTS, Recorded, refuse_mixing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,16 +73,7 @@ def place(conf: str, seed: int) -> Recorded:
 
 def run(conf: str, seed: int) -> None:
     """Make one run and record it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        words = [str(Path(sys.executable).with_name("async-rl")), "launch", *command(conf, seed)]
-        words += [f"output_dir={scratch}", "run_name=run", "monitoring.tensorboard_port=null"]
-        done = subprocess.run(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-        )
-        if done.returncode:
-            raise SystemExit(f"{conf}, seed {seed}: exit code {done.returncode}\n{done.stdout}")
-        lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [{key: row[key] for key in _KEPT if key in row} for row in map(json.loads, lines)]
+    rows = launched(command(conf, seed), kept=_KEPT)
     evaluated = [row for row in rows if "eval/pass_at_1" in row]
     place(conf, seed).write(evaluated, config=config_of(conf, seed))
     rate = evaluated[-1]["eval/pass_at_1"]

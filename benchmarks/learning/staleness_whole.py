@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
+from benchmarks.learning.launched import launched
 from benchmarks.study import RESULTS, Recorded, Row
 
 NUM_STEPS = 50
@@ -45,7 +41,6 @@ class WholeRun:
             f"learner.optimizer.lr={self.rate:g}",
             "checkpoint.every_steps=0",
             "checkpoint.every_minutes=0",
-            "monitoring.tensorboard_port=null",
         ]
 
     @property
@@ -55,22 +50,5 @@ class WholeRun:
 
     def launch(self) -> list[Row]:
         """Make the run and return a row per step. Raises SystemExit if it fails."""
-        with tempfile.TemporaryDirectory() as scratch:
-            command = [
-                str(Path(sys.executable).with_name("async-rl")),
-                "launch",
-                "conf=grpo_code",
-                *self._settings,
-                f"output_dir={scratch}",
-                "run_name=run",
-            ]
-            done = subprocess.run(command, stdout=subprocess.DEVNULL)
-            if done.returncode:
-                raise SystemExit(f"{self.recorded.name}: exit code {done.returncode} of {command}")
-            lines = (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        return [
-            {"samples": row["step"] * SAMPLES_PER_STEP}
-            | {name: row[name] for name in _KEPT if name in row}
-            for row in rows
-        ]
+        rows = launched(["conf=grpo_code", *self._settings], kept=_KEPT)
+        return [{"samples": row["step"] * SAMPLES_PER_STEP} | row for row in rows]

@@ -141,17 +141,15 @@ async def mixed_share(path: Path, order: str, num_steps: int = 40) -> float:
     return sum(num_mixed) / len(num_mixed)
 
 
-async def test_the_forecast_of_a_selection_is_what_the_selection_then_brings(
-    tmp_path: Path,
-) -> None:
+async def test_a_selection_brings_at_least_what_was_forecast(tmp_path: Path) -> None:
     recorded = await mixed_share(tmp_path / "recorded", "shuffled")
     [sentence] = selection_gain(tmp_path / "recorded", selecting("shuffled", groups_per_step=6))
     was, number, forecast = re.findall(r"(\d+)(?:%| groups)", sentence)
     assert abs(int(was) / 100 - recorded) < 0.02
-    assert int(number) == 39 * 6
+    assert int(number) == 4 * 8 * 6
     made = await mixed_share(tmp_path / "made", "priority")
-    assert abs(int(forecast) / 100 - made) < 0.05
-    assert made > 1.5 * recorded
+    assert 1.5 * recorded < int(forecast) / 100 < made + 0.05
+    assert made > 2 * recorded
     # Its own prompts are no sample of the order.
     assert not [*selection_gain(tmp_path / "made", selecting("priority", groups_per_step=6))]
 

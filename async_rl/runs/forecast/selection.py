@@ -2,8 +2,9 @@
 
 The prompts of a run in the shuffled order are a sample of those that a policy chooses from. So the
 policy's groups are forecast by the recorded groups, each weighted by the probability with which the
-policy would have drawn it from what was known then (importance sampling). The forecast leaves out
-prompts that the policy would have repeated, and what the run would have learned from its choices.
+policy would have drawn it from what was known then (importance sampling). The forecast is low: the
+policy would have known more about the prompts that it prefers. What the run would have learned from
+its choices is left out.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from async_rl.buffer.policies import WINDOW, Result, expected_gradients
+from async_rl.buffer.policies import CANDIDATES, EXPONENT, WINDOW, Result, expected_gradients
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.config.run import RunConfig
@@ -37,23 +38,29 @@ def selection_gain(run_dir: Path, config: RunConfig) -> Iterator[str]:
         Result(row=row_of(position), position=position, rewards=rewards)
         for position, rewards in recorded
     ]
+    has_gradient = np.array([len(set(result.rewards)) > 1 for result in results], np.float64)
     weights = np.ones(len(results))
     # At its start, a batch knows no result of the groups that are still active.
     active = (config.buffer.max_staleness_versions + 1) * count
     for start in range(active, len(results), count):
-        weights[start : start + count] = expected_gradients(
-            [prompts.train(result.row) for result in results[start : start + count]],
+        batch = slice(start, start + count)
+        weights[batch] = expected_gradients(
+            [prompts.train(result.row) for result in results[batch]],
             count=count,
             results=results[max(start - active - WINDOW, 0) : start - active],
             prompt=prompts.train,
         )
-    has_gradient = np.array([len(set(result.rewards)) > 1 for result in results])[active:]
-    if not len(has_gradient):
-        return
-    share = has_gradient.mean()
-    expected = np.average(has_gradient, weights=weights[active:])
+    shares: list[tuple[float, float]] = []
+    # As many prompts as a policy has for a batch, of about the same time: what changes during a run
+    # is no choice of prompts.
+    number = CANDIDATES * count
+    for start in range(active, len(results) - number + 1, number):
+        near = slice(start, start + number)
+        drawn = np.average(has_gradient[near], weights=weights[near] ** EXPONENT)
+        shares.append((float(has_gradient[near].mean()), float(drawn)))
+    share, expected = np.mean(shares or [(0.0, 0.0)], axis=0)
     if expected - share >= _LEAST:
         yield (
-            f"the rewards differ in {share:.0%} of {len(has_gradient)} groups, in the others"
+            f"the rewards differ in {share:.0%} of {len(shares) * number} groups, in the others"
             f" nothing is learned; with data.order=priority they would in {expected:.0%} of as many"
         )
