@@ -82,7 +82,8 @@ def priority(
     )
     # Keys of this kind draw without replacement, each row by its weight (Gumbel's trick).
     keys = EXPONENT * np.log(gradients) + rng.gumbel(size=len(rows))
-    chosen = [rows[place] for place in np.argsort(-keys, kind="stable")]
+    places = np.argsort(-keys, kind="stable")
+    chosen = [rows[place] for place in places]
     return [*chosen, *candidates][:count]
 
 
@@ -105,7 +106,8 @@ def expected_gradients(
     all_prompts = [*known, *prompts]
     words = np.array([_words(each) for each in all_prompts])
     words -= words.mean(0)  # what all prompts share says nothing
-    words /= np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1e-6)
+    lengths = np.linalg.norm(words, axis=1, keepdims=True)
+    words /= np.maximum(lengths, 1e-6)
     sources = np.array([each.data_source for each in all_prompts])
     # Covariances of all prompts with those of the results, relative to the noise of a result.
     number = len(results)
@@ -128,7 +130,8 @@ def _words(prompt: Prompt) -> NDArray[np.float32]:
     """Return which hashes the tokens and pairs of tokens of a prompt have."""
     ids = prompt.token_ids.astype(np.uint64)
     pairs = ids[:-1] * np.uint64(1_000_003) + ids[1:]
-    hashes = np.concatenate([ids, pairs]) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - _BITS)
+    both = np.concatenate([ids, pairs])
+    hashes = both * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - _BITS)
     found = np.zeros(2**_BITS, np.float32)
     found[hashes] = 1
     return found

@@ -57,7 +57,8 @@ def selection_gain(run_dir: Path, config: RunConfig) -> Iterator[str]:
     for start in range(active, len(results) - number + 1, number):
         near = slice(start, start + number)
         drawn = np.average(has_gradient[near], weights=weights[near] ** EXPONENT)
-        shares.append((float(has_gradient[near].mean()), float(drawn)))
+        recorded_share = has_gradient[near].mean()
+        shares.append((float(recorded_share), float(drawn)))
     share, expected = np.mean(shares or [(0.0, 0.0)], axis=0)
     if expected - share >= _LEAST:
         yield (
