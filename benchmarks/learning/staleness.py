@@ -16,7 +16,7 @@ Run, each as often as needed:
   python -m benchmarks.learning.staleness rates [--ages ...] [--seeds ...]
   python -m benchmarks.learning.staleness whole [--seeds ...]
   python -m benchmarks.learning.staleness report
-`rates` runs the default from the initial policy at two constant rates and young ages, `whole`
+`rates` runs the default from the initial policy at constant rates and young ages, `whole`
 launches conf=grpo_code with the same rates. `--limit-s` starts no further run after that time.
 """
 
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=[*METHODS, AS_LAUNCHED])
     parser.add_argument("--ages", nargs="+", type=int)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, choices=RATES)
     parser.add_argument("--limit-s", type=float, default=1e9)
     given = parser.parse_args()
     if given.command == "report":
@@ -140,7 +141,7 @@ def _cells(given: argparse.Namespace) -> Iterable[Cell]:
             Cell(method=DEFAULT, age=age, seed=seed, rate=rate)
             for seed in given.seeds
             for age in given.ages or RATE_AGES
-            for rate in RATES
+            for rate in given.rates
         )
     else:
         yield from (

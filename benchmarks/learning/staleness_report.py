@@ -272,6 +272,17 @@ def rates_table() -> str:
     return _table([*heads, f"{RATES[0]:g} / {RATES[1]:g}", "n", "p"], lines)
 
 
+def fresh_table() -> str:
+    """Return the samples at age 1, to which late admission brings a run that its learner bounds, in
+    samples at age 2, the bound of its ages; constant rate, from the initial policy.
+    """
+    sides = [
+        {cell.seed: result(cell.recorded.rows()) for cell in rate_cells(RATES[-1], age)}
+        for age in (1, 2)
+    ]
+    return _ratio_table("samples, age 2 = 1", {(DEFAULT, "age 1"): (sides[0], sides[1])})
+
+
 def _whole_results(rate: float) -> dict[int, Result]:
     runs = {seed: WholeRun(rate=rate, seed=seed).recorded for seed in SEEDS}
     made = {seed: run for seed, run in runs.items() if run.exists()}
@@ -299,4 +310,5 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "tuning": tuning_table,
     "warnings": warnings_table,
     "rates": rates_table,
+    "fresh": fresh_table,
 }
