@@ -51,6 +51,7 @@ _RUN_UP = (
     f"learner.optimizer.lr={RATE / 16}",
 )
 RATES = (3e-4, 4e-4)
+RATE_SEEDS = tuple(range(15))
 RATE_AGES = (1, 2, 0)
 # Cells of one line of a table differ in these; where a run writes and which cores it has do not
 # change its numbers, and a cell has no engine whose head could have another type.
@@ -200,5 +201,5 @@ def cells_of(method: str, age: int) -> list[Cell]:
 
 def rate_cells(rate: float, age: int) -> list[Cell]:
     """Return the cells of the default with a constant rate, from the initial policy, that ran."""
-    cells = (Cell(method=DEFAULT, age=age, seed=seed, rate=rate) for seed in SEEDS)
+    cells = (Cell(method=DEFAULT, age=age, seed=seed, rate=rate) for seed in RATE_SEEDS)
     return [cell for cell in cells if cell.recorded.exists()]
