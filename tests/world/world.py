@@ -243,7 +243,9 @@ class World:
                 self.codes.append(running.result())
                 if not self._is_out_of_space():
                     break
-                # A person makes room, and resumes the run.
+                # A person makes room, and resumes the run: another life of the supervisor, which
+                # has no answers of the one that ended (rollouts/journal.py).
+                self.history.answers.epoch += 1
                 await asyncio.sleep(self._space_s - self.loop.time())
                 self._on_fault.set()
             if not self._on_fault.is_set():
