@@ -15,10 +15,9 @@ from async_rl.config.run import RunConfig
 from benchmarks.learning.staleness_cell import COLLAPSE, GOAL, samples_to
 from benchmarks.study import RESULTS, Recorded, Row
 
-# The factors that the quickest cell without a collapse had in the last tuning: the four FACTORS at
-# age 16 on seed 100 for each method, with a constant rate and from the initial policy (its cells
-# are in benchmarks/results/staleness.jsonl of commit 12c28eee). `tune` runs them with a run-up.
-FACTOR_OF = {"grpo": 0.25, "gspo": 2.0, "vcpo": 0.5, "vespo": 1.0, "dppo": 0.5}
+# The factors of the quickest cell without a collapse: the four FACTORS at age 16 on seed 100 for
+# each method (`tune`).
+FACTOR_OF = {"grpo": 0.5, "gspo": 2.0, "vcpo": 1.0, "vespo": 1.0, "dppo": 1.0}
 METHODS = tuple(FACTOR_OF)
 DEFAULT = "grpo"
 """The method that the others are compared with."""
