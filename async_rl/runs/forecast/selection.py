@@ -20,7 +20,7 @@ from async_rl.runs.order import issued_prompts
 
 _RESULTS = (
     "SELECT position, rewards AS \"rewards [stored_json]\" FROM groups WHERE purpose='train' AND"
-    " rewards IS NOT NULL ORDER BY position DESC LIMIT 2048"
+    " rewards IS NOT NULL ORDER BY position DESC LIMIT 1024"
 )
 _LEAST = 0.05  # of the share of groups with a gradient, of a gain that is told
 
