@@ -61,20 +61,23 @@ class Selection:
             return []
         order = self._prompts.order
         count = self._config.buffer.groups_per_step
-        number = max(min(CANDIDATES * count, _MOST), count)
+        number = min(CANDIDATES * count, _MOST)
+        number = max(number, count)
         first = position // count * number
         candidates = [order.drawn(k) for k in range(first, first + number)]
         name = self._config.data.order
         policy = POLICIES.get(name) or load_once("data.order", name, SELECTION)
+        positions = sorted(self._results)
         rows = policy(
             candidates,
             count=count,
-            results=[self._results[k] for k in sorted(self._results)],
+            results=[self._results[k] for k in positions],
             prompt=self._prompts.train,
             rng=np.random.default_rng([self._config.seed, position]),
         )
         rows = [int(row) for row in rows]
-        if len(rows) != count or not all(0 <= row < order.num_rows for row in rows):
+        are_rows = all(0 <= row < order.num_rows for row in rows)
+        if len(rows) != count or not are_rows:
             raise ConfigError(
                 f"data.order={name}: returned {rows} for a batch of {count} prompts; return a row"
                 f" for each, of 0 to {order.num_rows - 1}"

@@ -119,8 +119,7 @@ class BufferState:
             return None
         # Only the first attempt admits a group. A later one changes the row that exists.
         if purpose is Purpose.TRAIN and group.attempt == 1:
-            self._changes += self.tickets.filter.remove_at(group.index)
-            self._changes += self.tickets.selection.choose_at(group.index)
+            self._changes += self.tickets.before(group.index)
             self._changes.append(self.tickets.admitted(group))
         else:
             self._changes.append(changes.HandedOut(group=group))
@@ -161,9 +160,7 @@ class BufferState:
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return
-        rewards = [sample.score.reward for sample in group.samples]
-        self.tickets.filter.note(known.index, rewards)
-        self.tickets.selection.note(known.index, rewards)
+        self.tickets.note(known.index, [sample.score.reward for sample in group.samples])
         # Such a group would count towards its batch and contribute no gradient.
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from async_rl.buffer.changes import Admitted, Leaver, PromptsLeft, storable
+from async_rl.buffer.changes import Admitted, Change, Leaver, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.buffer.selection import Selection
@@ -37,8 +37,11 @@ class Tickets:
     def __init__(self, config: RunConfig, prompts: RunPrompts, recovered: Recovered) -> None:
         self._config = config
         self._prompts = prompts
-        self.filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
-        self.selection = Selection(config, prompts, recovered.chosen, recovered.rewards)
+        # First: the filter asks for the rows of positions.
+        self._selection: Selection | None = None
+        if config.data.selects or recovered.chosen:
+            self._selection = Selection(config, prompts, recovered.chosen, recovered.rewards)
+        self._filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
         # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]
@@ -49,6 +52,19 @@ class Tickets:
                     f" {prompt_id} at its position; resume with the data and the seed that the run"
                     " started with"
                 )
+
+    def note(self, position: int, rewards: Sequence[float]) -> None:
+        """The group at this position of the order came back with these rewards."""
+        self._filter.note(position, rewards)
+        if self._selection is not None:
+            self._selection.note(position, rewards)
+
+    def before(self, position: int) -> list[Change]:
+        """Decide on the prompts from this position on, which is issued next."""
+        decided: list[Change] = [*self._filter.remove_at(position)]
+        if self._selection is not None:
+            decided += self._selection.choose_at(position)
+        return decided
 
     def admitted(self, group: OpenGroup) -> Admitted:
         """The change that records a new group."""

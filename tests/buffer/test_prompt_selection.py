@@ -59,7 +59,9 @@ def _in_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "selections_of_a_test", sys.modules[__name__])
 
 
-async def issued_prompts(path: Path, config: RunConfig, *lives: range) -> list[str]:
+async def issued_prompts(
+    path: Path, config: RunConfig, *lives: range, num_train: int = 40
+) -> list[str]:
     """Return the prompts in the order of their tickets. Prompts with an even number are solved by
     one of their two samples. A life of the buffer ends after half of the next batch was issued,
     which is issued again.
@@ -67,7 +69,7 @@ async def issued_prompts(path: Path, config: RunConfig, *lives: range) -> list[s
     issued = []
     for steps in lives:
         life = {"incarnation": str(steps)}
-        async with opened(path, config, FakePrompts(num_train=40)) as service:
+        async with opened(path, config, FakePrompts(num_train=num_train)) as service:
             for version in steps:
                 for ticket in await tickets(service, version, **life):
                     issued.append(ticket.prompt.prompt_id)
@@ -92,6 +94,21 @@ async def test_a_restarted_buffer_chooses_as_the_one_that_went_on(
     plain = await issued_prompts(tmp_path / "plain", selecting("sequential"), range(12))
     assert cut == whole != plain
     assert len(whole) == 48
+
+
+async def test_a_run_that_selected_may_be_resumed_with_a_filter(tmp_path: Path) -> None:
+    first = await issued_prompts(
+        tmp_path, selecting("selections_of_a_test:last_rows"), range(2), num_train=8
+    )
+    assert first == ["t4", "t5", "t6", "t7"] * 2
+    config = selecting("sequential")
+    leaves = replace(config.data.filter, above=0.4, max_share=0.9)
+    config = replace(config, data=replace(config.data, filter=leaves))
+    later = await issued_prompts(tmp_path, config, range(2, 6), num_train=8)
+    # The batch that was chosen before, the rest of an epoch, one without t4 and t6, which the
+    # policy solves in part, and one that t0 and t2 have left too.
+    assert later[:8] == ["t4", "t5", "t6", "t7"] * 2
+    assert later[8:] == ["t0", "t1", "t2", "t3", "t5", "t7", "t1", "t3"]
 
 
 async def test_a_policy_sees_the_newest_results_in_their_order(

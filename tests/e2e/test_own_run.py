@@ -79,7 +79,7 @@ SETTINGS: dict[str, Any] = {
     "algorithm.advantage": "plugin",
     "algorithm.advantage.fn": "above_mean",
     "buffer.groups_per_step": 2,
-    "data": {"max_prompt_tokens": 64, "max_response_tokens": 24, "shuffle": False},
+    "data": {"max_prompt_tokens": 64, "max_response_tokens": 24, "order": "sequential"},
     "evaluation": {"every_steps": 2, "num_samples": 2},
     "monitoring.tensorboard_port": None,
     "num_steps": 100_000,
