@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from async_rl.algorithms.losses import BehaviorWeights, PolicyLoss
     from async_rl.algorithms.parts import Parts
-    from async_rl.buffer.policies import Result
+    from async_rl.buffer.policies import Choice
     from async_rl.config.run import RunConfig
-    from async_rl.core.types import Prompt
     from async_rl.generation.engine import OpenEngine
     from async_rl.rewards.verifier.protocol import RewardSample
     from async_rl.rollouts.conversation import Conversation
@@ -82,22 +80,10 @@ class DataSource(Protocol):
 class SelectionFunction(Protocol):
     """Selects the prompts of each batch; runs in the buffer, which waits for its result."""
 
-    def __call__(
-        self,
-        candidates: Sequence[int],
-        /,
-        *,
-        count: int,
-        results: Sequence[Result],
-        prompt: Callable[[int], Prompt],
-        rng: np.random.Generator,
-    ) -> Sequence[int]:
-        """Return `count` rows of the run's prompts, which may be any rows.
-
-        candidates: eight rows in the shuffled order for each prompt of the batch, at most 1,024.
-        results: the newest 512 complete groups, in the order of their positions. prompt: returns
-        the prompt of a row. rng: seeded by `seed` and the position. The result must depend on
-        nothing else, or a resumed run would choose other prompts. An exception ends the run.
+    def __call__(self, choice: Choice, /) -> Sequence[int]:
+        """Return `choice.count` rows, which need not be candidates. The result must depend on
+        nothing but the choice, or a resumed run would choose other prompts. An exception ends the
+        run.
         """
 
 

@@ -169,7 +169,7 @@ class _TokenLogprobs(torch.autograd.Function):
             probs = torch.exp(distribution, out=chunk.scratch[: len(distribution)])
             entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
             if ref_hidden is not None and kl is not None and ref_logprobs is not None:
-                # While the policy's probabilities are there: this costs no further product.
+                # While the policy's probabilities are in memory: this costs no further product.
                 ref = referred.fill(ref_hidden, rows)
                 ref_logprobs[rows] = ref.gather(1, targets[rows, None]).squeeze(1)
                 kl[rows] = torch.linalg.vecdot(probs, torch.sub(distribution, ref, out=ref))

@@ -61,8 +61,8 @@ class Recovered:
     each life of the learner.  set_aside: groups of dropped batches, per train_version.
     prompt_ids: of the open groups.  evaluations: whether each was reported.  left: (position,
     prompt indices) of prompts that left the data.  chosen: (position, row) of selected prompts.
-    rewards: (position, reward of each sample) of
-    the training groups that were put, read from the file when they are iterated.
+    rewards: (position, reward of each sample) of the training groups that were put, read from the
+    file when they are iterated.
     """
 
     learner_version: int

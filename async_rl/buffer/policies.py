@@ -19,7 +19,7 @@ _GAP = 4
 """Batches until a prompt may be used again: its last group is trained and its update pushed."""
 _BITS = 10  # of the hash of a word or a pair of words
 _WORDS, _SOURCE = 1.2, 0.4  # how much alike prompts are, by their words and their data source
-_LASTING, _PASSING = 32, 4  # batches in which a result says less by the factor e
+_LASTING, _PASSING = 32, 4  # batches after which a result says e times less
 EXPONENT = 2
 """Of the predicted probability, by which `priority` draws."""
 _LEAST = 0.15  # nothing is certain: every prompt may come again
@@ -34,41 +34,40 @@ class Result:
     rewards: Sequence[float]
 
 
-def pools(
-    candidates: Sequence[int],
-    /,
-    *,
-    count: int,
-    results: Sequence[Result],
-    prompt: Callable[[int], Prompt],
-    rng: np.random.Generator,
-) -> list[int]:
+@frozen
+class Choice:
+    """The inputs of a policy, which selects the prompts of a batch as rows of the run's prompts.
+
+    candidates: rows in the shuffled order, eight for each prompt of the batch, at most 1,024.
+    count: prompts of the batch. results: the newest 512 complete groups by position, oldest first.
+    prompt: returns the prompt of a row. rng: seeded by `seed` and the position of the batch.
+    """
+
+    candidates: Sequence[int]
+    count: int
+    results: Sequence[Result]
+    prompt: Callable[[int], Prompt]
+    rng: np.random.Generator
+
+
+def pools(choice: Choice) -> list[int]:
     """Half of the batch from the prompts whose newest samples have different rewards, those that
     were used longest ago; the rest, and what this pool lacks, in the order of the candidates.
     """
-    del prompt, rng
-    newest = {result.row: result for result in results}
-    young = results[-_GAP * count :]
+    newest = {result.row: result for result in choice.results}
+    young = choice.results[-_GAP * choice.count :]
     again = [
         result.row
         for result in sorted(newest.values(), key=lambda result: result.position)
         if len(set(result.rewards)) > 1 and result not in young
     ]
-    again = again[: count // 2]
-    fresh = [row for row in candidates if row not in again]
+    again = again[: choice.count // 2]
+    fresh = [row for row in choice.candidates if row not in again]
     # The candidates again: there may be fewer prompts than a batch has.
-    return [*again, *fresh, *candidates][:count]
+    return [*again, *fresh, *choice.candidates][: choice.count]
 
 
-def priority(
-    candidates: Sequence[int],
-    /,
-    *,
-    count: int,
-    results: Sequence[Result],
-    prompt: Callable[[int], Prompt],
-    rng: np.random.Generator,
-) -> list[int]:
+def priority(choice: Choice) -> list[int]:
     """Candidates drawn by the square of the predicted probability that the rewards of their group
     differ, without which a group has no gradient.
 
@@ -76,15 +75,18 @@ def priority(
     and recent results count more. Sources: prioritized replay (arXiv 1511.05952), selection by
     predicted results (arXiv 2510.01135).
     """
-    rows = list(dict.fromkeys(candidates))
+    rows = list(dict.fromkeys(choice.candidates))
     gradients = expected_gradients(
-        [prompt(row) for row in rows], count=count, results=results, prompt=prompt
+        [choice.prompt(row) for row in rows],
+        count=choice.count,
+        results=choice.results,
+        prompt=choice.prompt,
     )
     # Keys of this kind draw without replacement, each row by its weight (Gumbel's trick).
-    keys = EXPONENT * np.log(gradients) + rng.gumbel(size=len(rows))
+    keys = EXPONENT * np.log(gradients) + choice.rng.gumbel(size=len(rows))
     places = np.argsort(-keys, kind="stable")
     chosen = [rows[place] for place in places]
-    return [*chosen, *candidates][:count]
+    return [*chosen, *choice.candidates][: choice.count]
 
 
 def expected_gradients(
@@ -109,7 +111,7 @@ def expected_gradients(
     lengths = np.linalg.norm(words, axis=1, keepdims=True)
     words /= np.maximum(lengths, 1e-6)
     sources = np.array([each.data_source for each in all_prompts])
-    # Covariances of all prompts with those of the results, relative to the noise of a result.
+    # Covariances of all prompts with the prompts of the results; the noise of a result is 1.
     number = len(results)
     alike = _WORDS * words @ words[:number].T
     alike += _SOURCE * (sources[:, None] == sources[:number])

@@ -5,7 +5,7 @@ Prompts that are too easy or too hard may leave the training data at the start o
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -37,11 +37,15 @@ class Tickets:
     def __init__(self, config: RunConfig, prompts: RunPrompts, recovered: Recovered) -> None:
         self._config = config
         self._prompts = prompts
-        # First: the filter asks for the rows of positions.
-        self._selection: Selection | None = None
-        if config.data.selects or recovered.chosen:
-            self._selection = Selection(config, prompts, recovered.chosen, recovered.rewards)
-        self._filter = ScoreFilter(config, prompts, recovered.left, recovered.rewards)
+        prompts.order.restore(recovered.left, recovered.chosen)
+        self._rule: ScoreFilter | Selection | None = None
+        if config.data.filter.is_on:
+            self._rule = ScoreFilter(config, prompts)
+        elif config.data.selects:
+            self._rule = Selection(config, prompts)
+        if self._rule is not None:
+            for position, rewards in recovered.rewards:
+                self._rule.note(position, rewards)
         # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]
@@ -55,16 +59,12 @@ class Tickets:
 
     def note(self, position: int, rewards: Sequence[float]) -> None:
         """The group at this position of the order came back with these rewards."""
-        self._filter.note(position, rewards)
-        if self._selection is not None:
-            self._selection.note(position, rewards)
+        if self._rule is not None:
+            self._rule.note(position, rewards)
 
-    def before(self, position: int) -> list[Change]:
+    def before(self, position: int) -> Sequence[Change]:
         """Decide on the prompts from this position on, which is issued next."""
-        decided: list[Change] = [*self._filter.remove_at(position)]
-        if self._selection is not None:
-            decided += self._selection.choose_at(position)
-        return decided
+        return () if self._rule is None else self._rule.before(position)
 
     def admitted(self, group: OpenGroup) -> Admitted:
         """The change that records a new group."""
@@ -153,35 +153,17 @@ class ScoreFilter:
     most floor(active x max_share) prompts are removed at one time, those farthest beyond their
     bound first; a removed prompt never returns; a decision is returned to the caller, which stores
     it before it takes effect.
-
-    left: (position, indices) of prompts that left before, oldest first.  rewards: (position, reward
-    of each sample) of groups that were put before; read only if a filter is set.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        prompts: RunPrompts,
-        left: Iterable[tuple[int, Sequence[int]]] = (),
-        rewards: Iterable[tuple[int, Sequence[float]]] = (),
-    ) -> None:
+    def __init__(self, config: RunConfig, prompts: RunPrompts) -> None:
         self._filter = config.data.filter
         self._reward = config.reward
         self._prompts = prompts
         self._order = prompts.order
         self._scores: dict[int, tuple[int, float]] = {}
-        self._is_on = self._filter.is_on
-        # Before any prompt is read: positions after a removal mean other prompts.
-        for position, indices in left:
-            self._order.remove(indices, position)
-        if self._is_on:
-            for position, values in rewards:
-                self.note(position, values)
 
     def note(self, position: int, rewards: Sequence[float]) -> None:
-        """The group at this position of the order came back with these rewards."""
-        if not self._is_on:
-            return
+        """As `Tickets.note`."""
         reward = self._reward
         index = self._order.index(position)
         # As the objective scales them, so that the bounds mean the numbers that a person sees.
@@ -192,11 +174,11 @@ class ScoreFilter:
         if position > newest:
             self._scores[index] = position, float(clipped.mean())
 
-    def remove_at(self, position: int) -> list[PromptsLeft]:
+    def before(self, position: int) -> list[PromptsLeft]:
         """Remove the prompts that leave before this position is issued, if it starts a pass over
         the data; they are out of the order when this returns.
         """
-        if not self._is_on or not self._order.may_lose_at(position):
+        if not self._order.may_lose_at(position):
             return []
         active = self._order.active
         scored = [index for index in active.tolist() if index in self._scores]

@@ -95,11 +95,6 @@ class DataConfig(Section):
     filter: ScoreFilterConfig
 
     @property
-    def is_shuffled(self) -> bool:
-        """Return whether epochs differ in their order."""
-        return self.order != "sequential"
-
-    @property
     def selects(self) -> bool:
         """Return whether prompts are selected by the results of earlier ones."""
         return self.order not in ("shuffled", "sequential")

@@ -65,11 +65,7 @@ POLICY_LOSS = Kind(
 ADVANTAGE = Kind(group="async_rl.advantages", takes=("rewards",), named=("groups",))
 GRADIENT = Kind(group="async_rl.gradients", takes=("pieces",))
 CORRECTION = Kind(group="async_rl.corrections", takes=("log_ratio",), named=("sequences",))
-SELECTION = Kind(
-    group="async_rl.selections",
-    takes=("candidates",),
-    named=("count", "results", "prompt", "rng"),
-)
+SELECTION = Kind(group="async_rl.selections", takes=("choice",))
 DATA_SOURCE = Kind(group="async_rl.data_sources")
 
 

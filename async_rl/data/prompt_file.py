@@ -76,8 +76,8 @@ def open_prompts(path: Path, config: RunConfig, *, vocabulary_size: int) -> RunP
     order = PromptOrder(
         config.seed,
         count(Purpose.TRAIN),
-        shuffle=config.data.is_shuffled,
-        sources=[(rows_of(connection, source), weight) for source, weight in weights],
+        shuffle=config.data.order != "sequential",
+        sources=[(_rows_of(connection, source), weight) for source, weight in weights],
     )
     return RunPrompts(
         train=functools.lru_cache(maxsize=_NUM_KEPT)(train),
@@ -93,7 +93,7 @@ def opened(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
 
 
-def rows_of(connection: sqlite3.Connection, source: str) -> NDArray[np.int64]:
+def _rows_of(connection: sqlite3.Connection, source: str) -> NDArray[np.int64]:
     """Return the rows of the training prompts of a data source, ascending."""
     query = f"SELECT row FROM {Purpose.TRAIN} WHERE data_source=? ORDER BY row"
     return np.array(connection.execute(query, (source,)).fetchall(), np.int64).ravel()
@@ -148,6 +148,20 @@ class PromptOrder:
     def choose(self, k: int, rows: Iterable[int]) -> None:
         """The prompts from position k on are these."""
         self._chosen.update(enumerate(rows, start=k))
+
+    def is_chosen(self, k: int) -> bool:
+        """Whether a row was chosen for this position."""
+        return k in self._chosen
+
+    def restore(
+        self, left: Iterable[tuple[int, Sequence[int]]], chosen: Iterable[tuple[int, int]]
+    ) -> None:
+        """Repeat what was decided before any prompt is read: (position, indices) of prompts that
+        left, oldest first, and (position, row) of chosen prompts.
+        """
+        for position, indices in left:
+            self.remove(indices, position)
+        self._chosen.update(chosen)
 
     def drawn(self, k: int) -> int:
         """As `index`, whatever was chosen. The last epoch's order is kept, no other."""

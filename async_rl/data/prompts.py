@@ -92,11 +92,12 @@ def write_prompts(path: Path, key: str, prompts: Mapping[Purpose, Iterable[Promp
         connection.execute("CREATE TABLE key (key TEXT)")
         connection.execute("INSERT INTO key VALUES (?)", (key,))
         for purpose, rows in prompts.items():
+            # The data source first: SQLite reads a row from its start, and prompts are long.
             connection.execute(
-                f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, prompt BLOB, data_source TEXT)"
+                f"CREATE TABLE {purpose} (row INTEGER PRIMARY KEY, data_source TEXT, prompt BLOB)"
             )
             values = (
-                (number, encode(prompt), prompt.data_source) for number, prompt in enumerate(rows)
+                (number, prompt.data_source, encode(prompt)) for number, prompt in enumerate(rows)
             )
             connection.executemany(f"INSERT INTO {purpose} VALUES (?, ?, ?)", values)
     partial.rename(path)

@@ -94,7 +94,7 @@ def parse_index(content: bytes, path: Path) -> Index:
     for name, stored in index.tensors.items():
         rows = [row for _, *span in stored.pieces for row in span]
         edges = [0, *rows, stored.shape[0]]
-        # Each piece begins where the previous one ends.
+        # Each piece starts where the previous piece stops.
         if edges[::2] != edges[1::2] or edges != sorted(edges):
             raise DataError(
                 f"{path} is damaged: {name} of shape {stored.shape} has pieces from and to the rows"

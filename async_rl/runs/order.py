@@ -15,8 +15,5 @@ def issued_prompts(run_dir: Path, config: RunConfig, store: Connection) -> RunPr
     if not (run_dir / PROMPTS_FILE).is_file():
         return None
     found = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
-    for position, indices in store.execute(LEFT):
-        found.order.remove(indices, position)
-    for position, row in store.execute(CHOSEN):
-        found.order.choose(position, [row])
+    found.order.restore(store.execute(LEFT), store.execute(CHOSEN))
     return found

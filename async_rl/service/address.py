@@ -52,7 +52,7 @@ def address_of(run_dir: Path, port: int = 0) -> Address:
     file = run_dir / FOLDER / _FILE
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Address)
-    # The client refuses a key that begins with anything else.
+    # The client refuses a key that starts with anything else.
     address = Address(port=free_port(port), api_key=f"tml-{secrets.token_urlsafe(24)}")
     file.parent.mkdir(mode=0o700, exist_ok=True)
     # Whole or not at all: a front that is killed here must be able to start again.

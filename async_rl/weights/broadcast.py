@@ -79,7 +79,7 @@ class Broadcaster(Sender):
         # Opened by the first load: most runs never broadcast, and need no port.
         self._rendezvous: Rendezvous | None = None
         self._newest: Load | None = None
-        # When it began, and the name of its communicator.
+        # When it started, and the name of its communicator.
         self._begun_s: float
         self._name: str
         self._seats: dict[Life, Seat] = {}

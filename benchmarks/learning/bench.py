@@ -91,7 +91,9 @@ class Bench:
             train = list(train_prompts(config, self._tokenizer))
             self._prompts[config.seed] = RunPrompts(
                 train=train.__getitem__,
-                order=PromptOrder(config.seed, len(train), shuffle=config.data.is_shuffled),
+                order=PromptOrder(
+                    config.seed, len(train), shuffle=config.data.order != "sequential"
+                ),
                 held_out=held_out_prompts(config, self._tokenizer),
                 vocabulary_size=len(self._tokenizer),
             )

@@ -15,11 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from async_rl.buffer.selection import Selection
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.ledger import reading
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group
@@ -49,11 +51,15 @@ _REASONING = (
     "evaluation.num_prompts=120",
 )
 _GENERATORS = {
-    "letter_counting": "max_words=5",
-    "basic_arithmetic": "max_terms=2",
-    "countdown": "max_numbers=3",
+    "letter_counting": ("max_words=5",),
+    "basic_arithmetic": ("max_terms=2",),
+    "countdown": ("min_numbers=3", "max_numbers=3"),
 }
-_KEPT = ("step", "eval/pass_at_1", "reward/mean", "reward/solve_all", "reward/solve_none")
+_KEPT = ("step", "eval/pass_at_1", "reward/mean")
+_TRAINED = (
+    'SELECT train_version + 1, rewards AS "rewards [stored_json]" FROM groups WHERE'
+    " state='trained'"
+)
 _SETTINGS_THAT_DIFFER = ("seed", "data.order", "data.train_files", "data.val_files", "output_dir")
 
 
@@ -64,24 +70,24 @@ class SelectingBench(Bench):
 
     def __init__(self, model_path: Path) -> None:
         super().__init__(model_path)
-        self._selection: Selection | None = None
+        self._rule: Selection | None = None
         self._active: deque[list[Group]] = deque()
         self.shares: list[float] = []
 
     def begin(self, config: RunConfig) -> None:
         """Forget earlier results."""
         self._prompts.clear()
-        self._selection = Selection(config, self.prompts(config), [], [])
+        self._rule = Selection(config, self.prompts(config)) if config.data.selects else None
         self._active.clear()
         self.shares.clear()
 
     def batch(self, config: RunConfig, *, number: int, version: int) -> list[Group]:
         """As `Bench.batch`."""
-        assert self._selection is not None
-        if len(self._active) > config.buffer.max_staleness_versions:
-            for group in self._active.popleft():
-                self._selection.note(group.group_id, _rewards(group))
-        self._selection.choose_at(number * config.buffer.groups_per_step)
+        if self._rule is not None:
+            if len(self._active) > config.buffer.max_staleness_versions:
+                for group in self._active.popleft():
+                    self._rule.note(group.group_id, _rewards(group))
+            self._rule.before(number * config.buffer.groups_per_step)
         groups = super().batch(config, number=number, version=version)
         self._active.append(groups)
         self.shares.append(statistics.fmean(len(set(_rewards(group))) > 1 for group in groups))
@@ -113,13 +119,20 @@ def embedded(bench: SelectingBench, order: str, seed: int) -> None:
 def launch(task: str, order: str, seed: int, files: Sequence[str]) -> None:
     """Launch one run and record its evaluations."""
     words = [f"seed={seed}", f"data.order={order}", *_LAUNCHED, *files]
-    rows = launched(["conf=real", *words], kept=_KEPT)
+    shares: dict[int, list[bool]] = defaultdict(list)
+
+    def look(run_dir: Path) -> None:
+        with reading(run_dir / STORE_FILE) as store:
+            for step, rewards in store.execute(_TRAINED):
+                shares[step].append(len(set(rewards)) > 1)
+
+    rows = launched(["conf=real", *words], kept=_KEPT, look=look)
     found = [row for row in rows if "eval/pass_at_1" in row]
-    for row in found:
+    steps = [row["step"] for row in found]
+    for row, before in zip(found, [-1, *steps], strict=False):
         row["samples"] = row["step"] * 64
-        trained = [other for other in rows if row["step"] - 10 < other["step"] <= row["step"]]
-        shares = [1 - other["reward/solve_all"] - other["reward/solve_none"] for other in trained]
-        row["gradient"] = statistics.fmean(shares) if row["step"] else None
+        trained = [is_one for step in range(before + 1, row["step"] + 1) for is_one in shares[step]]
+        row["gradient"] = statistics.fmean(trained) if trained else None
     place(task, order, seed).write(found, config=compose("real", words))
     figure(f"{task}, {order}, seed {seed}: final", found[-1]["eval/pass_at_1"], "1")
 
@@ -129,11 +142,11 @@ def reasoning_files(directory: Path) -> list[str]:
     settings = []
     for kind, number, seed in (("train", 600, 1), ("val", 40, 2)):
         names = []
-        for name, size in _GENERATORS.items():
+        for name, sizes in _GENERATORS.items():
             path = directory / f"{kind}_{name}.jsonl"
             command = [sys.executable, "-m", "async_rl.adapters.reasoning_gym", name, str(number)]
             with path.open("w") as file:
-                subprocess.run([*command, f"seed={seed}", size], stdout=file, check=True)
+                subprocess.run([*command, f"seed={seed}", *sizes], stdout=file, check=True)
             names.append(str(path))
         settings.append(f"data.{kind}_files=[{','.join(names)}]")
     return [*settings, *_REASONING]

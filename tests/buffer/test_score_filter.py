@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ def make_filter(
     order: PromptOrder,
     *,
     reward: dict[str, Any] | None = None,
-    left: Sequence[tuple[int, Sequence[int]]] = (),
     **settings: Any,
 ) -> ScoreFilter:
     data = replace(BASE.data, filter=replace(BASE.data.filter, **settings))
@@ -31,7 +29,7 @@ def make_filter(
     prompts = SimpleNamespace(
         order=order, prompt=lambda _, position: SimpleNamespace(prompt_id=f"p{position}")
     )
-    return ScoreFilter(config, prompts, left)  # type: ignore[arg-type]
+    return ScoreFilter(config, prompts)  # type: ignore[arg-type]
 
 
 def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
@@ -39,7 +37,7 @@ def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
     found = make_filter(PromptOrder(0, len(rewards), shuffle=False), **settings)
     for position, values in enumerate(rewards):
         found.note(position, values)
-    return [leaver.index for left in found.remove_at(len(rewards)) for leaver in left.leavers]
+    return [leaver.index for left in found.before(len(rewards)) for leaver in left.leavers]
 
 
 REWARDS = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.8]]
@@ -89,19 +87,19 @@ def test_the_newest_group_decides_in_whatever_order_they_come_back() -> None:
     found.note(2, [0.0])
     found.note(0, [1.0])
     found.note(1, [1.0])
-    assert [leaver.index for left in found.remove_at(4) for leaver in left.leavers] == [1]
+    assert [leaver.index for left in found.before(4) for leaver in left.leavers] == [1]
 
 
 def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
     order = PromptOrder(0, 4, shuffle=False)
     found = make_filter(order, above=0.5, max_share=0.3)
-    assert found.remove_at(0) == []
+    assert found.before(0) == []
     for position in range(4):
         found.note(position, [1.0])
-    assert [found.remove_at(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
-    ((leaver,),) = (left.leavers for left in found.remove_at(4))
+    assert [found.before(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
+    ((leaver,),) = (left.leavers for left in found.before(4))
     assert (leaver.index, leaver.prompt_id, leaver.score) == (0, "p0", 1.0)
-    assert found.remove_at(4) == [], "this epoch's decision is made"
+    assert found.before(4) == [], "this epoch's decision is made"
     assert [order.index(k) for k in range(8)] == [0, 1, 2, 3, 1, 2, 3, 1]
 
 
@@ -130,7 +128,7 @@ def test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same(
             active -= set(going)
     assert order.active.tolist() == sorted(active)
     again = PromptOrder(seed, n, shuffle=shuffle)
-    make_filter(again, left=left)
+    again.restore(left, [])
     assert [again.index(k) for k in range(position)] == seen
     assert [again.index(k) for k in range(position, position + 30)] == [
         order.index(k) for k in range(position, position + 30)
