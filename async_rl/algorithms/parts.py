@@ -29,8 +29,10 @@ class Across:
         """Return the mean of all elements of all ranks, 0 if there are none: any dtype [...] ->
         number.
         """
-        sums: list[float] = self.sum(torch.stack([x.double().sum(), _count(x)])).tolist()
-        return sums[0] / max(sums[1], 1.0)
+        own = torch.stack([x.double().sum(), _count(x)])
+        sums: list[float] = self.sum(own).tolist()
+        total, count = sums
+        return total / max(count, 1.0)
 
     def largest(self, x: Tensor) -> float:
         """Return the largest element of all ranks, 0 if there are none: any dtype [...] ->

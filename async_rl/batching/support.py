@@ -121,7 +121,8 @@ class Walk:
 
     def added(self) -> FloatArray:
         """Return what is added to the logits of the next token: float32 [V], -inf = excluded."""
-        bits = np.unpackbits(self._mask.view(np.uint8)[0], bitorder="little", count=len(self._bias))
+        words = self._mask.view(np.uint8)[0]
+        bits = np.unpackbits(words, bitorder="little", count=len(self._bias))
         added = np.where(bits > 0, self._bias, np.float32(-np.inf))
         if self._num_short > 0:
             stops = added[self._stop_ids]

@@ -179,7 +179,5 @@ def changes(before: RunConfig, after: RunConfig) -> Changes:
     # By path, so that a parameter of a variant that only one of the two chose counts as a change.
     old = dict(flatten(as_builtins(before)))
     new = dict(flatten(as_builtins(after)))
-    paths = {**old, **new}
-    return {
-        path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
-    }
+    pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
+    return {path: (one, other) for path, (one, other) in pairs.items() if one != other}

@@ -19,7 +19,7 @@ T = TypeVar("T")
 _ARRAY = 1
 _MOST_BYTES = 1 << 31
 # The position is the number in every stored payload, so new kinds come at the end.
-_DTYPES = (np.dtype("<i4"), np.dtype("<f4"), np.dtype("?"), np.dtype("<i8"), np.dtype("u1"))
+_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "?", "<i8", "u1"))
 _KINDS = {dtype: kind for kind, dtype in enumerate(_DTYPES)}
 
 

@@ -241,7 +241,9 @@ def _packed(sample: Trajectory) -> PackedSample:
     versions = sample.versions[start:]
     is_trained = sample.loss_mask[start:]
     differs = (versions[1:] != versions[:-1]) | (is_trained[1:] != is_trained[:-1])
-    ends = [*(np.flatnonzero(differs) + 1).tolist(), len(versions)] if len(versions) else []
+    ends = (np.flatnonzero(differs) + 1).tolist()
+    if len(versions):
+        ends.append(len(versions))
     return PackedSample(
         **_facts(sample, SampleFields),
         response_length=len(versions),

@@ -281,14 +281,16 @@ class _ExchangePlan:
 
     def _to_heads(self, x: Tensor) -> Tensor:
         """Float [own tokens, H, D] -> float [T, H / ranks, D]."""
-        parts = x.view(len(x), len(self._sizes), -1, x.shape[2]).transpose(0, 1).flatten(0, 1)
+        by_rank = x.view(len(x), len(self._sizes), -1, x.shape[2])
+        parts = by_rank.transpose(0, 1).flatten(0, 1)
         whole: Tensor = _Exchange.apply(parts, self._sizes, self._own_sizes, self._group)  # type: ignore[no-untyped-call]
         return whole
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """Invert `_to_heads`."""
         parts: Tensor = _Exchange.apply(x, self._own_sizes, self._sizes, self._group)  # type: ignore[no-untyped-call]
-        return parts.view(len(self._sizes), -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        by_rank = parts.view(len(self._sizes), -1, *x.shape[1:])
+        return by_rank.transpose(0, 1).flatten(1, 2)
 
 
 class _Exchange(torch.autograd.Function):

@@ -50,9 +50,9 @@ class PretrainedWeights:
         # Experts by number, and gate before up.
         for name in sorted(self._files, key=lambda name: [x.zfill(6) for x in name.split(".")]):
             if found := _EXPERT.fullmatch(name):
-                self._experts[found[1] + ("gate_up_" if found[2] else "down_") + "proj"].append(
-                    name
-                )
+                stem, is_up = found.groups()
+                whole = "gate_up_proj" if is_up else "down_proj"
+                self._experts[stem + whole].append(name)
 
     @classmethod
     def open(cls, path: Path, *, trust_remote_code: bool) -> PretrainedWeights | None:
@@ -75,8 +75,10 @@ class PretrainedWeights:
     def _fits(self, name: str, shape: list[int]) -> bool:
         """Return whether the stored tensors have the values of a parameter of this shape."""
         shapes = [self._shapes[part] for part in self._parts(name)]
+        if shapes == [shape]:
+            return True
         rows = [each[0] for each in shapes if each[1:] == shape[2:]]
-        return shapes == [shape] or (len(rows) == len(shapes) and sum(rows) == math.prod(shape[:2]))
+        return len(rows) == len(shapes) and sum(rows) == math.prod(shape[:2])
 
     def empty_model(self) -> PreTrainedModel:
         """Return the model with parameters on the meta device; buffers have their values."""

@@ -50,7 +50,8 @@ class Rewards:
             rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
         penalty = self.overlong_penalty(lengths)
         # The scored steps of all ranks: -1 for a sequence of another rank.
-        starts = torch.tensor([batch.offsets.get(s, -1) for s in sequence.tolist()]).to(sequence)
+        offsets = [batch.offsets.get(number, -1) for number in sequence.tolist()]
+        starts = torch.tensor(offsets).to(sequence)
         is_own = starts >= 0
         per_token.index_add_(0, (starts + batch.steps.end - 1)[is_own], rewards[is_own])
         per_token[last[has_token]] -= penalty[has_token]

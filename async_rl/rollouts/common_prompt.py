@@ -17,8 +17,9 @@ def with_common_prompt(samples: Sequence[Trajectory]) -> list[Trajectory]:
     start = samples[0].prompt_length
     ends = []
     for sample in samples:
-        later = [first for first, _ in sample.branches if first > start]
-        ends.append(min([*later, start + int((sample.versions[start:] != NO_VERSION).argmax())]))
+        is_sampled = sample.versions[start:] != NO_VERSION
+        ends.append(start + int(is_sampled.argmax()))
+        ends.extend(first for first, _ in sample.branches if first > start)
     rows = np.stack([sample.token_ids[start : min(ends)] for sample in samples])
     size = int((rows == rows[0]).all(0).cumprod().sum())
     if not size or len({dict(sample.branches).get(start) for sample in samples}) > 1:

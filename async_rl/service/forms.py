@@ -287,7 +287,8 @@ def read(body: bytes, kind: type[F]) -> F:
 
 def words(metadata: Metadata) -> str:
     """Return metadata as JSON, with texts as values, which clients expect."""
-    return msgspec.json.encode({name: str(it) for name, it in (metadata or {}).items()}).decode()
+    texts = {name: str(value) for name, value in (metadata or {}).items()}
+    return msgspec.json.encode(texts).decode()
 
 
 def refuse(name: str) -> None:

@@ -69,7 +69,10 @@ def sample_of(
     if num_columns > MOST_COLUMNS:
         raise DataError(f"{num_columns} tokens at a position are more than {MOST_COLUMNS}")
     # No cell of a chosen token is read where it is -1.
-    for token in {*tokens.tolist(), *ids, *(() if chosen is None else chosen.clip(0).flat)}:
+    named = {*tokens.tolist(), *ids}
+    if chosen is not None:
+        named.update(chosen.clip(0).flat)
+    for token in named:
         if not 0 <= token < model.vocab_size:
             raise DataError(f"token {token} is not below the vocabulary's {model.vocab_size}")
     room = model.context_tokens - len(tokens)
@@ -119,8 +122,13 @@ def _places(cells: forms.Cells) -> Any:
     col = cells.sparse_col_indices
     if crow is None or col is None:
         return ...
-    name = "target_prompt_logprobs"
-    return cells_of(np.array(crow), np.array(col), len(cells.data), tuple(cells.shape), name)
+    return cells_of(
+        np.array(crow),
+        np.array(col),
+        len(cells.data),
+        tuple(cells.shape),
+        "target_prompt_logprobs",
+    )
 
 
 def prompt_of(form: forms.AskSample) -> IntArray:

@@ -301,8 +301,9 @@ def certain(text: str, stops: Sequence[str]) -> str:
     """Return the part of an unfinished text that no further token changes."""
     text = text.rstrip(_REPLACEMENT)
     # The start of a stop text at the end may become the whole stop text.
-    started = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-    return text[: len(text) - max(started, default=0)]
+    starts = [stop[:size] for stop in stops for size in range(1, len(stop))]
+    begun = [len(start) for start in starts if text.endswith(start)]
+    return text[: len(text) - max(begun, default=0)]
 
 
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:

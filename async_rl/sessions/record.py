@@ -323,7 +323,7 @@ class Record:
                 read = only_read(run.tokens.token_ids[: sizes[run]])
                 parts.append(run.tokens if run in written else read)
         # The prompt is the first part, and not a part of the row.
-        ends = {
-            n: starts[turn.run] + sizes[turn.run] - sizes[self._prompt] for n, turn in turns.items()
-        }
+        ends = {}
+        for number, turn in turns.items():
+            ends[number] = starts[turn.run] + sizes[turn.run] - sizes[self._prompt]
         return joined(parts[1:]), tuple(branches[1:]), ends

@@ -136,7 +136,9 @@ def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
     placed = zip(manifest.tensors, ends, strict=True)
     # A tensor is never divided: the receiver passes whole tensors to the engine.
     parts = divided((((entry, end), end - entry.offset) for entry, end in placed), bucket_bytes)
-    return [
-        Bucket(begin=part[0][0].offset, end=part[-1][1], entries=[entry for entry, _ in part])
-        for part in parts
-    ]
+    buckets = []
+    for part in parts:
+        entries = [entry for entry, _ in part]
+        _, end = part[-1]
+        buckets.append(Bucket(begin=entries[0].offset, end=end, entries=entries))
+    return buckets

@@ -46,5 +46,7 @@ def repeated_part(squared: float, product: float, squared_before: float, *, boun
 
 def _inner_product(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
     """Return the sum of the products of all elements of two lists of shards (collective)."""
-    products = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=True)]
-    return float(full_tensor(torch.stack(products).sum()))
+    pairs = zip(left, right, strict=True)
+    products = [(a.double() * b.double()).sum() for a, b in pairs]
+    total = torch.stack(products).sum()
+    return float(full_tensor(total))

@@ -129,9 +129,12 @@ def scores_of(row: torch.Tensor, logits: torch.Tensor, num_top: int) -> Scores:
     """
     table = logits[:-1].float().log_softmax(-1)
     ids = torch.cat([row[1:, None], table.topk(num_top).indices], 1)
+    logprobs = table.gather(-1, ids)
     no_id = ids.new_zeros(1, 1 + num_top)
     no_logprob = table.new_full(no_id.shape, torch.nan)
-    return _scores(torch.cat([no_id, ids]), torch.cat([no_logprob, table.gather(-1, ids)]))
+    ids = torch.cat([no_id, ids])
+    logprobs = torch.cat([no_logprob, logprobs])
+    return _scores(ids, logprobs)
 
 
 def _scores(ids: torch.Tensor, logprobs: torch.Tensor) -> Scores:

@@ -51,4 +51,5 @@ def kept_tokens(logprobs: FloatArray, token_ids: IntArray) -> list[IntArray]:
 
     logprobs, token_ids: [N, 1 + K] of the drawn token and of the K likeliest ones.
     """
-    return [np.unique(ids[row > -np.inf]) for row, ids in zip(logprobs, token_ids, strict=True)]
+    rows = zip(logprobs, token_ids, strict=True)
+    return [np.unique(ids[row > -np.inf]) for row, ids in rows]

@@ -66,8 +66,9 @@ class _Columns:
             )
             ids = torch.cat([ids, drawn], dim=1)
         likeliest = Sampler.gather_logprobs(logprobs, num_columns - ids.shape[1], token_ids)
+        own = logprobs.gather(-1, ids.clamp(min=0))
         return LogprobsTensors(
             torch.cat([likeliest.logprob_token_ids, ids.int()], dim=1),
-            torch.cat([likeliest.logprobs, logprobs.gather(-1, ids.clamp(min=0))], dim=1),
+            torch.cat([likeliest.logprobs, own], dim=1),
             likeliest.selected_token_ranks,
         )

@@ -278,7 +278,8 @@ def _changes(group: GroupTimes, start_s: float, end_s: float) -> DoubleArray:
     """Return [N, 2]: the moments when samples of the group start or finish, and their number."""
     written_s = np.minimum(start_s + group.samples[:, 2].astype(np.float64), end_s)
     begun = [[start_s, float(len(written_s))]]
-    return np.concatenate([begun, np.stack([written_s, -np.ones(len(written_s))], axis=1)])
+    ended = np.stack([written_s, -np.ones(len(written_s))], axis=1)
+    return np.concatenate([begun, ended])
 
 
 def _fitted(flights: _Flights, tokens: DoubleArray) -> list[float]:

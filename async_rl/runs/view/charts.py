@@ -109,7 +109,9 @@ def _drawn(values: ArrayLike, span: Span, edges: Span) -> list[float]:
     """Return the positions of values between the edges of the drawing that show the span."""
     low, high = span
     shares = (np.asarray(values) - low) / (high - low)
-    return [round(at, 1) for at in (edges[0] + shares * (edges[1] - edges[0])).tolist()]
+    begin, end = edges
+    places = begin + shares * (end - begin)
+    return [round(at, 1) for at in places.tolist()]
 
 
 def _ticks(span: Span, edges: Span) -> list[Tick]:
