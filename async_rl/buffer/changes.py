@@ -198,7 +198,7 @@ class Leased(Change):
 
 
 class Trained(Change):
-    """Step `version` trained these groups."""
+    """Step `version` trained these groups, and the reused ones once more."""
 
     statements = (
         # A new row each time: a step that is trained again after it was undone has two rows.
@@ -207,10 +207,13 @@ class Trained(Change):
         # After the step's row, which it refers to.
         "INSERT INTO trained (step_id, group_id) SELECT step_id, value FROM steps,"
         " json_each(:group_ids) WHERE version=:version AND undone_s IS NULL",
+        "INSERT INTO reused (step_id, group_id) SELECT step_id, value FROM steps,"
+        " json_each(:reused) WHERE version=:version AND undone_s IS NULL",
         _note(_ALL),
     )
     version: int
     group_ids: Sequence[int]
+    reused: Sequence[int] = ()
 
 
 class Undone(Change):

@@ -59,7 +59,8 @@ class Recovered:
 
     newest_version: of the steps of all histories.  lives: incarnation, number and first version of
     each life of the learner.  set_aside: groups of dropped batches, per train_version.
-    prompt_ids: of the open groups.  evaluations: whether each was reported.  left: (position,
+    prompt_ids: of the open groups.  trained: groups of the newest steps, for buffer.uses_per_group.
+    evaluations: whether each was reported.  left: (position,
     prompt indices) of prompts that left the data.  chosen: (position, row) of selected prompts.
     rewards: (position, reward of each sample) of the training groups that were put, read from the
     file when they are iterated.
@@ -75,6 +76,7 @@ class Recovered:
     prompt_ids: Mapping[int, str]
     ready: Sequence[StoredGroup]
     leased: Sequence[StoredGroup]
+    trained: Sequence[StoredGroup]
     evaluations: Mapping[int, bool]
     left: Sequence[tuple[int, Sequence[int]]]
     chosen: Sequence[tuple[int, int]]

@@ -7,6 +7,8 @@ Invariants
   was leased once stays planned for that version).
 - A batch has groups_per_step groups, oldest admission first, each with at least one token within
   the staleness bound.
+- With uses_per_group above 1 a step also trains the groups of the batches before its own that are
+  still within the bound. They follow from the batches, so they are not leased again.
 - A younger group may overtake an unfinished older one only if the older one, trained in its turn
   afterwards, is still within the bound. So no group becomes over-age because it was skipped; with
   max_staleness=0 no group is skipped.
@@ -25,6 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from async_rl.buffer.batches import Reuse, batches_of, ids_of, in_order
+from async_rl.buffer.changes import Trained
 from async_rl.buffer.groups import OpenGroup, StoredGroup
 from async_rl.buffer.pace import Pace
 from async_rl.core.errors import ProtocolError, StalenessError
@@ -36,28 +40,19 @@ from async_rl.core.types import NO_VERSION, GroupState
 class Take:
     """The result of one attempt to take a batch.
 
-    group_ids: the batch, empty if there is none yet; waits_for then says why.  dropped: over-age
-    groups, removed in either case.
+    group_ids: the batch, empty if there is none yet; waits_for then says why.  reused: groups of
+    earlier batches that are trained with it.  dropped: over-age groups, removed in either case.
     """
 
     group_ids: tuple[int, ...] = ()
+    reused: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
     waits_for: str = ""
-
-
-def _order(group: StoredGroup) -> tuple[bool, int, int]:
-    # Planned groups come first, in their former batches: a step that is repeated after a crash then
-    # trains the same groups, and its weights are the same as before.
-    return group.planned == NO_VERSION, group.planned, group.group_id
 
 
 def remove_sorted(numbers: list[int], number: int) -> None:
     """Remove a number from a sorted list. `list.remove` would compare it with all before it."""
     del numbers[bisect.bisect_left(numbers, number)]
-
-
-def _ids(groups: Iterable[StoredGroup]) -> tuple[int, ...]:
-    return tuple(group.group_id for group in groups)
 
 
 class Replay:
@@ -69,20 +64,25 @@ class Replay:
         groups_per_step: int,
         max_staleness_versions: int,
         age_rule: Literal["drop", "mask", "exact"],
+        uses_per_group: int = 1,
         exact_until: int = 0,
         learner_version: int = 0,
         ready: Iterable[StoredGroup] = (),
         leased: Iterable[StoredGroup] = (),
+        trained: Iterable[StoredGroup] = (),
         pace: Pace | None = None,
     ) -> None:
-        """exact_until: buffer.age_rule=exact until this step; 0 without."""
+        """exact_until: buffer.age_rule=exact until this step; 0 without. trained: by the newest
+        uses_per_group - 1 steps.
+        """
         self.pace = pace or Pace(max_staleness_versions, is_on=False)
         self.learner_version = learner_version
         self.ready: dict[int, StoredGroup] = {}
         # Ids of the ready groups without a plan, in order: each ticket that is handed out again is
         # compared with them.
         self._unplanned: list[int] = []
-        self.leases: dict[int, tuple[StoredGroup, ...]] = {}
+        self.leases = batches_of(leased)
+        self._reuse = Reuse(uses_per_group, trained, self._is_over_age)
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness_versions
         self._masks_over_age = age_rule == "mask"
@@ -93,9 +93,6 @@ class Replay:
         self._new: set[int] = set()
         for group in ready:
             self.put(group)
-        for group in sorted(leased, key=lambda group: (group.planned, group.group_id)):
-            batch = self.leases.get(group.planned, ())
-            self.leases[group.planned] = (*batch, group)
 
     @property
     def num_leased(self) -> int:
@@ -109,7 +106,8 @@ class Replay:
 
     def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
         """Raise ProtocolError unless all groups are of the leased batch of this version."""
-        unknown = sorted(set(group_ids) - set(_ids(self.leases.get(train_version, ()))))
+        batch = ids_of(self.leases.get(train_version, ()))
+        unknown = sorted({*group_ids}.difference(batch, self._reuse.of(train_version, self.leases)))
         if unknown:
             raise ProtocolError(f"groups {unknown} are not leased for version {train_version}")
 
@@ -137,7 +135,7 @@ class Replay:
         """
         # The request is repeated if its reply was lost; it must get the same batch.
         if train_version in self.leases:
-            return Take(group_ids=_ids(self.leases[train_version]))
+            return self._taken(train_version)
         if train_version != self.learner_version + len(self.leases):
             raise ProtocolError(
                 f"batch {train_version} is not the next one: the learner is at version"
@@ -152,7 +150,7 @@ class Replay:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
         # Not a sort of all: with a high bound of the age thousands of groups are ready.
-        oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=_order)
+        oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=in_order)
         # Sorted, so that the batch does not depend on which of its groups finished first.
         chosen = sorted(oldest, key=lambda group: group.group_id)
         blocking = self._blocking(train_version, chosen, unfinished)
@@ -166,27 +164,33 @@ class Replay:
         for group in chosen:
             self._unready(group.group_id)
         self.leases[train_version] = tuple(replace(g, planned=train_version) for g in chosen)
-        return Take(group_ids=_ids(chosen), dropped=dropped)
+        return self._taken(train_version, dropped)
 
-    def commit(self, version: int, group_ids: Sequence[int], *, now_s: float) -> tuple[int, ...]:
-        """Commit step `version` and return the groups that it trained, none if it was known.
+    def _taken(self, train_version: int, dropped: tuple[int, ...] = ()) -> Take:
+        group_ids = ids_of(self.leases[train_version])
+        return Take(
+            group_ids=group_ids, reused=self._reuse.of(train_version, self.leases), dropped=dropped
+        )
+
+    def commit(self, version: int, group_ids: Sequence[int], *, now_s: float) -> Trained | None:
+        """Commit step `version` and return the groups that it trained, None if it was known.
 
         Raises ProtocolError if these groups are not the step's lease, StalenessError if one of them
         is over age.
         """
         # The request was repeated after a lost reply.
         if version <= self.learner_version:
-            return ()
+            return None
         batch = self.leases.get(version - 1)
         if version != self.learner_version + 1 or batch is None:
             raise ProtocolError(
                 f"step {version} cannot be committed: the buffer is at {self.learner_version} and"
                 f" has leased the batches {sorted(self.leases)}"
             )
-        if sorted(group_ids) != sorted(_ids(batch)):
+        expected = sorted((*ids_of(batch), *self._reuse.of(version - 1, self.leases)))
+        if sorted(group_ids) != expected:
             raise ProtocolError(
-                f"step {version} reports groups {sorted(group_ids)}, its lease is"
-                f" {sorted(_ids(batch))}"
+                f"step {version} reports groups {sorted(group_ids)}, its lease is {expected}"
             )
         # Checked again, although `take` did: this is the last place before the step is on record.
         over_age = [g.group_id for g in batch if self._is_over_age(g, version - 1)]
@@ -195,10 +199,17 @@ class Replay:
                 f"step {version} trained groups {over_age}, which are older than"
                 f" {self.max_staleness} versions"
             )
-        self.learner_version = version
-        del self.leases[version - 1]
+        trained = self._end(version - 1)
         self.pace.commit(version, now_s, has_next=bool(self.leases))
-        return _ids(batch)
+        return trained
+
+    def _end(self, train_version: int) -> Trained:
+        """The batch of this version is trained."""
+        reused = self._reuse.of(train_version, self.leases)
+        batch = self.leases.pop(train_version)
+        self._reuse.end(train_version, batch)
+        self.learner_version = train_version + 1
+        return Trained(version=self.learner_version, group_ids=ids_of(batch), reused=reused)
 
     @property
     def last_start(self) -> int:
@@ -208,9 +219,11 @@ class Replay:
             version += 1
         return version
 
-    def drop(self, train_version: int, group_ids: Sequence[int]) -> tuple[int, ...] | None:
-        """Remove the batch that is trained now, and return the groups of later leases, which are
-        ready again; None if the batch was removed before.
+    def drop(
+        self, train_version: int, group_ids: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Remove the batch that is trained now. Return its groups without reused ones, and those of
+        later leases, which are ready again; None if the batch was removed before.
 
         Raises ProtocolError if these groups are not the batch.
         """
@@ -219,24 +232,26 @@ class Replay:
         # A repeated request after a lost reply.
         if not known.intersection(group_ids):
             return None
-        if train_version != self.learner_version or set(_ids(batch)) != set(group_ids):
+        expected = {*ids_of(batch), *self._reuse.of(train_version, self.leases)}
+        if train_version != self.learner_version or expected != set(group_ids):
             raise ProtocolError(
                 f"groups {sorted(group_ids)} are not the batch of version {self.learner_version},"
-                f" which is {sorted(_ids(batch))}"
+                f" which is {sorted(expected)}"
             )
         del self.leases[train_version]
-        return self._return_leased()
+        return ids_of(batch), self._return_leased()
 
     def sync(
-        self, version: int, undone: Sequence[StoredGroup]
-    ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
-        """Set the learner to `version`. Return the trained groups by step, and those that are ready
-        again.
+        self, version: int, stored: Sequence[StoredGroup]
+    ) -> tuple[list[Trained], tuple[int, ...]]:
+        """Set the learner to `version`. Return the steps that are trained by then, and the groups
+        that are ready again.
 
-        Batches leased for earlier versions are trained, because the learner's checkpoint contains
-        them. All other leased groups and the undone ones (of later steps, planned for the version
-        they were trained on) are ready again and stay planned. Raises ProtocolError if a step
-        before `version` has no batch.
+        stored: the trained groups of later steps and of the uses_per_group - 1 steps before,
+        planned for the version they were trained on. Batches leased for earlier versions are
+        trained, because the learner's checkpoint contains them. All other leased groups, and the
+        stored groups of later steps, are ready again and stay planned. Raises ProtocolError if a
+        step before `version` has no batch.
         """
         steps = range(self.learner_version, version)
         missing = [step for step in steps if step not in self.leases]
@@ -245,9 +260,10 @@ class Replay:
                 f"the learner starts at version {version}, but the store has no batch for"
                 f" {missing}; use the store and the checkpoint of one run"
             )
-        trained = {step + 1: _ids(self.leases.pop(step)) for step in steps}
+        self._reuse.restart(group for group in stored if group.planned < version)
+        trained = [self._end(step) for step in steps]
         self.learner_version = version
-        return trained, self._return_leased(undone)
+        return trained, self._return_leased([g for g in stored if g.planned >= version])
 
     def _return_leased(self, undone: Sequence[StoredGroup] = ()) -> tuple[int, ...]:
         """Make the leased groups and the undone ones ready. They are planned, so the next takes
@@ -259,13 +275,13 @@ class Replay:
         self.leases.clear()
         for group in returned:
             self.put(group)
-        return _ids(returned)
+        return ids_of(returned)
 
     def _drop_over_age(self, train_version: int) -> tuple[int, ...]:
         candidates: Iterable[StoredGroup] = self.ready.values()
         if train_version == self._compared_version:
             candidates = [self.ready[i] for i in sorted(self._new & self.ready.keys())]
-        dropped = _ids(g for g in candidates if self._is_over_age(g, train_version))
+        dropped = ids_of(g for g in candidates if self._is_over_age(g, train_version))
         for group_id in dropped:
             self._unready(group_id)
         self._compared_version = train_version

@@ -62,7 +62,10 @@ class BufferService:
         clock: Callable[[], float],
         kept_groups: int = KEPT_GROUPS,
     ) -> None:
-        self.state = BufferState(config, prompts, store.reader.recover(), now_s=clock())
+        # The newest steps whose groups the next step trains again.
+        self._num_reused = config.buffer.uses_per_group - 1
+        recovered = store.reader.recover(self._num_reused)
+        self.state = BufferState(config, prompts, recovered, now_s=clock())
         self._recording = config.recording
         self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
         # The filter reads the scores of a prompt's newest group, however old that is.
@@ -202,7 +205,9 @@ class BufferService:
         finally:
             self._learner_waits_for = ""
         await self._stored()
-        heads = [group.head for group in await self.store.groups(taken.group_ids)]
+        # In this order `batch_of` reads them too (store/trajectories.py).
+        group_ids = sorted((*taken.group_ids, *taken.reused))
+        heads = [group.head for group in await self.store.groups(group_ids)]
         return TakenGroups(groups=heads)
 
     async def read_sequences(self, request: ReadSequences) -> Message:
@@ -229,11 +234,12 @@ class BufferService:
         async with self._syncing:
             if request != self._synced:
                 await self._stored()
-                self.store.require_history_of(request.version)
+                earliest = max(request.version - self._num_reused, 0)
+                self.store.require_history_of(earliest)
                 self.state.begin_life(request.incarnation, request.version)
                 self.num_returns += 1
-                undone = await self.store.reader.trained_after(request.version)
-                self.state.sync(request.version, undone)
+                stored = await self.store.reader.trained_after(earliest)
+                self.state.sync(request.version, stored)
                 await self._confirm()
                 await self.store.secure()  # no other life gets this number after a power loss
                 self._synced = request
@@ -242,7 +248,10 @@ class BufferService:
     async def history(self, _: GetHistory) -> Message:
         """Reply with the versions that the learner may start from."""
         await self._stored()
-        return History(first=self.store.forgotten_before, last=self.state.replay.last_start)
+        first = self.store.forgotten_before
+        if first > 0:
+            first += self._num_reused
+        return History(first=first, last=self.state.replay.last_start)
 
     async def drop_batch(self, request: DropBatch) -> Message:
         """The learner failed on this batch: drop its groups, return the groups of later leases."""
@@ -273,6 +282,7 @@ class BufferService:
         """
         trained = self.state.replay.learner_version
         version = min(request.version, self.store.last_not_kept(self._recording, trained))
+        version -= self._num_reused
         if self.store.forgotten_before < version and request.version <= trained:
             self.store.forget_before(version)
             if self._compacts:

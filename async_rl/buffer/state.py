@@ -43,10 +43,12 @@ class BufferState:
             groups_per_step=buffer.groups_per_step,
             max_staleness_versions=buffer.max_staleness_versions,
             age_rule=buffer.age_rule,
+            uses_per_group=buffer.uses_per_group,
             exact_until=config.num_steps if buffer.age_rule == "exact" else 0,
             learner_version=recovered.learner_version,
             ready=recovered.ready,
             leased=recovered.leased,
+            trained=recovered.trained,
             pace=Pace(
                 buffer.max_staleness_versions,
                 is_on=is_paced(config),
@@ -239,19 +241,20 @@ class BufferState:
     def commit(self, version: int, group_ids: Sequence[int], now_s: float) -> None:
         """Step `version` trained these groups. Raises as `Replay.commit`."""
         trained = self.replay.commit(version, group_ids, now_s=now_s)
-        if trained:
-            self._trained(version, trained)
+        if trained is not None:
+            self._trained(trained)
 
     def drop_batch(self, train_version: int, group_ids: Sequence[int], message: str) -> int:
         """Drop the batch of this version. Return the number of batches dropped for it so far."""
-        returned = self.replay.drop(train_version, group_ids)
-        if returned is not None:
+        ended = self.replay.drop(train_version, group_ids)
+        if ended is not None:
+            batch, returned = ended
             dropped = changes.BatchDropped(
-                version=train_version, group_ids=group_ids, message=message, returned=returned
+                version=train_version, group_ids=batch, message=message, returned=returned
             )
             self._changes.append(dropped)
-            self.drops[DropReason.UNTRAINABLE] += len(group_ids)
-            self._num_set_aside[train_version] += len(group_ids)
+            self.drops[DropReason.UNTRAINABLE] += len(batch)
+            self._num_set_aside[train_version] += len(batch)
         return self._num_set_aside[train_version] // self.replay.groups_per_step
 
     def begin_life(self, incarnation: str, version: int) -> None:
@@ -259,12 +262,12 @@ class BufferState:
         life."""
         self._changes += self.lives.begin(incarnation, version)
 
-    def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
-        """Set the learner to `version`, as `Replay.sync`. undone: groups of later steps."""
+    def sync(self, version: int, stored: Sequence[StoredGroup]) -> None:
+        """Set the learner to `version`, as `Replay.sync`."""
         goes_back = version < self.replay.learner_version
-        trained, returned = self.replay.sync(version, undone)
-        for step, group_ids in trained.items():
-            self._trained(step, group_ids)
+        trained, returned = self.replay.sync(version, stored)
+        for step in trained:
+            self._trained(step)
         if goes_back or returned:
             self._changes.append(changes.Undone(version=version, group_ids=returned))
         if goes_back:
@@ -314,6 +317,6 @@ class BufferState:
         if purpose is Purpose.TRAIN:
             self.drops[reason] += 1
 
-    def _trained(self, version: int, group_ids: Sequence[int]) -> None:
-        self._changes.append(changes.Trained(version=version, group_ids=group_ids))
-        self._newest_version = max(self._newest_version, version)
+    def _trained(self, step: changes.Trained) -> None:
+        self._changes.append(step)
+        self._newest_version = max(self._newest_version, step.version)

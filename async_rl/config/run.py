@@ -51,7 +51,10 @@ class BufferConfig(Section):
     """Admission, age and storage."""
 
     groups_per_step: PositiveInt
-    """groups of one learner step"""
+    """new groups of one learner step"""
+    uses_per_group: PositiveInt
+    """learner steps that train a group, one after the other, as long as it is within
+    max_staleness_versions; a step with 2 has the groups of the step before in addition"""
     max_staleness_versions: NonNegativeInt
     """largest learner version minus version of a sample's oldest trained token; 0 = synchronous"""
     uniform_groups: Literal["train", "replace"]
@@ -160,9 +163,8 @@ class NetworkConfig(Section):
 
     # Loopback where that is enough, so that a run on one machine opens no port to the network.
     host: Text
-    """the supervisor's address; auto = loopback with launcher=local, else the node's address"""
-    interface: str | None
-    """network interface that every node uses; null = the interface that routes to the supervisor"""
+    """the supervisor's address, or the name of a network interface that every node uses; auto =
+    loopback with launcher=local, else the node's address"""
 
 
 class SupervisorConfig(Section):

@@ -144,11 +144,12 @@ _OLD = 8
 
 def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
     """Return the rows of the plan. shape: None if the model is not on this machine yet."""
-    groups = config.buffer.groups_per_step
+    groups = config.buffer.groups_per_step * config.buffer.uses_per_group
     size = config.generation.group_size
     sequences = groups * size
+    new = config.buffer.groups_per_step * size
     tokens = sequences * longest_sequence(config)
-    generated = sequences * config.data.max_response_tokens
+    generated = new * config.data.max_response_tokens
     updates = config.learner.minibatches * config.learner.epochs
     return [
         ("groups per step", f"{groups}"),
@@ -157,7 +158,7 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
         ("optimizer updates per step", f"{updates}"),
         ("staleness bound", _staleness(config)),
         *_old_data(config),
-        ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
+        ("sequences of the run", f"{config.num_steps * new:,} in {config.num_steps} steps"),
         ("evaluations", _evaluations(config)),
         *_sizes(config, shape),
     ]

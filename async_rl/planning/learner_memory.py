@@ -179,7 +179,7 @@ def minibatch_tokens(config: RunConfig) -> int:
     """
     if config.agent.is_used:
         return config.learner.budget_tokens
-    groups = config.buffer.groups_per_step
+    groups = config.buffer.groups_per_step * config.buffer.uses_per_group
     parts = config.learner.minibatches
     prompt = config.data.max_prompt_tokens
     response = config.data.max_response_tokens

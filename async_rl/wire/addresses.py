@@ -8,6 +8,7 @@ Invariants
   address.
 """
 
+import ipaddress
 import socket
 
 import psutil
@@ -24,20 +25,18 @@ def supervisor_host(network: NetworkConfig, discovered: str) -> str:
 
     discovered: this machine's address, as the launcher reports it.
     """
-    if network.host != AUTO:
-        return network.host
-    if network.interface is None:
+    if network.host == AUTO:
         return discovered
-    return host_of_interface(network.interface)
+    return network.host if _is_address(network.host) else host_of_interface(network.host)
 
 
 def process_host(network: NetworkConfig, supervisor_address: str) -> str:
     """Return the address that any other process binds: the local end of the route to the
-    supervisor, or the address of `network.interface`. Raises Unavailable without a route.
+    supervisor, or the address of the interface `network.host`. Raises Unavailable without a route.
     """
     host, _, port = supervisor_address.removeprefix("tcp://").rpartition(":")
-    if network.interface is not None and host != LOOPBACK:
-        return host_of_interface(network.interface)
+    if host != LOOPBACK and not (network.host == AUTO or _is_address(network.host)):
+        return host_of_interface(network.host)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # A connected UDP socket sends nothing; the kernel only chooses the route.
@@ -46,13 +45,21 @@ def process_host(network: NetworkConfig, supervisor_address: str) -> str:
     except (OSError, ValueError) as error:
         raise Unavailable(
             f"no route from this machine to the supervisor at {supervisor_address}: {error}; set"
-            " network.interface"
+            " network.host to a network interface that all machines have"
         ) from error
 
 
 def host_for_people(network: NetworkConfig) -> str:
     """Return the address that TensorBoard, Prometheus and a standalone verifier bind."""
-    return LOOPBACK if network.host == AUTO else network.host
+    return network.host if _is_address(network.host) else LOOPBACK
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def host_of_interface(interface: str) -> str:
@@ -63,6 +70,7 @@ def host_of_interface(interface: str) -> str:
         if address.family == socket.AF_INET:
             return str(address.address)
     raise ConfigError(
-        f"network.interface={interface}: has no IPv4 address on {socket.gethostname()}; use one of"
-        f" {', '.join(sorted(interfaces))}, or null for the route to the supervisor"
+        f"network.host={interface}: is neither an address nor a network interface with an IPv4"
+        f" address on {socket.gethostname()}; use an address, one of"
+        f" {', '.join(sorted(interfaces))}, or auto"
     )

@@ -1,4 +1,5 @@
-"""Orders of prompts compared (data.order): samples to a result, and groups with a gradient.
+"""Orders of prompts compared (data.order), and groups that two steps use: samples to a result, and
+groups with a gradient.
 
 Run: `python -m benchmarks.learning.selection run [--tasks ...] [--orders ...] [--seeds ...]`, as
 often as needed: a run that is recorded in benchmarks/results/selection.jsonl is not repeated; then
@@ -16,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from async_rl.buffer.selection import Selection
 from async_rl.buffer.store.connection import STORE_FILE
@@ -34,17 +36,30 @@ from benchmarks.learning.staleness_cell import run_cell, samples_to
 from benchmarks.study import RESULTS, Recorded, Row, refuse_mixing
 
 FILE = RESULTS / "selection.jsonl"
-ORDERS = ("shuffled", "priority", "pools")
+_SMALL = {"buffer.groups_per_step": 8, "num_steps": 120, "evaluation.every_steps": 10}
+ORDERS: dict[str, dict[str, Any]] = {
+    "shuffled": {"data.order": "shuffled"},
+    "priority": {"data.order": "priority"},
+    "pools": {"data.order": "pools"},
+    # The same samples in twice as many steps, and each group in two of them.
+    "8 groups": _SMALL,
+    "8 groups twice": _SMALL
+    | {
+        "buffer.uses_per_group": 2,
+        "buffer.age_rule": "drop",
+        "buffer.max_staleness_versions": 2,
+    },
+}
 GOALS = {"embedded": 0.80, "real": 0.60, "reasoning": 0.20}
 """Held-out pass rates."""
-_EMBEDDED = (
-    "num_steps=60",
-    "buffer.age_rule=exact",
-    "buffer.max_staleness_versions=1",
-    "evaluation.every_steps=5",
-    "reward.stop_on=[]",
-)
-_LAUNCHED = ("num_steps=40", "evaluation.every_steps=10", "checkpoint.every_steps=0")
+_EMBEDDED = {
+    "num_steps": 60,
+    "buffer.age_rule": "exact",
+    "buffer.max_staleness_versions": 1,
+    "evaluation.every_steps": 5,
+    "reward.stop_on": [],
+}
+_LAUNCHED = {"num_steps": 40, "evaluation.every_steps": 10, "checkpoint.every_steps": 0}
 _REASONING = (
     "reward.terms.right=async_rl.adapters.reasoning_gym:score",
     "data.max_prompt_tokens=160",
@@ -60,7 +75,19 @@ _TRAINED = (
     'SELECT train_version + 1, rewards AS "rewards [stored_json]" FROM groups WHERE'
     " state='trained'"
 )
-_SETTINGS_THAT_DIFFER = ("seed", "data.order", "data.train_files", "data.val_files", "output_dir")
+_SETTINGS_THAT_DIFFER = (
+    "seed",
+    "data.order",
+    "data.train_files",
+    "data.val_files",
+    "output_dir",
+    "num_steps",
+    "evaluation.every_steps",
+    "buffer.groups_per_step",
+    "buffer.uses_per_group",
+    "buffer.age_rule",
+    "buffer.max_staleness_versions",
+)
 
 
 class SelectingBench(Bench):
@@ -103,14 +130,19 @@ def place(task: str, order: str, seed: int) -> Recorded:
     return Recorded(FILE, f"{task}-{order}-seed{seed}")
 
 
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{path}={value}" for path, value in settings.items()]
+
+
 def embedded(bench: SelectingBench, order: str, seed: int) -> None:
     """Make one run in this process and record it."""
-    config = compose("grpo_code", [f"seed={seed}", f"data.order={order}", *_EMBEDDED])
+    config = compose("grpo_code", _words({"seed": seed} | _EMBEDDED | ORDERS[order]))
     bench.begin(config)
     with tempfile.TemporaryDirectory() as scratch:
         rows = run_cell(bench, config, Path(scratch), all_steps=True)
     for row in rows:
-        shares = bench.shares[max(row["step"] - 5, 0) : row["step"]]
+        first = max(row["step"] - config.evaluation.every_steps, 0)
+        shares = bench.shares[first : row["step"]]
         row["gradient"] = statistics.fmean(shares) if shares else None
     place("embedded", order, seed).write(rows, config=config)
     figure(f"embedded, {order}, seed {seed}: final", rows[-1]["eval/pass_at_1"], "1")
@@ -118,7 +150,7 @@ def embedded(bench: SelectingBench, order: str, seed: int) -> None:
 
 def launch(task: str, order: str, seed: int, files: Sequence[str]) -> None:
     """Launch one run and record its evaluations."""
-    words = [f"seed={seed}", f"data.order={order}", *_LAUNCHED, *files]
+    words = [*_words({"seed": seed} | _LAUNCHED | ORDERS[order]), *files]
     shares: dict[int, list[bool]] = defaultdict(list)
 
     def look(run_dir: Path) -> None:
@@ -195,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("run", "report"))
     parser.add_argument("--tasks", nargs="+", default=list(GOALS), choices=list(GOALS))
-    parser.add_argument("--orders", nargs="+", default=list(ORDERS[:2]), choices=ORDERS)
+    parser.add_argument("--orders", nargs="+", default=["shuffled", "priority"], choices=ORDERS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     given = parser.parse_args()
     if given.part == "report":

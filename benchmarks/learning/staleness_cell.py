@@ -13,6 +13,7 @@ samples version 0 as long as there is no older one, as a whole run with buffer.a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections import deque
@@ -142,7 +143,10 @@ def run_cell(
     Raises ConfigError for a setting that needs more than one process, and for an age above the
     steps of the run-up.
     """
-    age, size = config.buffer.max_staleness_versions, config.buffer.groups_per_step
+    # The last versions of the bound are for the groups that are used again.
+    num_reused = config.buffer.uses_per_group - 1
+    age = config.buffer.max_staleness_versions - num_reused
+    size = config.buffer.groups_per_step
     _check(config, start)
     model_path = bench.model_path if start is None else start.model_path
     trainer = make_trainer(config, model_path, failed_batches)
@@ -156,6 +160,7 @@ def run_cell(
         before = list(start.batches[-age - 1 :])
         first = len(start.batches) - 1
     queue = deque(before)
+    used: deque[list[Group]] = deque(maxlen=num_reused)
     rates = {0: bench.pass_rate(config, 0)}
     rows: list[dict[str, Any]] = [{"step": 0, "samples": 0, "eval/pass_at_1": rates[0]}]
     columns = _Columns()
@@ -165,13 +170,15 @@ def run_cell(
         step = version + 1
         samples = step * size * config.generation.group_size
         try:
-            scalars = trainer.step(queue.popleft(), version).scalars
+            new = queue.popleft()
+            scalars = trainer.step([*itertools.chain.from_iterable(used), *new], version).scalars
         except NonFiniteError:
             rows.append({"step": step, "samples": samples, "eval/pass_at_1": 0.0})
             return rows
+        used.append(new)
         ages = {scalars["staleness/max_versions"], scalars["staleness/mean_versions"]}
         expected = min(age, version) if start is None else age
-        assert ages == {expected}, f"step {step} trained ages {ages}"
+        assert num_reused or ages == {expected}, f"step {step} trained ages {ages}"
         columns.add(scalars)
         bench.load(trainer)
         if step % config.evaluation.every_steps == 0:
@@ -185,7 +192,7 @@ def run_cell(
 
 def _check(config: RunConfig, start: RunUp | None) -> None:
     buffer = config.buffer
-    if buffer.age_rule != "exact":
+    if buffer.age_rule != "exact" and buffer.uses_per_group == 1:
         raise ConfigError(
             f"buffer.age_rule={buffer.age_rule}: a cell trains every group at an exact age; set"
             " buffer.age_rule=exact"

@@ -35,6 +35,7 @@ FIXED = {
     "generation.group_size": "the stored groups have that many samples",
     "reward.placement": "the stored groups have scores of their steps, or have none",
     "buffer.groups_per_step": "the planned batches have that many groups",
+    "buffer.uses_per_group": "the groups that other steps would use again may be deleted",
     "buffer.age_rule": "the audit checks the whole history by one rule",
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }

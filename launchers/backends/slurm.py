@@ -194,13 +194,12 @@ class SlurmLauncher:
                 " submits one"
             )
         address = await asyncio.to_thread(_address_of, self._node)
-        network = self._config.network
-        is_chosen = network.host != AUTO or network.interface is not None
+        is_chosen = self._config.network.host != AUTO
         # Debian writes the name of a machine as 127.0.1.1 into /etc/hosts.
         if address.startswith("127.") and self._num_nodes > 1 and not is_chosen:
             raise ConfigError(
                 f"launcher=slurm: {self._node} has the address {address} here, which other nodes"
-                " cannot reach; set network.interface"
+                " cannot reach; set network.host to a network interface"
             )
         return address
 

@@ -55,7 +55,7 @@ _COLUMNS = (
     *("oldest_version", "train_version", "step", "rewards", "parts"),
 )
 _CLEAN = (
-    "clean: every group is in one state, none is lost, none was trained twice, none was over age;"
+    "clean: every group is in one state, none is lost, none is in two batches, none was over age;"
     " every checkpoint has its checksums"
 )
 Answer = Sequence[LedgerGroup] | LedgerSummary | Audit

@@ -49,7 +49,7 @@ from async_rl.sandbox.cells import package_paths
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
 from async_rl.weights.gate import rank_problems
-from async_rl.wire.addresses import host_for_people
+from async_rl.wire.addresses import LOOPBACK, host_for_people, supervisor_host
 
 _ALGORITHM_PLUGINS = {
     "algorithm.policy_loss.fn": POLICY_LOSS,
@@ -246,6 +246,11 @@ def _mirror_problems(config: RunConfig) -> Iterator[str]:
 def _network_problems(config: RunConfig) -> Iterator[str]:
     if config.launcher.is_submitted:
         return  # the job may start on any node, which looks at them when it binds them
+    try:
+        supervisor_host(config.network, LOOPBACK)
+    except ConfigError as error:
+        yield str(error)
+        return
     host = host_for_people(config.network)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -184,3 +185,22 @@ async def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Pa
         kept = connection.execute("SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'")
         assert [version for (version,) in kept] == [STEPS - 1]
     assert problems(path, CONFIG) == []
+
+
+async def test_the_uses_of_compacted_groups_are_forgotten_with_them(tmp_path: Path) -> None:
+    config = make_config(uses=2, max_staleness=2)
+    async with opened(tmp_path, config, kept_groups=4) as service:
+        for version in range(STEPS):
+            await train(service, version)
+    assert problems(tmp_path, config) == []
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as connection:
+        # Step 8 used the groups of step 7 again, which have no rows any more.
+        for table, first in (("trained", STEPS - 1), ("reused", STEPS)):
+            steps = connection.execute(
+                f"SELECT DISTINCT version FROM {table} JOIN steps USING (step_id) ORDER BY version"
+            ).fetchall()
+            assert [version for (version,) in steps] == [*range(first, STEPS + 1)], table
+            sql = (
+                f"SELECT count(*) FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
+            )
+            assert connection.execute(sql).fetchone() == (0,), table

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from async_rl.buffer.changes import Trained
 from async_rl.buffer.groups import OpenGroup, StoredGroup
 from async_rl.buffer.replay import Replay
 from async_rl.core.errors import ProtocolError, StalenessError
@@ -12,12 +13,17 @@ from async_rl.core.types import GroupState, Purpose
 
 
 def replay(
-    *, max_staleness: int = 1, age_rule: Literal["drop", "mask"] = "drop", version: int = 0
+    *,
+    max_staleness: int = 1,
+    age_rule: Literal["drop", "mask"] = "drop",
+    uses: int = 1,
+    version: int = 0,
 ) -> Replay:
     return Replay(
         groups_per_step=2,
         max_staleness_versions=max_staleness,
         age_rule=age_rule,
+        uses_per_group=uses,
         learner_version=version,
     )
 
@@ -174,7 +180,7 @@ def test_only_the_batch_that_is_trained_now_is_dropped_and_later_ones_are_ready_
     assert [buffer.take(step, [], now_s=0.0).group_ids for step in (0, 1)] == [(0, 1), (2, 3)]
     with pytest.raises(ProtocolError, match="are not the batch of version 0"):
         buffer.drop(version, group_ids)
-    assert buffer.drop(0, [0, 1]) == (2, 3)
+    assert buffer.drop(0, [0, 1]) == ((0, 1), (2, 3))
     assert buffer.drop(0, [0, 1]) is None
     assert sorted(buffer.ready) == [2, 3]
 
@@ -205,6 +211,53 @@ def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones(
     assert buffer.num_stored == 4
     buffer.sync(0, [])
     assert buffer.num_before(0) == 2
+
+
+@pytest.mark.proves("buffer.uses_per_group")
+@pytest.mark.parametrize(
+    ("uses", "reused"),
+    [
+        (1, [(), (), (), ()]),
+        (2, [(), (0, 1), (2, 3), (4, 5)]),
+        # The first groups are 3 versions old at the last step, above the bound.
+        (3, [(), (0, 1), (0, 1, 2, 3), (2, 3, 4, 5)]),
+        (4, [(), (0, 1), (0, 1, 2, 3), (2, 3, 4, 5)]),
+    ],
+)
+def test_a_group_is_trained_in_as_many_steps_as_it_may_be_used_within_the_bound(
+    uses: int, reused: list[tuple[int, ...]]
+) -> None:
+    buffer = replay(uses=uses, max_staleness=2)
+    for step, again in enumerate(reused):
+        put(buffer, 2 * step, 2 * step + 1, oldest=step)
+        # The batch of the next step is leased while the last one is trained.
+        taken = buffer.take(step, [], now_s=0.0)
+        assert (taken.group_ids, taken.reused) == ((2 * step, 2 * step + 1), again)
+        assert buffer.take(step, [], now_s=0.0) == taken
+        buffer.check_leased(step, again)
+        if step > 0:
+            earlier = (2 * step - 2, 2 * step - 1)
+            ended = buffer.commit(step, [*earlier, *reused[step - 1]], now_s=0.0)
+            assert ended == Trained(version=step, group_ids=earlier, reused=reused[step - 1])
+
+
+def test_a_batch_with_reused_groups_is_committed_and_dropped_with_them_alone() -> None:
+    buffer = replay(uses=2, max_staleness=2)
+    put(buffer, 0, 1)
+    buffer.take(0, [], now_s=0.0)
+    buffer.commit(1, [0, 1], now_s=0.0)
+    put(buffer, 2, 3, oldest=1)
+    buffer.take(1, [], now_s=0.0)
+    with pytest.raises(ProtocolError, match=r"its lease is \[0, 1, 2, 3\]"):
+        buffer.commit(2, [2, 3], now_s=0.0)
+    with pytest.raises(ProtocolError, match=r"which is \[0, 1, 2, 3\]"):
+        buffer.drop(1, [2, 3])
+    # The reused groups are still trained, and no batch gets them as new ones.
+    assert buffer.drop(1, [0, 1, 2, 3]) == ((2, 3), ())
+    put(buffer, 4, 5, oldest=1)
+    assert buffer.take(1, [], now_s=0.0).reused == (0, 1)
+    with pytest.raises(ProtocolError, match="are not leased for version 1"):
+        buffer.check_leased(1, [2])
 
 
 @pytest.mark.proves("buffer.age_rule")

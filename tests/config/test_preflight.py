@@ -264,6 +264,8 @@ def test_more_ranks_than_a_filter_of_gloo_holds_are_refused(tmp_path: Path) -> N
 def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, "network.host=192.0.2.1")
     assert line.startswith("network.host=192.0.2.1: 192.0.2.1:0 cannot be bound (Cannot assign")
+    (line,) = problems(tmp_path, "network.host=ib9")
+    assert line.startswith("network.host=ib9: is neither an address nor a network interface")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")

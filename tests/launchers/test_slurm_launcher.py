@@ -204,9 +204,7 @@ def test_several_nodes_need_an_address_that_the_others_reach(
     tmp_path: Path, launcher_of: type[SlurmLauncher]
 ) -> None:
     assert asyncio.run(launcher_of(tmp_path, settings()).open()) == "127.0.0.1"
-    with pytest.raises(
-        ConfigError, match=r"localhost has the address 127.0.0.1.*set network.interface"
-    ):
+    with pytest.raises(ConfigError, match=r"localhost has the address 127.0.0.1.*set network.host"):
         asyncio.run(launcher_of(tmp_path, settings("launcher.nodes=2")).open())
     assert (
         asyncio.run(

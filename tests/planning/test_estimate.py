@@ -5,6 +5,7 @@ from composing import compose, compose_unchecked
 from planning_models import QWEN3_06B, SMOLLM2_135M
 from tables import table
 
+from async_rl.config.base import replace
 from async_rl.core.machine import Machine
 from async_rl.data.embedded import MAX_LENGTH, TINY_CODER
 from async_rl.planning.estimate import (
@@ -113,6 +114,11 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     assert rows["staleness bound"] == "3 versions = at most 32 groups in flight"
     assert rows["sequences of the run"] == "320 in 10 steps"
     assert rows["evaluations"].startswith("4 of 256 held-out prompts")
+    twice = replace(config, buffer=replace(config.buffer, uses_per_group=2))
+    rows = dict(derived_numbers(twice, EMBEDDED))
+    assert rows["sequences per step"] == "64 (16 groups x 4)"
+    assert rows["tokens per step"] == "at most 3,200 (960 generated)"
+    assert rows["sequences of the run"] == "320 in 10 steps"
 
 
 def test_a_run_of_135_million_parameters_took_no_more_than_its_plan() -> None:

@@ -62,6 +62,7 @@ def test_a_batch_below_the_budget_is_planned_with_its_own_tokens() -> None:
     small = learner_mb()
     assert learner_mb("learner.budget_tokens=16384") == small
     assert learner_mb("buffer.groups_per_step=16") > 1.2 * small
+    assert learner_mb("buffer.uses_per_group=2") == learner_mb("buffer.groups_per_step=16")
     assert learner_mb("learner.minibatches=2") < small
     # Of agents a sample may have several segments.
     of_agents = ["rollout.fn=external"]

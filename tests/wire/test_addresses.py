@@ -34,7 +34,7 @@ def own_address() -> tuple[str, str]:
 
 def test_a_supervisor_on_loopback_is_answered_from_loopback() -> None:
     assert process_host(AUTOMATIC, "tcp://127.0.0.1:5000") == "127.0.0.1"
-    assert process_host(network(interface="eth-that-is-not"), "tcp://127.0.0.1:5000") == "127.0.0.1"
+    assert process_host(network(host="eth-that-is-not"), "tcp://127.0.0.1:5000") == "127.0.0.1"
 
 
 def test_a_supervisor_elsewhere_is_answered_from_the_address_that_leads_there() -> None:
@@ -46,18 +46,20 @@ def test_the_supervisor_takes_what_the_launcher_found_unless_told_otherwise() ->
     interface, address = own_address()
     assert supervisor_host(AUTOMATIC, "10.1.2.3") == "10.1.2.3"
     assert supervisor_host(network(host="10.9.9.9"), "10.1.2.3") == "10.9.9.9"
-    assert supervisor_host(network(interface=interface), "10.1.2.3") == address
-    assert process_host(network(interface=interface), "tcp://10.1.2.3:5000") == address
+    assert supervisor_host(network(host=interface), "10.1.2.3") == address
+    assert process_host(network(host=interface), "tcp://10.1.2.3:5000") == address
+    assert process_host(network(host="10.9.9.9"), f"tcp://{address}:5000") == address
 
 
 def test_what_has_no_password_stays_on_loopback_unless_an_address_is_given() -> None:
     assert host_for_people(AUTOMATIC) == "127.0.0.1"
     assert host_for_people(network(host="10.9.9.9")) == "10.9.9.9"
+    assert host_for_people(network(host="ib0")) == "127.0.0.1"
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(
-        ConfigError, match=r"network.interface=nope: has no IPv4 address .*; use one of .*lo"
+        ConfigError, match=r"network.host=nope: is neither an address .*, one of .*lo.*, or auto"
     ):
         host_of_interface("nope")
 

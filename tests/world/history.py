@@ -401,7 +401,7 @@ class History:
         lost = one(
             "SELECT count(*) FROM groups WHERE state='trained' AND train_version >= ? AND group_id"
             " NOT IN (SELECT group_id FROM blobs)",
-            saved[-keep:][0],
+            saved[-keep:][0] - config.buffer.uses_per_group + 1,
         )
         if lost:
             problems.append(f"{lost} groups that checkpoint {saved[-keep:][0]} needs are deleted")
@@ -409,13 +409,10 @@ class History:
 
     def _ledger_equals_history(self, connection: sqlite3.Connection) -> list[str]:
         problems = []
-        rows = connection.execute(
-            "SELECT steps.version, group_id FROM trained JOIN steps USING (step_id) WHERE undone_s"
-            " IS NULL ORDER BY steps.version, group_id"
-        ).fetchall()
-        ledger: dict[int, list[int]] = {}
-        for version, group_id in rows:
-            ledger.setdefault(version, []).append(group_id)
+        first = _surviving(connection, "trained")
+        again = _surviving(connection, "reused")
+        ledger = {step: sorted([*groups, *again.get(step, ())]) for step, groups in first.items()}
+        problems += self._uses(connection, first, again)
         # Of each life: one that was replaced may run on, and train what the buffer refuses.
         newest = {(step.version + 1, step.life): sorted(step.groups) for step in self.steps}
         for version, groups in ledger.items():
@@ -430,6 +427,32 @@ class History:
         lost = {group for group, _ in self.acknowledged} - known
         if lost:
             problems.append(f"groups {sorted(lost)} were acknowledged and are not in the store")
+        return problems
+
+    def _uses(
+        self,
+        connection: sqlite3.Connection,
+        first: dict[int, list[int]],
+        again: dict[int, list[int]],
+    ) -> list[str]:
+        """Each step trained the groups of the steps before it once more, as long as they are within
+        the bound.
+        """
+        buffer = self._world.config.buffer
+        column = "oldest_version" if buffer.age_rule == "drop" else "newest_version"
+        versions = dict(connection.execute(f"SELECT group_id, {column} FROM groups"))
+        problems = []
+        for step in first:
+            before = [
+                group
+                for number in range(step - buffer.uses_per_group + 1, step)
+                for group in first.get(number, ())
+            ]
+            young = [g for g in before if step - 1 - versions[g] <= buffer.max_staleness_versions]
+            if sorted(young) != again.get(step, []):
+                problems.append(
+                    f"step {step} trained the groups {again.get(step, [])} again, not {young}"
+                )
         return problems
 
     def _evaluations_of_their_weights(
@@ -465,6 +488,17 @@ def _loses_nothing(fault: Any) -> bool:
     if fault.kind == "cut":
         return bool(fault.arguments[-1] <= SHORT_CUT_S)
     return fault.kind in {"scale", "jump", "slow_disk"}
+
+
+def _surviving(connection: sqlite3.Connection, table: str) -> dict[int, list[int]]:
+    """Return the groups by the step of the surviving history that the table has for them."""
+    found: dict[int, list[int]] = {}
+    for version, group_id in connection.execute(
+        f"SELECT version, group_id FROM {table} JOIN steps USING (step_id) WHERE undone_s IS NULL"
+        " ORDER BY version, group_id"
+    ):
+        found.setdefault(version, []).append(group_id)
+    return found
 
 
 def _one(connection: sqlite3.Connection, query: str, *values: int) -> int:

@@ -84,6 +84,8 @@ def _core(seed: int) -> dict[str, Any]:
     orders = random.Random(f"order {seed}")
     if orders.random() < 0.3:
         settings["data.order"] = orders.choice(("pools", "priority"))
+    if max_staleness > 1 and orders.random() < 0.5:
+        settings["buffer.uses_per_group"] = orders.choice((2, max_staleness))
     return {"settings": settings, "faults": faults, "has_disk": has_disk, **sizes}
 
 

@@ -24,7 +24,7 @@ import msgspec
 from async_rl.buffer.changes import Change, Completed
 from async_rl.buffer.store.connection import Connection
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 _TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -126,6 +126,11 @@ CREATE TABLE lives (
 
 -- Which step trained which group, undone steps included.
 CREATE TABLE trained (
+    group_id INTEGER NOT NULL, step_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)
+) WITHOUT ROWID;
+
+-- Which step trained which group of an earlier step once more (buffer.uses_per_group).
+CREATE TABLE reused (
     group_id INTEGER NOT NULL, step_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)
 ) WITHOUT ROWID;
 

@@ -95,7 +95,7 @@ COMPACTION = (
     _count("'age'", "max(train_version - oldest_version, 0)", _TRAINED),
     _count("'generator'", "generator", _TRAINED),
     # The last table is read by the selection of rows in all other tables.
-    *_delete(_TRAINED, "transitions", "advantages", "groups", "trained"),
+    *_delete(_TRAINED, "transitions", "advantages", "groups", "reused", "trained"),
     _count("purpose || ' ' || state", "reason", _ENDED),
     *_delete(_ENDED, "transitions", "advantages", "blobs", "trained", "groups"),
 )
@@ -130,13 +130,16 @@ class Store(Writer):
                     self._groups[group.group_id] = group
                 case changes.Dropped(group_id=group_id):
                     self._groups.pop(group_id, None)
-                case changes.Trained() | changes.BatchDropped():
+                case changes.Trained():
+                    for group_id in (*change.group_ids, *change.reused):
+                        self._groups.pop(group_id, None)
+                case changes.BatchDropped():
                     for group_id in change.group_ids:
                         self._groups.pop(group_id, None)
 
     async def groups(self, group_ids: Iterable[int]) -> list[PackedGroup]:
-        """Return complete groups that are not trained yet, with their trajectories. Groups that
-        were put before a restart are read from the file once.
+        """Return complete groups with their trajectories. Groups that were put before a restart, or
+        trained before, are read from the file once.
         """
         missing = [group_id for group_id in group_ids if group_id not in self._groups]
         if missing:

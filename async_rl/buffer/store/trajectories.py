@@ -16,8 +16,13 @@ from async_rl.core.types import FloatArray, Group
 
 # A step is complete if none of its groups lost its trajectories.
 _COMPLETE = (
-    "SELECT version FROM steps JOIN trained USING (step_id) LEFT JOIN blobs USING (group_id) WHERE"
-    " undone_s IS NULL GROUP BY version HAVING count(*) = count(blobs.group_id) ORDER BY version"
+    "SELECT version FROM steps JOIN (SELECT * FROM trained UNION ALL SELECT * FROM reused) USING"
+    " (step_id) LEFT JOIN blobs USING (group_id) WHERE undone_s IS NULL GROUP BY version HAVING"
+    " count(*) = count(blobs.group_id) ORDER BY version"
+)
+_OF_BATCH = (
+    f"{OF_STEP} OR group_id IN (SELECT group_id FROM reused JOIN steps USING (step_id) WHERE"
+    " version=? AND undone_s IS NULL) ORDER BY group_id"
 )
 _PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
@@ -46,7 +51,7 @@ def batch_rows(store: Connection, step: int) -> list[GroupRow]:
     no such step, or if its rows were compacted.
     """
     # The buffer orders a batch by group (buffer/replay.py).
-    return group_rows(store, f"{OF_STEP} ORDER BY group_id", [step])
+    return group_rows(store, _OF_BATCH, [step, step])
 
 
 def batch_of(store: Connection, step: int) -> list[Group] | None:
