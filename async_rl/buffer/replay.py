@@ -260,7 +260,8 @@ class Replay:
                 f"the learner starts at version {version}, but the store has no batch for"
                 f" {missing}; use the store and the checkpoint of one run"
             )
-        self._reuse.restart(group for group in stored if group.planned < version)
+        if version < self.learner_version:
+            self._reuse.restart(group for group in stored if group.planned < version)
         trained = [self._end(step) for step in steps]
         self.learner_version = version
         return trained, self._return_leased([g for g in stored if g.planned >= version])

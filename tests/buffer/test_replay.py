@@ -260,6 +260,17 @@ def test_a_batch_with_reused_groups_is_committed_and_dropped_with_them_alone() -
         buffer.check_leased(1, [2])
 
 
+def test_a_learner_that_is_one_commit_ahead_has_used_the_groups_of_its_batch() -> None:
+    buffer = replay(uses=2, max_staleness=2)
+    put(buffer, 0, 1)
+    buffer.take(0, [], now_s=0.0)
+    buffer.commit(1, [0, 1], now_s=0.0)
+    put(buffer, 2, 3, oldest=1)
+    buffer.take(1, [], now_s=0.0)
+    # The store has no step from version 1 on.
+    assert buffer.sync(2, []) == ([Trained(version=2, group_ids=(2, 3), reused=(0, 1))], ())
+
+
 @pytest.mark.proves("buffer.age_rule")
 def test_an_exact_age_waits_for_the_groups_of_the_steps_in_between() -> None:
     buffer = Replay(groups_per_step=2, max_staleness_versions=2, age_rule="drop", exact_until=4)
