@@ -21,7 +21,7 @@ _BITS = 10  # of the hash of a word or a pair of words
 _WORDS, _SOURCE = 1.2, 0.4  # how much alike prompts are, by their words and their data source
 _LASTING, _PASSING = 32, 4  # batches after which a result says e times less
 EXPONENT = 2
-"""Of the predicted probability, by which `priority` draws."""
+"""Of the predicted spread of rewards, by which `priority` draws."""
 _LEAST = 0.15  # nothing is certain: every prompt may come again
 
 
@@ -68,40 +68,43 @@ def pools(choice: Choice) -> list[int]:
 
 
 def priority(choice: Choice) -> list[int]:
-    """Candidates drawn by the square of the predicted probability that the rewards of their group
-    differ, without which a group has no gradient.
+    """Candidates drawn by the square of the predicted spread of the rewards of their group: without
+    one a group has no gradient, and rewards that differ only by the form of wrong answers have a
+    small one.
 
     A Gaussian process predicts it: prompts with the same words or the same data source are alike,
     and recent results count more. Sources: prioritized replay (arXiv 1511.05952), selection by
     predicted results (arXiv 2510.01135).
     """
     rows = list(dict.fromkeys(choice.candidates))
-    gradients = expected_gradients(
+    spreads = expected_spreads(
         [choice.prompt(row) for row in rows],
         count=choice.count,
         results=choice.results,
         prompt=choice.prompt,
     )
     # Keys of this kind draw without replacement, each row by its weight (Gumbel's trick).
-    keys = EXPONENT * np.log(gradients) + choice.rng.gumbel(size=len(rows))
+    keys = EXPONENT * np.log(spreads) + choice.rng.gumbel(size=len(rows))
     places = np.argsort(-keys, kind="stable")
     chosen = [rows[place] for place in places]
     return [*chosen, *choice.candidates][: choice.count]
 
 
-def expected_gradients(
+def expected_spreads(
     prompts: Sequence[Prompt],
     *,
     count: int,
     results: Sequence[Result],
     prompt: Callable[[int], Prompt],
 ) -> NDArray[np.float64]:
-    """Return the probability that the rewards of a group of each prompt differ; 1 for all before a
-    batch is complete. count: prompts of a batch; prompt: returns the prompt of a result.
+    """Return the standard deviation of the rewards that a group of each prompt is expected to have,
+    in units of the largest one of the results; 1 for all before a batch is complete. count: prompts
+    of a batch; prompt: returns the prompt of a result.
     """
-    if len(results) < count:
+    spreads = np.array([np.std(result.rewards) for result in results])
+    if len(results) < count or not spreads.any():
         return np.ones(len(prompts))
-    differ = np.array([len(set(result.rewards)) > 1 for result in results], np.float64)
+    spreads /= spreads.max()
     positions = np.array([result.position for result in results])
     ages = (positions[-1] - positions) / count
     known = [prompt(result.row) for result in results]
@@ -119,8 +122,8 @@ def expected_gradients(
     apart = np.abs(times[:, None] - ages)
     covariance = alike * np.exp(-apart / _LASTING)
     covariance += _SOURCE * np.exp(-apart / _PASSING)
-    mean = differ[-len(differ) // 8 :].mean()
-    weights = np.linalg.solve(covariance[:number] + np.eye(number), differ - mean)
+    mean = spreads[-number // 8 :].mean()
+    weights = np.linalg.solve(covariance[:number] + np.eye(number), spreads - mean)
     predicted: NDArray[np.float64] = mean + covariance[number:] @ weights
     return predicted.clip(_LEAST, 1.0)
 

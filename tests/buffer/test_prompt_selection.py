@@ -161,11 +161,12 @@ async def mixed_share(path: Path, order: str, num_steps: int = 40) -> float:
 async def test_a_selection_brings_at_least_what_was_forecast(tmp_path: Path) -> None:
     recorded = await mixed_share(tmp_path / "recorded", "shuffled")
     [sentence] = selection_gain(tmp_path / "recorded", selecting("shuffled", groups_per_step=6))
-    was, number, forecast = re.findall(r"(\d+)(?:%| groups)", sentence)
-    assert abs(int(was) / 100 - recorded) < 0.02
-    assert int(number) == 4 * 8 * 6
+    was, number, forecast = map(float, re.findall(r"\d\S*\d", sentence))
+    # The standard deviation of two different rewards is 0.5.
+    assert abs(was - 0.5 * recorded) < 0.02
+    assert number == 4 * 8 * 6
     made = await mixed_share(tmp_path / "made", "priority")
-    assert 1.5 * recorded < int(forecast) / 100 < made + 0.05
+    assert 1.5 * recorded < 2 * forecast < made + 0.05
     assert made > 2 * recorded
     # Its own prompts are no sample of the order.
     assert not [*selection_gain(tmp_path / "made", selecting("priority", groups_per_step=6))]
@@ -219,6 +220,19 @@ def test_prompts_are_preferred_whose_words_are_solved_in_part(rates: Sequence[fl
     low, middle, high = shares(priority, results_of(rates))
     assert middle > 0.7
     assert min(low, high) > 0.01, "a prompt that cannot be learned now may be learned later"
+
+
+def test_rewards_that_differ_by_a_little_are_a_little_reason_to_prefer_a_prompt() -> None:
+    rng = np.random.default_rng(0)
+    # Wrong answers in two forms; right ones in a fifth of the samples.
+    form = [Result(row=k, position=k, rewards=[0.0, 0.01] * 4) for k in range(0, 10 * COUNT, 3)]
+    solved = [
+        Result(row=k, position=k, rewards=(rng.random(8) < 0.2).astype(float).tolist())
+        for k in range(1, 10 * COUNT, 3)
+    ]
+    results = sorted([*form, *solved], key=lambda result: result.position)
+    of_form, of_solved, _ = shares(priority, results)
+    assert of_solved > 2 * of_form
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (0.5, 0.5, 0.5)])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from async_rl.buffer.policies import CANDIDATES, EXPONENT, WINDOW, Result, expected_gradients
+from async_rl.buffer.policies import CANDIDATES, EXPONENT, WINDOW, Result, expected_spreads
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.config.run import RunConfig
@@ -22,11 +22,11 @@ _RESULTS = (
     "SELECT position, rewards AS \"rewards [stored_json]\" FROM groups WHERE purpose='train' AND"
     " rewards IS NOT NULL ORDER BY position DESC LIMIT 1024"
 )
-_LEAST = 0.05  # of the share of groups with a gradient, of a gain that is told
+_LEAST = 1.1  # times the recorded spread, of a gain that is told
 
 
 def selection_gain(run_dir: Path, config: RunConfig) -> Iterator[str]:
-    """Yield a sentence about the groups with a gradient that data.order=priority would have had."""
+    """Yield a sentence about the spread of rewards that data.order=priority would have brought."""
     count = config.buffer.groups_per_step
     with reading(run_dir / STORE_FILE) as store:
         prompts = issued_prompts(run_dir, config, store)
@@ -38,30 +38,30 @@ def selection_gain(run_dir: Path, config: RunConfig) -> Iterator[str]:
         Result(row=row_of(position), position=position, rewards=rewards)
         for position, rewards in recorded
     ]
-    has_gradient = np.array([len(set(result.rewards)) > 1 for result in results], np.float64)
+    spreads = np.array([np.std(result.rewards) for result in results])
     weights = np.ones(len(results))
     # At its start, a batch knows no result of the groups that are still active.
     active = (config.buffer.max_staleness_versions + 1) * count
     for start in range(active, len(results), count):
         batch = slice(start, start + count)
-        weights[batch] = expected_gradients(
+        weights[batch] = expected_spreads(
             [prompts.train(result.row) for result in results[batch]],
             count=count,
             results=results[max(start - active - WINDOW, 0) : start - active],
             prompt=prompts.train,
         )
-    shares: list[tuple[float, float]] = []
+    means: list[tuple[float, float]] = []
     # As many prompts as a policy has for a batch, of about the same time: what changes during a run
     # is no choice of prompts.
     number = CANDIDATES * count
     for start in range(active, len(results) - number + 1, number):
         near = slice(start, start + number)
-        drawn = np.average(has_gradient[near], weights=weights[near] ** EXPONENT)
-        recorded_share = has_gradient[near].mean()
-        shares.append((float(recorded_share), float(drawn)))
-    share, expected = np.mean(shares or [(0.0, 0.0)], axis=0)
-    if expected - share >= _LEAST:
+        drawn = np.average(spreads[near], weights=weights[near] ** EXPONENT)
+        means.append((float(spreads[near].mean()), float(drawn)))
+    spread, expected = np.mean(means or [(0.0, 0.0)], axis=0)
+    if expected > _LEAST * spread:
         yield (
-            f"the rewards differ in {share:.0%} of {len(shares) * number} groups, in the others"
-            f" nothing is learned; with data.order=priority they would in {expected:.0%} of as many"
+            f"the rewards of a group have a standard deviation of {spread:.2g}, without which"
+            f" nothing is learned, over {len(means) * number} groups; with data.order=priority it"
+            f" would be {expected:.2g}"
         )
