@@ -27,27 +27,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from async_rl.buffer.batches import Reuse, batches_of, ids_of, in_order
 from async_rl.buffer.changes import Trained
-from async_rl.buffer.groups import OpenGroup, StoredGroup
+from async_rl.buffer.groups import OpenGroup, Reuse, StoredGroup, Take, batches_of
 from async_rl.buffer.pace import Pace
 from async_rl.core.errors import ProtocolError, StalenessError
-from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState
 
 
-@frozen
-class Take:
-    """The result of one attempt to take a batch.
+def _order(group: StoredGroup) -> tuple[bool, int, int]:
+    # Planned groups come first, in their former batches: a step that is repeated after a crash then
+    # trains the same groups, and its weights are the same as before.
+    return group.planned == NO_VERSION, group.planned, group.group_id
 
-    group_ids: the batch, empty if there is none yet; waits_for then says why.  reused: groups of
-    earlier batches that are trained with it.  dropped: over-age groups, removed in either case.
-    """
 
-    group_ids: tuple[int, ...] = ()
-    reused: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    waits_for: str = ""
+def _ids(groups: Iterable[StoredGroup]) -> tuple[int, ...]:
+    return tuple(group.group_id for group in groups)
 
 
 def remove_sorted(numbers: list[int], number: int) -> None:
@@ -82,7 +76,9 @@ class Replay:
         # compared with them.
         self._unplanned: list[int] = []
         self.leases = batches_of(leased)
-        self._reuse = Reuse(uses_per_group, trained, self._is_over_age)
+        self._reuse = None
+        if uses_per_group > 1:
+            self._reuse = Reuse(uses_per_group, trained, self._is_over_age)
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness_versions
         self._masks_over_age = age_rule == "mask"
@@ -106,10 +102,14 @@ class Replay:
 
     def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
         """Raise ProtocolError unless all groups are of the leased batch of this version."""
-        batch = ids_of(self.leases.get(train_version, ()))
-        unknown = sorted({*group_ids}.difference(batch, self._reuse.of(train_version, self.leases)))
+        batch = _ids(self.leases.get(train_version, ()))
+        unknown = sorted({*group_ids}.difference(batch, self._reused(train_version)))
         if unknown:
             raise ProtocolError(f"groups {unknown} are not leased for version {train_version}")
+
+    def _reused(self, train_version: int) -> tuple[int, ...]:
+        """The groups that are trained with the batch of this version once more."""
+        return _ids(self._reuse.of(train_version, self.leases)) if self._reuse else ()
 
     def num_before(self, group_id: int) -> int:
         """Leased and ready groups that are trained before an unplanned group with this id."""
@@ -150,7 +150,7 @@ class Replay:
             reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
         # Not a sort of all: with a high bound of the age thousands of groups are ready.
-        oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=in_order)
+        oldest = heapq.nsmallest(self.groups_per_step, self.ready.values(), key=_order)
         # Sorted, so that the batch does not depend on which of its groups finished first.
         chosen = sorted(oldest, key=lambda group: group.group_id)
         blocking = self._blocking(train_version, chosen, unfinished)
@@ -167,10 +167,8 @@ class Replay:
         return self._taken(train_version, dropped)
 
     def _taken(self, train_version: int, dropped: tuple[int, ...] = ()) -> Take:
-        group_ids = ids_of(self.leases[train_version])
-        return Take(
-            group_ids=group_ids, reused=self._reuse.of(train_version, self.leases), dropped=dropped
-        )
+        group_ids = _ids(self.leases[train_version])
+        return Take(group_ids=group_ids, reused=self._reused(train_version), dropped=dropped)
 
     def commit(self, version: int, group_ids: Sequence[int], *, now_s: float) -> Trained | None:
         """Commit step `version` and return the groups that it trained, None if it was known.
@@ -187,7 +185,7 @@ class Replay:
                 f"step {version} cannot be committed: the buffer is at {self.learner_version} and"
                 f" has leased the batches {sorted(self.leases)}"
             )
-        expected = sorted((*ids_of(batch), *self._reuse.of(version - 1, self.leases)))
+        expected = sorted((*_ids(batch), *self._reused(version - 1)))
         if sorted(group_ids) != expected:
             raise ProtocolError(
                 f"step {version} reports groups {sorted(group_ids)}, its lease is {expected}"
@@ -205,11 +203,12 @@ class Replay:
 
     def _end(self, train_version: int) -> Trained:
         """The batch of this version is trained."""
-        reused = self._reuse.of(train_version, self.leases)
+        reused = self._reused(train_version)
         batch = self.leases.pop(train_version)
-        self._reuse.end(train_version, batch)
+        if self._reuse is not None:
+            self._reuse.end(train_version, batch)
         self.learner_version = train_version + 1
-        return Trained(version=self.learner_version, group_ids=ids_of(batch), reused=reused)
+        return Trained(version=self.learner_version, group_ids=_ids(batch), reused=reused)
 
     @property
     def last_start(self) -> int:
@@ -232,14 +231,14 @@ class Replay:
         # A repeated request after a lost reply.
         if not known.intersection(group_ids):
             return None
-        expected = {*ids_of(batch), *self._reuse.of(train_version, self.leases)}
+        expected = {*_ids(batch), *self._reused(train_version)}
         if train_version != self.learner_version or expected != set(group_ids):
             raise ProtocolError(
                 f"groups {sorted(group_ids)} are not the batch of version {self.learner_version},"
                 f" which is {sorted(expected)}"
             )
         del self.leases[train_version]
-        return ids_of(batch), self._return_leased()
+        return _ids(batch), self._return_leased()
 
     def sync(
         self, version: int, stored: Sequence[StoredGroup]
@@ -260,7 +259,7 @@ class Replay:
                 f"the learner starts at version {version}, but the store has no batch for"
                 f" {missing}; use the store and the checkpoint of one run"
             )
-        if version < self.learner_version:
+        if self._reuse is not None and version < self.learner_version:
             self._reuse.restart(group for group in stored if group.planned < version)
         trained = [self._end(step) for step in steps]
         self.learner_version = version
@@ -276,13 +275,13 @@ class Replay:
         self.leases.clear()
         for group in returned:
             self.put(group)
-        return ids_of(returned)
+        return _ids(returned)
 
     def _drop_over_age(self, train_version: int) -> tuple[int, ...]:
         candidates: Iterable[StoredGroup] = self.ready.values()
         if train_version == self._compared_version:
             candidates = [self.ready[i] for i in sorted(self._new & self.ready.keys())]
-        dropped = ids_of(g for g in candidates if self._is_over_age(g, train_version))
+        dropped = _ids(g for g in candidates if self._is_over_age(g, train_version))
         for group_id in dropped:
             self._unready(group_id)
         self._compared_version = train_version

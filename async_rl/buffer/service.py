@@ -12,8 +12,8 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 
+from async_rl.buffer.groups import Take
 from async_rl.buffer.parked import ParkedRequests
-from async_rl.buffer.replay import Take
 from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import KEPT_GROUPS, RunConfig

@@ -17,10 +17,10 @@ from dataclasses import replace
 from async_rl.buffer import changes
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.evaluation import EvaluationProgress
-from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
+from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup, Take
 from async_rl.buffer.leases import MOST_SPARED, Leases, Lives, Outage
 from async_rl.buffer.pace import Pace, is_paced
-from async_rl.buffer.replay import Replay, Take
+from async_rl.buffer.replay import Replay
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
