@@ -213,7 +213,7 @@ class Trained(Change):
     )
     version: int
     group_ids: Sequence[int]
-    reused: Sequence[int] = ()
+    reused: Sequence[int]
 
 
 class Undone(Change):

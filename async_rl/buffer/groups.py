@@ -75,10 +75,9 @@ class Recovered:
     newest_version: of the steps of all histories.  lives: incarnation, number and first version of
     each life of the learner.  set_aside: groups of dropped batches, per train_version.
     prompt_ids: of the open groups.  trained: groups of the newest steps, for buffer.uses_per_group.
-    evaluations: whether each was reported.  left: (position,
-    prompt indices) of prompts that left the data.  chosen: (position, row) of selected prompts.
-    rewards: (position, reward of each sample) of the training groups that were put, read from the
-    file when they are iterated.
+    evaluations: whether each was reported.  left: (position, prompt indices) of prompts that left
+    the data.  chosen: (position, row) of selected prompts.  rewards: (position, reward of each
+    sample) of the training groups that were put, read from the file when they are iterated.
     """
 
     learner_version: int

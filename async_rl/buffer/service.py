@@ -63,8 +63,8 @@ class BufferService:
         kept_groups: int = KEPT_GROUPS,
     ) -> None:
         # The newest steps whose groups the next step trains again.
-        self._num_reused = config.buffer.uses_per_group - 1
-        recovered = store.reader.recover(self._num_reused)
+        self._steps_reused = config.buffer.uses_per_group - 1
+        recovered = store.reader.recover(self._steps_reused)
         self.state = BufferState(config, prompts, recovered, now_s=clock())
         self._recording = config.recording
         self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
@@ -234,7 +234,7 @@ class BufferService:
         async with self._syncing:
             if request != self._synced:
                 await self._stored()
-                earliest = max(request.version - self._num_reused, 0)
+                earliest = max(request.version - self._steps_reused, 0)
                 self.store.require_history_of(earliest)
                 self.state.begin_life(request.incarnation, request.version)
                 self.num_returns += 1
@@ -250,7 +250,7 @@ class BufferService:
         await self._stored()
         first = self.store.forgotten_before
         if first > 0:
-            first += self._num_reused
+            first += self._steps_reused
         return History(first=first, last=self.state.replay.last_start)
 
     async def drop_batch(self, request: DropBatch) -> Message:
@@ -282,7 +282,7 @@ class BufferService:
         """
         trained = self.state.replay.learner_version
         version = min(request.version, self.store.last_not_kept(self._recording, trained))
-        version -= self._num_reused
+        version -= self._steps_reused
         if self.store.forgotten_before < version and request.version <= trained:
             self.store.forget_before(version)
             if self._compacts:

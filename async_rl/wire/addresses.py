@@ -25,9 +25,9 @@ def supervisor_host(network: NetworkConfig, discovered: str) -> str:
 
     discovered: this machine's address, as the launcher reports it.
     """
-    if network.host == AUTO:
-        return discovered
-    return network.host if _is_address(network.host) else host_of_interface(network.host)
+    if _names_interface(network):
+        return host_of_interface(network.host)
+    return discovered if network.host == AUTO else network.host
 
 
 def process_host(network: NetworkConfig, supervisor_address: str) -> str:
@@ -35,7 +35,7 @@ def process_host(network: NetworkConfig, supervisor_address: str) -> str:
     supervisor, or the address of the interface `network.host`. Raises Unavailable without a route.
     """
     host, _, port = supervisor_address.removeprefix("tcp://").rpartition(":")
-    if host != LOOPBACK and not (network.host == AUTO or _is_address(network.host)):
+    if host != LOOPBACK and _names_interface(network):
         return host_of_interface(network.host)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -51,15 +51,16 @@ def process_host(network: NetworkConfig, supervisor_address: str) -> str:
 
 def host_for_people(network: NetworkConfig) -> str:
     """Return the address that TensorBoard, Prometheus and a standalone verifier bind."""
-    return network.host if _is_address(network.host) else LOOPBACK
+    is_address = network.host != AUTO and not _names_interface(network)
+    return network.host if is_address else LOOPBACK
 
 
-def _is_address(host: str) -> bool:
+def _names_interface(network: NetworkConfig) -> bool:
     try:
-        ipaddress.ip_address(host)
+        ipaddress.ip_address(network.host)
     except ValueError:
-        return False
-    return True
+        return network.host != AUTO
+    return False
 
 
 def host_of_interface(interface: str) -> str:

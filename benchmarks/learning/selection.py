@@ -41,8 +41,9 @@ ORDERS: dict[str, dict[str, Any]] = {
     "shuffled": {"data.order": "shuffled"},
     "priority": {"data.order": "priority"},
     "pools": {"data.order": "pools"},
-    # The same samples in twice as many steps, and each group in two of them.
+    # The same samples in twice as many steps.
     "8 groups": _SMALL,
+    # Each group in two of them.
     "8 groups twice": _SMALL
     | {
         "buffer.uses_per_group": 2,
@@ -75,19 +76,8 @@ _TRAINED = (
     'SELECT train_version + 1, rewards AS "rewards [stored_json]" FROM groups WHERE'
     " state='trained'"
 )
-_SETTINGS_THAT_DIFFER = (
-    "seed",
-    "data.order",
-    "data.train_files",
-    "data.val_files",
-    "output_dir",
-    "num_steps",
-    "evaluation.every_steps",
-    "buffer.groups_per_step",
-    "buffer.uses_per_group",
-    "buffer.age_rule",
-    "buffer.max_staleness_versions",
-)
+_OF_A_RUN = {"seed", "data.train_files", "data.val_files", "output_dir"}
+_OF_AN_ORDER = {path for settings in ORDERS.values() for path in settings}
 
 
 class SelectingBench(Bench):
@@ -158,14 +148,16 @@ def launch(task: str, order: str, seed: int, files: Sequence[str]) -> None:
             for step, rewards in store.execute(_TRAINED):
                 shares[step].append(len(set(rewards)) > 1)
 
+    config = compose("real", words)
+    size = config.buffer.groups_per_step * config.generation.group_size
     rows = launched(["conf=real", *words], kept=_KEPT, look=look)
     found = [row for row in rows if "eval/pass_at_1" in row]
     steps = [row["step"] for row in found]
     for row, before in zip(found, [-1, *steps], strict=False):
-        row["samples"] = row["step"] * 64
+        row["samples"] = row["step"] * size
         trained = [is_one for step in range(before + 1, row["step"] + 1) for is_one in shares[step]]
         row["gradient"] = statistics.fmean(trained) if trained else None
-    place(task, order, seed).write(found, config=compose("real", words))
+    place(task, order, seed).write(found, config=config)
     figure(f"{task}, {order}, seed {seed}: final", found[-1]["eval/pass_at_1"], "1")
 
 
@@ -193,8 +185,10 @@ def report() -> list[str]:
             order: [run for seed in range(5) if (run := place(task, order, seed)).exists()]
             for order in ORDERS
         }
+        for made in runs.values():
+            refuse_mixing(made, apart_from=_OF_A_RUN)
         every = [run for made in runs.values() for run in made]
-        refuse_mixing(every, apart_from=_SETTINGS_THAT_DIFFER)
+        refuse_mixing(every, apart_from=_OF_A_RUN | _OF_AN_ORDER)
         for order, made in runs.items():
             if made:
                 cells = _cells([run.rows() for run in made], goal)

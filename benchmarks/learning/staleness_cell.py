@@ -176,9 +176,13 @@ def run_cell(
             rows.append({"step": step, "samples": samples, "eval/pass_at_1": 0.0})
             return rows
         used.append(new)
-        ages = {scalars["staleness/max_versions"], scalars["staleness/mean_versions"]}
-        expected = min(age, version) if start is None else age
-        assert num_reused or ages == {expected}, f"step {step} trained ages {ages}"
+        # The oldest groups were trained first `num_reused` steps before.
+        sampled = max(version - num_reused, 0) - age
+        expected = version - (max(sampled, 0) if start is None else sampled)
+        ages = {scalars["staleness/max_versions"]}
+        if num_reused == 0:
+            ages.add(scalars["staleness/mean_versions"])
+        assert ages == {expected}, f"step {step} trained ages {ages} instead of {expected}"
         columns.add(scalars)
         bench.load(trainer)
         if step % config.evaluation.every_steps == 0:

@@ -246,10 +246,8 @@ def _mirror_problems(config: RunConfig) -> Iterator[str]:
 def _network_problems(config: RunConfig) -> Iterator[str]:
     if config.launcher.is_submitted:
         return  # the job may start on any node, which looks at them when it binds them
-    try:
-        supervisor_host(config.network, LOOPBACK)
-    except ConfigError as error:
-        yield str(error)
+    if unknown := [*_problem(supervisor_host, config.network, LOOPBACK)]:
+        yield from unknown
         return
     host = host_for_people(config.network)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

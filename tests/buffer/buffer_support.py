@@ -222,6 +222,11 @@ async def take(service: BufferService, train_version: int, wait_s: float = 0.0) 
     return batch
 
 
+async def taken_ids(service: BufferService, version: int, wait_s: float = 0.0) -> list[int]:
+    """Take a batch; return its groups."""
+    return [group.group_id for group in (await take(service, version, wait_s)).groups]
+
+
 async def settle() -> None:
     """Lets every task that can go on do so; the store's thread needs real time, so a flush is part
     of what is awaited elsewhere.

@@ -241,13 +241,19 @@ def test_a_group_is_trained_in_as_many_steps_as_it_may_be_used_within_the_bound(
             assert ended == Trained(version=step, group_ids=earlier, reused=reused[step - 1])
 
 
-def test_a_batch_with_reused_groups_is_committed_and_dropped_with_them_alone() -> None:
+def with_a_reused_batch() -> Replay:
+    """Return a buffer that has leased the groups 2 and 3, and 0 and 1 once more, for version 1."""
     buffer = replay(uses=2, max_staleness=2)
     put(buffer, 0, 1)
     buffer.take(0, [], now_s=0.0)
     buffer.commit(1, [0, 1], now_s=0.0)
     put(buffer, 2, 3, oldest=1)
     buffer.take(1, [], now_s=0.0)
+    return buffer
+
+
+def test_a_batch_with_reused_groups_is_committed_and_dropped_with_them_alone() -> None:
+    buffer = with_a_reused_batch()
     with pytest.raises(ProtocolError, match=r"its lease is \[0, 1, 2, 3\]"):
         buffer.commit(2, [2, 3], now_s=0.0)
     with pytest.raises(ProtocolError, match=r"which is \[0, 1, 2, 3\]"):
@@ -261,12 +267,7 @@ def test_a_batch_with_reused_groups_is_committed_and_dropped_with_them_alone() -
 
 
 def test_a_learner_that_is_one_commit_ahead_has_used_the_groups_of_its_batch() -> None:
-    buffer = replay(uses=2, max_staleness=2)
-    put(buffer, 0, 1)
-    buffer.take(0, [], now_s=0.0)
-    buffer.commit(1, [0, 1], now_s=0.0)
-    put(buffer, 2, 3, oldest=1)
-    buffer.take(1, [], now_s=0.0)
+    buffer = with_a_reused_batch()
     # The store has no step from version 1 on.
     assert buffer.sync(2, []) == ([Trained(version=2, group_ids=(2, 3), reused=(0, 1))], ())
 

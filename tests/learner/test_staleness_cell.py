@@ -69,7 +69,7 @@ def make_config(age: int, *overrides: str, groups: int = 2, size: int = 4) -> Ru
         [
             "num_steps=5",
             f"buffer.max_staleness_versions={age}",
-            "buffer.age_rule=exact",
+            *(() if "buffer.age_rule=drop" in overrides else ("buffer.age_rule=exact",)),
             f"buffer.groups_per_step={groups}",
             f"generation.group_size={size}",
             "data.max_response_tokens=4",
@@ -107,6 +107,16 @@ def test_without_a_run_up_a_batch_is_as_old_as_the_run(
     assert [row["step"] for row in rows] == [0, 5]
     assert rows[-1]["samples"] == 5 * 2 * 4
     assert rows[-1]["staleness/mean_versions"] == pytest.approx(min(age, 7 / 5))
+
+
+def test_a_cell_uses_the_groups_of_the_step_before_once_more(
+    bench: Recording, tmp_path: Path
+) -> None:
+    twice = ["buffer.uses_per_group=2", "buffer.age_rule=drop"]
+    rows = run_cell(bench, make_config(2, *twice), tmp_path)
+    # At age 1 new groups, and at age 2 old ones, from the third step on.
+    assert rows[-1]["staleness/mean_versions"] == pytest.approx((0 + 1 + 3 * 1.5) / 5, abs=0.1)
+    assert rows[-1]["samples"] == 5 * 2 * 4
 
 
 def test_after_a_run_up_every_step_trains_the_exact_age(model_path: Path, tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def test_prompts_that_are_skipped_after_a_resume_are_named(
 ) -> None:
     recover = reader.StoreReader.recover
 
-    def skips(self: reader.StoreReader, num_reused: int) -> Any:
-        recovered = recover(self, num_reused)
+    def skips(self: reader.StoreReader, steps_reused: int) -> Any:
+        recovered = recover(self, steps_reused)
         if recovered.next_index:
             recovered = dataclasses.replace(recovered, next_index=recovered.next_index + 3)
         return recovered

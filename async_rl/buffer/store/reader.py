@@ -101,11 +101,11 @@ class StoreReader:
         with self._reading:  # a read that outlives its caller still uses the connection
             self.connection.close()
 
-    def recover(self, num_reused: int = 0) -> Recovered:
+    def recover(self, steps_reused: int = 0) -> Recovered:
         """The state that the file contains. Call it before anything is written. Raises
         InfrastructureError if a group that may still be trained is damaged.
 
-        num_reused: the newest steps whose groups are trained again.
+        steps_reused: the number of newest steps whose groups the next step trains again.
         """
         for (group_id,) in self._rows(_DAMAGED_ROWS):
             raise InfrastructureError(
@@ -126,7 +126,7 @@ class StoreReader:
             prompt_ids=dict(self._rows(_PROMPT_IDS)),
             ready=self._objects(StoredGroup, _READY),
             leased=self._objects(StoredGroup, _LEASED),
-            trained=self._objects(StoredGroup, _TRAINED, learner_version - num_reused),
+            trained=self._objects(StoredGroup, _TRAINED, learner_version - steps_reused),
             evaluations=dict(self._rows(_EVALUATIONS)),
             left=self._rows(LEFT),
             chosen=self._rows(CHOSEN),
