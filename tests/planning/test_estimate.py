@@ -5,10 +5,12 @@ from composing import compose, compose_unchecked
 from planning_models import QWEN3_06B, SMOLLM2_135M
 from tables import table
 
+from async_rl.composition.hardware import model_shape
 from async_rl.config.base import replace
 from async_rl.core.machine import Machine
 from async_rl.data.embedded import MAX_LENGTH, TINY_CODER
 from async_rl.planning.estimate import (
+    ROW_BYTES,
     disk_mb,
     memory_mb,
     total_memory_mb,
@@ -171,6 +173,12 @@ def test_trajectories_older_than_every_checkpoint_need_no_disk() -> None:
     assert sizes[100_000] - sizes[1000] < 2000
     assert needed(200, "recording=full") > needed(200)
     assert needed(200, "checkpoint.every_steps=0") > needed(200)
+
+
+def test_a_service_starts_on_a_disk_that_a_run_of_all_its_steps_would_fill() -> None:
+    service = compose("serve", [])
+    assert service.num_steps * ROW_BYTES > 4e9
+    assert disk_mb(service, model_shape(service)) < 1000
 
 
 @pytest.mark.covers("max_seq_len_to_capture")
