@@ -1,8 +1,9 @@
 """Reference curves: how each configuration of conf/ learns, with seeds and its full settings.
 
 Run: `python -m benchmarks.learning.reference run [--confs ...] [--seeds ...] [--limit-s N]`, as
-often as needed: a run that is recorded in benchmarks/results/reference.jsonl is not repeated; then
-`report [--docs]`. About two hours on two quiet cores. conf=real needs the model of `make real`.
+often as needed: a run that is recorded in benchmarks/results/reference.jsonl, or selection.jsonl
+for conf=real, is not repeated; then `report [--docs]`. About two hours on two quiet cores. conf=real
+needs the model of `make real`.
 
 A recorded run has its settings and commit, and a row for each evaluation. `band` is where a further
 run lies with 99 % probability if the runs of the seeds are normally distributed: mean +- t * s *
@@ -23,6 +24,7 @@ from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from benchmarks.comparing import mean_and_error, student_t
 from benchmarks.figures import figure
+from benchmarks.learning import selection
 from benchmarks.learning.launched import launched
 from benchmarks.study import RESULTS, Recorded, refuse_mixing
 
@@ -41,7 +43,7 @@ NUM_STEPS = {
 OTHERS = ("base", "serve", "variants")
 """Files of conf/ without a curve: what all configurations share, a service, variants of choices.
 """
-NUM_SEEDS = {"grpo_code": 5, "ppo_code": 5}
+NUM_SEEDS = {"grpo_code": 5, "ppo_code": 5, "real": 5}
 EVERY = 10
 _SECTIONS = ("algorithm", "buffer", "data", "generation", "learner.optimizer", "model", "rollout")
 _UNFIXED = ("generation.vllm.", "model.path", "model.dtype")
@@ -67,12 +69,29 @@ def decides_learning(setting: str) -> bool:
 
 
 def place(conf: str, seed: int) -> Recorded:
-    """Return the place of a run in the study."""
+    """Return the place of a run. A run of conf=real is one of the study of orders, which compares
+    the default order with others.
+    """
+    if conf == "real":
+        return selection.place(conf, "shuffled", seed)
     return Recorded(FILE, f"{conf}-seed{seed}")
+
+
+def made() -> list[tuple[str, int]]:
+    """Return the configuration and seed of every recorded run."""
+    return [
+        (conf, seed)
+        for conf in NUM_STEPS
+        for seed in range(NUM_SEEDS.get(conf, 3))
+        if place(conf, seed).exists()
+    ]
 
 
 def run(conf: str, seed: int) -> None:
     """Make one run and record it."""
+    if conf == "real":
+        selection.launch(conf, "shuffled", seed, ())
+        return
     rows = launched(command(conf, seed), kept=_KEPT)
     evaluated = [row for row in rows if "eval/pass_at_1" in row]
     place(conf, seed).write(evaluated, config=config_of(conf, seed))
@@ -84,8 +103,7 @@ def curves(conf: str) -> dict[int, list[float]]:
     """Return the held-out pass rates of the recorded seeds by step. Raises SystemExit if they were
     made with different settings.
     """
-    runs = [place(conf, seed) for seed in range(NUM_SEEDS.get(conf, 3))]
-    runs = [run for run in runs if run.exists()]
+    runs = [place(conf, seed) for other, seed in made() if other == conf]
     settings = {setting for run in runs for setting in run.config()}
     refuse_mixing(runs, apart_from=[path for path in settings if not decides_learning(path)])
     found: dict[int, list[float]] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from async_rl.composition.choices import CONF_DIR
 from benchmarks.learning import reference
-from benchmarks.study import flat, recorded
+from benchmarks.study import flat
 
 
 def test_every_configuration_that_trains_has_a_curve() -> None:
@@ -17,12 +17,11 @@ def test_every_configuration_that_trains_has_a_curve() -> None:
     assert names == {*reference.NUM_STEPS}
 
 
-@pytest.mark.parametrize("name", list(recorded(reference.FILE)))
-def test_a_curve_was_made_with_the_settings_of_today(name: str) -> None:
+@pytest.mark.parametrize(("conf", "seed"), reference.made())
+def test_a_curve_was_made_with_the_settings_of_today(conf: str, seed: int) -> None:
     """Otherwise delete its line and run `python -m benchmarks.learning.reference run`."""
-    conf, seed = name.split("-seed")
-    run = reference.place(conf, int(seed))
-    today = flat(reference.config_of(conf, int(seed)).model_dump(mode="json"))
+    run = reference.place(conf, seed)
+    today = flat(reference.config_of(conf, seed).model_dump(mode="json"))
     for setting in filter(reference.decides_learning, {*today, *run.config()}):
         assert today.get(setting) == run.config().get(setting), setting
     assert [row["step"] for row in run.rows()] == list(
