@@ -2,8 +2,8 @@
 
 Run: `python -m benchmarks.learning.reference run [--confs ...] [--seeds ...] [--limit-s N]`, as
 often as needed: a run that is recorded in benchmarks/results/reference.jsonl, or selection.jsonl
-for conf=real, is not repeated; then `report [--docs]`. About two hours on two quiet cores. conf=real
-needs the model of `make real`.
+for conf=real, is not repeated; then `report [--docs]`. About two hours on two quiet cores;
+conf=real needs the model of `make real`.
 
 A recorded run has its settings and commit, and a row for each evaluation. `band` is where a further
 run lies with 99 % probability if the runs of the seeds are normally distributed: mean +- t * s *
