@@ -56,9 +56,8 @@ RECORDED_BYTES_PER_SAMPLE = 16  # times of buffer/store/schema.py
 STORED_BYTES_PER_TOKEN = 16  # token id, log-prob, version, mask, and the store's overhead
 GROUP_BYTES = 700  # of a group's rows in the ledger, measured with benchmarks/faults/soak.py
 ROW_BYTES = 4096  # of a step's row in metrics.jsonl: 3 to 4 kB
-MOST_STEPS = (
-    20_000  # that disk is reserved for: the num_steps of a service only says that it has no end
-)
+# Steps that disk is reserved for: the num_steps of a service only says that it has no end.
+SERVICE_STEPS = 20_000
 LOGS_MB = 100
 
 
@@ -210,7 +209,9 @@ def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     """Return the disk space of the run directory at its end: checkpoints, store and logs."""
     checkpoint = config.checkpoint
     buffer = config.buffer
-    num_steps = min(config.num_steps, MOST_STEPS)
+    num_steps = config.num_steps
+    if config.agent.is_service:
+        num_steps = min(num_steps, SERVICE_STEPS)
     stored = num_steps
     if checkpoint.every_steps > 0 and config.recording != "full":
         # Trajectories are deleted once the oldest of the newest checkpoints does not need them.

@@ -179,6 +179,8 @@ def test_a_service_starts_on_a_disk_that_a_run_of_all_its_steps_would_fill() -> 
     service = compose("serve", [])
     assert service.num_steps * ROW_BYTES > 4e9
     assert disk_mb(service, model_shape(service)) < 1000
+    long, longer = (compose("ppo_code", [f"num_steps={n}"]) for n in (20_000, 100_000))
+    assert disk_mb(longer, None) - disk_mb(long, None) > 80_000 * ROW_BYTES / 2**20
 
 
 @pytest.mark.covers("max_seq_len_to_capture")
