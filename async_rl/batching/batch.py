@@ -18,7 +18,7 @@ from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.calls import Calls, calls_of
 from async_rl.batching.support import NO_GRAMMARS, Grammars, edits_of
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
+from async_rl.core.heads import GroupHead, SampleHead, SampleId, packed, sample_ids
 from async_rl.core.types import Group, Trajectory
 
 
@@ -51,7 +51,7 @@ def whole(groups: Sequence[Group]) -> BatchPart:
     # A replay has all tokens on every rank and takes its part afterwards.
     trajectories = [t for group in groups for t in group.trajectories]
     return BatchPart(
-        heads=[head_of(group) for group in groups],
+        heads=[packed(group).head for group in groups],
         owners=[0] * len(trajectories),
         number=0,
         trajectories=trajectories,
@@ -62,7 +62,7 @@ def whole(groups: Sequence[Group]) -> BatchPart:
 class Sizes:
     """The sizes of the B sequences. They decide how sequences are divided among parts and passes.
 
-    prompt_key: equal for sequences of a group that share the prompt in a packed row.
+    prompt_key: the group of each sequence; sequences of a group share the prompt in a packed row.
     """
 
     prompt_key: list[int]
@@ -172,14 +172,9 @@ class Batch(Sizes):
 def sizes_of(heads: Sequence[GroupHead]) -> Sizes:
     """Return the sizes of the sequences of these groups."""
     samples = [sample for group in heads for sample in group.samples]
-    numbers: dict[tuple[int, int], int] = {}
-    keys = []
-    for index, group in enumerate(heads):
-        for sample in group.samples:
-            # Within a group: equal prompts of two groups would tie their minibatches together.
-            keys.append(numbers.setdefault((index, sample.prompt), len(numbers)))
     return Sizes(
-        prompt_key=keys,
+        # By group: equal prompts of two groups would tie their minibatches together.
+        prompt_key=[index for index, group in enumerate(heads) for _ in group.samples],
         prompt_lengths=[sample.prompt_length for sample in samples],
         response_lengths=[sample.response_length for sample in samples],
     )
@@ -222,8 +217,6 @@ def collate_part(
         flat = np.concatenate(mine) if mine else np.empty(0)
         return torch.from_numpy(flat).to(device=device, dtype=dtype)
 
-    # The heads of all sequences, so every rank computes the same statistics of groups.
-    group_index = [i for i, group in enumerate(part.heads) for _ in group.samples]
     lengths = torch.tensor([t.response_length for t in trajectories], dtype=torch.int64)
     # On the host: packing reads them for each sequence.
     starts = [0, *lengths.cumsum(0).tolist()]
@@ -237,7 +230,8 @@ def collate_part(
         trajectories=dict(zip(own, trajectories, strict=True)),
         offsets=dict(zip(own, starts, strict=False)),
         num_groups=len(part.heads),
-        group_index=_tensor(group_index, torch.int64, device),
+        # Of all sequences, so every rank computes the same statistics of groups.
+        group_index=_tensor(sizes.prompt_key, torch.int64, device),
         rewards=_tensor([sample.reward for sample in samples], torch.float32, device),
         is_truncated=_tensor([sample.is_truncated for sample in samples], torch.bool, device),
         sequence_index=_tensor(own, torch.int64, device).repeat_interleave(lengths.to(device)),

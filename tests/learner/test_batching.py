@@ -127,16 +127,6 @@ def test_rows_and_flat_are_inverse(seed: int) -> None:
     assert int((rows > 0).sum()) == batch.num_tokens
 
 
-def test_a_prompt_that_differs_inside_a_group_is_not_shared() -> None:
-    groups = make_groups(num_groups=1, size=2)
-    first, second = groups[0].trajectories
-    second.token_ids[0] = (first.token_ids[0] + 1) % 50
-    batch = collate(groups, device=CPU)
-    assert pack(batch, [0, 1], device=CPU).input_ids.numel() == len(first.token_ids) + len(
-        second.token_ids
-    )
-
-
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="no sequence"):
         collate([], device=CPU)

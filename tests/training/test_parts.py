@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.core.codec import encode
-from async_rl.core.heads import GroupHead, PackedTrajectory, head_of, pack_group, read_group
+from async_rl.core.heads import GroupHead, PackedTrajectory, pack_group, packed, read_group
 from async_rl.core.types import Group, Trajectory
 from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import (
@@ -79,7 +79,7 @@ def test_the_parts_of_the_ranks_are_the_batch_each_sequence_once_in_bounded_mess
         for rank in range(ranks):
             mine = Parts(buffer.call, rank)
             buffer.sent.clear()
-            await mine.fetch(fetch_of([head_of(group) for group in groups]), owners)
+            await mine.fetch(fetch_of([packed(group).head for group in groups]), owners)
             sizes = [[len(t.unpacked().token_ids) for t in chunk] for chunk in buffer.sent]
             assert all(len(chunk) == 1 or sum(chunk) <= limit for chunk in sizes)
             assert all(sum(one) + after[0] > limit for one, after in itertools.pairwise(sizes))
@@ -101,10 +101,10 @@ async def test_a_batch_that_was_dropped_meanwhile_does_not_replace_the_next_one(
     buffer = Buffer([first, second])
     mine = Parts(buffer.call, 0)
     buffer.gate.clear()
-    slow = asyncio.create_task(mine.fetch(fetch_of([head_of(first)]), [0]))
+    slow = asyncio.create_task(mine.fetch(fetch_of([packed(first).head]), [0]))
     await asyncio.sleep(0)
     buffer.gate.set()
-    await mine.fetch(fetch_of([head_of(second)]), [0])
+    await mine.fetch(fetch_of([packed(second).head]), [0])
     await slow
     assert encode(mine.pop(0).trajectories) == encode(second.trajectories)
 
@@ -113,7 +113,7 @@ async def test_a_read_that_was_sent_twice_leaves_nothing_of_a_trained_batch() ->
     (group,) = make_groups(num_groups=1, size=1)
     buffer = Buffer([group])
     mine = Parts(buffer.call, 0)
-    request = fetch_of([head_of(group)])
+    request = fetch_of([packed(group).head])
     buffer.gate.clear()
     late = asyncio.create_task(mine.fetch(request, [0]))
     await asyncio.sleep(0)

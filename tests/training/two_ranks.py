@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from async_rl.batching.batch import BatchPart
-from async_rl.core.heads import head_of, pack_group, read_group
+from async_rl.core.heads import pack_group, packed, read_group
 from async_rl.protocol.learner import ReadSequences, Sequences
 from async_rl.training.operations import Fetch, Perform, Score, Step, Stop
 from async_rl.training.ranks import Rank, TrainingPool
@@ -62,8 +62,8 @@ class Buffer:
 
     async def call(self, request: ReadSequences) -> Sequences:
         assert request.samples == [(5, 0)]
-        packed = read_group(pack_group(make_groups(num_groups=1, size=1)[0]))
-        return Sequences(trajectories=[packed.member(0)])
+        group = read_group(pack_group(make_groups(num_groups=1, size=1)[0]))
+        return Sequences(trajectories=[group.member(0)])
 
 
 def make_trainer() -> Any:
@@ -91,7 +91,9 @@ async def lead(address: str) -> None:
     async with RpcClient(address, load_keys(FOLDER / "keys")) as other:
         parts = Parts(Buffer().call, RANK)
         pool = await TrainingPool.open(make_trainer, "first-life-0", parts, [other])
-        head = msgspec.structs.replace(head_of(make_groups(num_groups=1, size=1)[0]), group_id=5)
+        head = msgspec.structs.replace(
+            packed(make_groups(num_groups=1, size=1)[0]).head, group_id=5
+        )
         for version in range(20):
             await pool.fetch([head], version, life=1, timeout_s=9)
         results = [(await pool.lead(Step(version=0))).value]
