@@ -52,11 +52,13 @@ def damage(directory: Path) -> str:
     return "" if expected else f"{SUMS_FILE} is empty"
 
 
-def sum_of(paths: Iterable[Path]) -> bytes:
-    """Return one SHA-256 of the content of several files, in the order of their names."""
+def sum_of(paths: Iterable[Path]) -> str:
+    """Return one SHA-256 of the content of several files, in the order of their names, in
+    hexadecimal.
+    """
     with ThreadPoolExecutor(_THREADS) as threads:
         # A hash of hashes, because one hash of all content could use one thread only.
-        return hashlib.sha256("".join(threads.map(digest, sorted(paths))).encode()).digest()
+        return hashlib.sha256("".join(threads.map(digest, sorted(paths))).encode()).hexdigest()
 
 
 def sums_of(directory: Path) -> dict[str, str]:

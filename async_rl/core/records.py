@@ -4,6 +4,7 @@ A line that its writer did not finish is not part of the file. Long files are re
 so that the time does not depend on their length.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -47,37 +48,32 @@ def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield where each complete line starts, and the line, the last one first. A file that does not
     exist has none.
     """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
+    # The bytes after the last line break are not a complete line.
+    return itertools.islice(_parts_backwards(path), 1, None)
+
+
+def _parts_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield where each part between line breaks starts, and the part, the last one first."""
+    if not path.is_file():
         return
-    with file:
+    with path.open("rb") as file:
         # From the end, since the metrics of a long run are hundreds of megabytes.
-        end = file.seek(0, os.SEEK_END)
+        start = end = file.seek(0, os.SEEK_END)
         rest = b""
-        has_line = False
-        while end > 0:
-            start = max(0, end - BLOCK_BYTES)
+        while start > 0:
+            size = min(start, BLOCK_BYTES)
+            start -= size
             file.seek(start)
-            block = file.read(end - start)
-            if not has_line:
-                # The bytes after the last line break are not a complete line.
-                block = block[: block.rfind(b"\n") + 1]
-                has_line = bool(block)
-            block += rest
             # The bytes before the first break belong to a line that starts in an earlier block.
-            first = block.find(b"\n") + 1 if start else 0
-            rest = block[:first]
-            whole = block[first:]
-            offset = start + first + len(whole)
-            for line in reversed(whole.split(b"\n")[:-1]):
-                offset -= len(line) + 1
-                yield offset, line
-            end = start
+            rest, *parts = (file.read(size) + rest).split(b"\n")
+            for part in reversed(parts):
+                end -= len(part)
+                yield end, part
+                end -= 1
+        yield 0, rest
 
 
 def line_number(path: Path, offset: int) -> int:
     """The number of the line at this offset, counted from 1."""
     with path.open("rb") as file:
-        blocks = iter(lambda: file.read(min(BLOCK_BYTES, offset - file.tell())), b"")
-        return 1 + sum(block.count(b"\n") for block in blocks)
+        return 1 + file.read(offset).count(b"\n")

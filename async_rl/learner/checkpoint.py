@@ -69,7 +69,7 @@ class Checkpointer:
         self._objective = objective
         self._reference = reference
         self._base = base
-        self._base_sha256 = "" if base is None else sum_of(base.glob("*.safetensors")).hex()
+        self._base_sha256 = "" if base is None else sum_of(base.glob("*.safetensors"))
         self._staging = Staging()
         # One thread: checkpoints are finished in the order in which they were started.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")

@@ -58,7 +58,7 @@ class TrainingRuns:
         self._clock = clock
         self._load_base = functools.partial(load_base, config, model_path, device)
         self.policy = self._load_base()
-        self._base_sha256 = sum_of(model_path.glob("*.safetensors")).hex()
+        self._base_sha256 = sum_of(model_path.glob("*.safetensors"))
         text = self.policy.lm.config.get_text_config()
         budget = config.learner.budget_tokens
         self._limits = Limits(

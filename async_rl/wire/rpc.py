@@ -56,24 +56,15 @@ _ERRORS: dict[str, type[AsyncRLError]] = {
 }
 
 
-class _OnlyClient:
-    """Accepts exactly one public key."""
-
-    def __init__(self, public: str) -> None:
-        self._public = public.encode()
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a client with this key may connect; pyzmq calls it."""
-        return key == self._public
-
-
-def _configure(socket: zmq.asyncio.Socket) -> None:
+def _configure(socket: zmq.asyncio.Socket, public: str, secret: str) -> None:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _ZMTP_HEARTBEAT_MS)
     # Six missed heartbeats, so that a short outage of the network breaks no connection.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.curve_publickey = public.encode()
+    socket.curve_secretkey = secret.encode()
 
 
 class Handlers:
@@ -127,17 +118,14 @@ class RpcServer(Closing):
         self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(
-            domain="*", credentials_provider=_OnlyClient(keys.client_public)
-        )
+        # In every domain, the run's key and no other.
+        self._authenticator.certs["*"] = {keys.client_public.encode(): True}
         self._socket = self._context.socket(zmq.ROUTER)
-        _configure(self._socket)
+        _configure(self._socket, keys.server_public, keys.server_secret)
         # A client that reconnects takes over its identity; otherwise it would be refused until the
         # old connection times out.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.curve_server = True
-        self._socket.curve_publickey = keys.server_public.encode()
-        self._socket.curve_secretkey = keys.server_secret.encode()
         self._monitor = self._socket.get_monitor_socket(_REFUSED)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
@@ -206,10 +194,8 @@ class RpcClient:
         context = zmq.asyncio.Context.instance()
         context.set(zmq.MAX_SOCKETS, _MOST_PEERS)
         self._socket = context.socket(zmq.DEALER)
-        _configure(self._socket)
+        _configure(self._socket, keys.client_public, keys.client_secret)
         self._socket.curve_serverkey = keys.server_public.encode()
-        self._socket.curve_publickey = keys.client_public.encode()
-        self._socket.curve_secretkey = keys.client_secret.encode()
         self._socket.connect(address)
         self._ids = itertools.count(1)
         self._pending: dict[bytes, asyncio.Future[bytes]] = {}

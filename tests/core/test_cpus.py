@@ -23,12 +23,12 @@ def test_siblings_are_adjacent_and_nodes_follow_each_other(tmp_path: Path) -> No
         tmp_path, nodes=["0-1,4-5", "2-3,6-7"], siblings=["0,4", "1,5", "2,6", "3,7"]
     )
     cpus = arranged(range(8), of_two_sockets)
-    assert cpus.numbers == (0, 4, 1, 5, 2, 6, 3, 7)
-    assert cpus.nodes == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert cpus.cores == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert cpus.core_nodes == (0, 0, 0, 0, 1, 1, 1, 1)
     assert cpus.threads_per_core == 2
-    assert arranged([6, 0, 4], of_two_sockets).numbers == (0, 4, 6)
+    assert arranged([6, 0, 4], of_two_sockets).cores == (0, 4, 6)
 
 
 def test_a_kernel_that_lists_nothing_has_one_node_and_no_hyperthreads(tmp_path: Path) -> None:
     cpus = arranged([3, 1], tmp_path)
-    assert (cpus.numbers, cpus.nodes, cpus.threads_per_core) == ((1, 3), (0, 0), 1)
+    assert (cpus.cores, cpus.core_nodes, cpus.threads_per_core) == ((1, 3), (0, 0), 1)

@@ -5,6 +5,7 @@ that the user's own choice gives them.
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,17 +28,15 @@ def test_gpus_count_only_with_packages_that_use_them(
 ) -> None:
     (tmp_path / "version.py").write_text(f"__version__ = '2'\n{cuda}\nhip: Optional[str] = 'x'\n")
 
-    def version(name: str) -> str:
-        if name != vllm:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "0"
+    def discover(*, name: str) -> Iterator[str]:
+        return iter([vllm] if name == vllm else [])
 
     found = (
         None
         if cuda is None
         else importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     )
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata.Distribution, "discover", discover)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
     devices = tuple(Gpu(uuid=f"GPU-{n}", name="H100", memory_mb=81920) for n in range(6))
     monkeypatch.setattr(machine, "read_gpus", lambda: Gpus(driver="580", devices=devices))

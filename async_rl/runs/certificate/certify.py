@@ -293,7 +293,7 @@ def origin(run_dir: Path, config: RunConfig, noted: Sequence[Event]) -> Iterator
     with contextlib.suppress(Unavailable):
         model = Path(load_control(run_dir).model_path)
         parts = [file for file in model.glob("*") if file.is_file()]
-        sums.append(f"{model}: {len(parts)} files, SHA-256 {sum_of(parts).hex()[:_DIGITS]}")
+        sums.append(f"{model}: {len(parts)} files, SHA-256 {sum_of(parts)[:_DIGITS]}")
     checksum = checkpoints.published_checksums(run_dir).get(0)
     yield statement(
         "origin",
