@@ -5,8 +5,8 @@ release the device, drain.
 import math
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from async_rl.core.frozen import Value
 from async_rl.core.support import Span
@@ -117,7 +117,7 @@ def joined(parts: Sequence[Completion]) -> Completion:
         is_truncated=parts[-1].is_truncated,
         first_s=parts[0].first_s,
         spans=tuple(
-            moved(span, start)
+            replace(span, start=span.start + start, end=span.end + start)
             for start, part in zip(starts, parts, strict=False)
             for span in part.spans
         ),
@@ -126,33 +126,26 @@ def joined(parts: Sequence[Completion]) -> Completion:
     )
 
 
-def _rows(scores: Sequence[Scores], kept: slice = slice(None)) -> Scores:
-    """Return the positions of all scores, as far as they are kept."""
+def _rows(scores: Sequence[Scores], most: int | None = None) -> Scores:
+    """Return the positions of all scores, at most `most`."""
     return Scores(
-        ids=np.concatenate([each.ids for each in scores])[kept],
-        logprobs=np.concatenate([each.logprobs for each in scores])[kept],
+        ids=np.concatenate([each.ids for each in scores])[:most],
+        logprobs=np.concatenate([each.logprobs for each in scores])[:most],
     )
 
 
-def moved(span: Span, by: int, most: int = 1 << 31) -> Span:
-    """Return a span `by` tokens later, with its tokens before position `most`."""
-    end = min(span.end + by, most)
-    return msgspec.structs.replace(span, start=span.start + by, end=end)
-
-
-def cut(whole: Completion, kept: slice) -> Completion:
-    """Return a part of consecutive tokens; a part without the end is truncated. It has the starts
-    of its spans.
-    """
-    token_ids = whole.token_ids[kept]
-    later = [moved(span, -(kept.start or 0), len(token_ids)) for span in whole.spans]
+def cut(whole: Completion, most: int) -> Completion:
+    """Return the first tokens, at most `most`; a part without the end is truncated."""
+    token_ids = whole.token_ids[:most]
     return Completion(
         token_ids=token_ids,
-        logprobs=whole.logprobs[kept],
-        versions=whole.versions[kept],
+        logprobs=whole.logprobs[:most],
+        versions=whole.versions[:most],
         is_truncated=whole.is_truncated or len(token_ids) < len(whole.token_ids),
-        spans=tuple(span for span in later if span.start < span.end),
-        likeliest=None if whole.likeliest is None else _rows([whole.likeliest], kept),
+        spans=tuple(
+            replace(span, end=min(span.end, most)) for span in whole.spans if span.start < most
+        ),
+        likeliest=None if whole.likeliest is None else _rows([whole.likeliest], most),
         prompt=whole.prompt,
     )
 

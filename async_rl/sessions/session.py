@@ -275,7 +275,8 @@ class Session:
             # An engine starts a grammar with its request, so nothing continues one.
             is_complete = not part.is_truncated or num_kept is not None or call.support.grammar
             size = 0 if is_complete else await self._size(call, number, num_written)
-            yield cut(written, slice(num_kept)), text, not size
+            most = num_written if num_kept is None else num_kept
+            yield cut(written, most), text, not size
 
     async def _size(self, call: Call, number: int, num_written: int) -> int:
         """Reserve tokens for the next piece, once no other call may return any; return how many."""
