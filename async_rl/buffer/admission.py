@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.replay import Replay, remove_sorted
+from async_rl.config.run import RunConfig
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
@@ -27,10 +28,9 @@ class Admission:
 
     def __init__(
         self,
+        config: RunConfig,
         replay: Replay,
         *,
-        num_steps: int,
-        max_attempts: int,
         groups: Iterable[OpenGroup] = (),
         next_group_id: int = 0,
         next_index: int = 0,
@@ -39,8 +39,8 @@ class Admission:
         self.next_index = next_index
         self.next_group_id = next_group_id
         self._replay = replay
-        self._num_steps = num_steps
-        self._max_attempts = max_attempts
+        self._num_steps = config.num_steps
+        self._max_attempts = config.generation.max_attempts
         self._waiting: dict[Purpose, list[int]] = {Purpose.EVAL: [], Purpose.TRAIN: []}
         # Without these indexes, each ticket would be compared with all open groups.
         self._training: list[int] = []
@@ -57,11 +57,6 @@ class Admission:
     def num_active(self) -> int:
         """Training groups that are issued, generating, ready or leased."""
         return self.num_training + self._replay.num_stored
-
-    @property
-    def max_active(self) -> int:
-        """The bound of num_active."""
-        return (self._replay.max_staleness + 1) * self._replay.groups_per_step
 
     @property
     def num_generating(self) -> int:
@@ -128,6 +123,7 @@ class Admission:
         """
         learner_version = self._replay.learner_version
         max_staleness = self._replay.max_staleness
+        max_active = (max_staleness + 1) * self._replay.groups_per_step
         # Groups are trained in the order of admission, so the number of groups ahead fixes the step
         # that will train this one, before its first token is sampled.
         steps_ahead = ahead // self._replay.groups_per_step
@@ -140,7 +136,7 @@ class Admission:
         if steps_ahead > max_staleness:
             return (
                 f"{ahead} groups are active, the limit is (max_staleness + 1) x groups_per_step ="
-                f" {self.max_active}; the learner has to finish step {learner_version + 1}"
+                f" {max_active}; the learner has to finish step {learner_version + 1}"
             )
         if steps_ahead + lag > max_staleness:
             needed = learner_version + steps_ahead - max_staleness

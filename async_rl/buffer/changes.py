@@ -6,6 +6,7 @@ becomes a trigger (store/writer.py). Each change of a group's state adds a row t
 Tables in store/schema.py.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -14,16 +15,14 @@ import numpy as np
 from async_rl.buffer.groups import OpenGroup
 from async_rl.core.calls import AgentCall
 from async_rl.core.checksums import checksum
-from async_rl.core.frozen import Value, frozen
-from async_rl.core.heads import PackedGroup, Summary, means_by_name
+from async_rl.core.frozen import Value
+from async_rl.core.heads import PackedGroup, means_by_name
 from async_rl.core.types import NO_VERSION
 
 _ONE = "= :group_id"
 # A list is one parameter: the statement is the same for any number of groups, so SQLite keeps it
 # compiled, and no limit of parameters applies.
 _ALL = "IN (SELECT value FROM json_each(:group_ids))"
-_DELETE_ONE = f"DELETE FROM blobs WHERE group_id {_ONE}"
-_DELETE_ALL = f"DELETE FROM blobs WHERE group_id {_ALL}"
 
 
 def _update(groups: str, values: str) -> str:
@@ -50,15 +49,6 @@ def _make_ready(groups: str, reason: str) -> tuple[str, str]:
 def storable(text: str) -> str:
     """Return the text as the store keeps it: with a replacement character for each NUL."""
     return text.replace("\0", "\ufffd")
-
-
-@frozen
-class Leaver:
-    """A prompt that leaves: its index among the training prompts, its id and its mean reward."""
-
-    index: int
-    prompt_id: str
-    score: float
 
 
 class Change(Value):
@@ -128,7 +118,7 @@ class Dropped(Change):
     statements = (
         _update(_ONE, "state='dropped', reason=:reason, message=:message"),
         _note(_ONE, version="NULL", reason=":reason"),
-        _DELETE_ONE,
+        f"DELETE FROM blobs WHERE group_id {_ONE}",
     )
     group_id: int
     reason: str
@@ -136,12 +126,20 @@ class Dropped(Change):
 
 
 class Facts(Value):
-    """What a complete group adds to its row. parts: the mean of each part of the reward. calls: of
-    each sample, empty without agents.
+    """What a complete group adds to its row. Versions are of the trained tokens, NO_VERSION without
+    any. pass_rate: share of samples that passed every test. parts: the mean of each part of the
+    reward. calls: of each sample, empty without agents.
     """
 
     group_id: int
-    summary: Summary
+    oldest_version: int
+    newest_version: int
+    num_tokens: int
+    num_trained_tokens: int
+    reward_mean: float
+    pass_rate: float
+    response_length_mean: float
+    truncated_share: float
     generation_s: float
     rewards: Sequence[float]
     parts: Mapping[str, float]
@@ -156,14 +154,14 @@ class Completed(Change):
     statements = (
         _update(
             _ONE,
-            "state='ready', oldest_version=:summary.oldest_version,"
-            " newest_version=:summary.newest_version, num_tokens=:summary.num_tokens,"
-            " num_trained_tokens=:summary.num_trained_tokens, reward_mean=:summary.reward_mean,"
-            " pass_rate=:summary.pass_rate, response_length_mean=:summary.response_length_mean,"
-            " truncated_share=:summary.truncated_share, generation_s=:generation_s,"
-            " times=:times, rewards=:rewards, parts=:parts, calls=:calls",
+            "state='ready', oldest_version=:oldest_version, newest_version=:newest_version,"
+            " num_tokens=:num_tokens, num_trained_tokens=:num_trained_tokens,"
+            " reward_mean=:reward_mean, pass_rate=:pass_rate,"
+            " response_length_mean=:response_length_mean, truncated_share=:truncated_share,"
+            " generation_s=:generation_s, times=:times, rewards=:rewards, parts=:parts,"
+            " calls=:calls",
         ),
-        _note(_ONE, version=":summary.oldest_version"),
+        _note(_ONE, version=":oldest_version"),
     )
     facts: Facts
     group: PackedGroup
@@ -237,7 +235,7 @@ class BatchDropped(Change):
 
     statements = (
         _update(_ALL, "state='dropped', reason='untrainable', message=:message"),
-        _DELETE_ALL,
+        f"DELETE FROM blobs WHERE group_id {_ALL}",
         _note(_ALL, reason="'untrainable'"),
         *_make_ready(
             "IN (SELECT value FROM json_each(:returned))", "'the batch before it was dropped'"
@@ -258,15 +256,16 @@ class EvaluationStarted(Change):
 
 
 class PromptsLeft(Change):
-    """These training prompts are not issued from this position on."""
+    """These training prompts are not issued from this position on. leavers: the id of each, its
+    index among the training prompts and its mean reward.
+    """
 
     statements = (
-        "INSERT INTO left_prompts SELECT json_extract(value, '$.prompt_id'), json_extract(value,"
-        " '$.index'), :position, json_extract(value, '$.score'), :now_s FROM"
+        "INSERT INTO left_prompts SELECT value->>0, value->>1, :position, value->>2, :now_s FROM"
         " json_each(:leavers)",
     )
     position: int
-    leavers: Sequence[Leaver]
+    leavers: Sequence[tuple[str, int, float]]
 
 
 class PromptsChosen(Change):
@@ -277,7 +276,33 @@ class PromptsChosen(Change):
     rows: Sequence[int]
 
 
-def completed(group: PackedGroup, summary: Summary, payload: memoryview) -> Completed:
+def facts_of(group: PackedGroup) -> Facts:
+    """Return the facts about a complete group that passed `checks.check_group`."""
+    samples = group.samples
+    # Masked tokens, such as replies of tools, do not age a group: they have no gradient.
+    trained = [run for sample in samples for run in sample.runs if run[2]]
+    versions = [version for _, version, _ in trained]
+    num_written = sum([sample.response_length for sample in samples])
+    rewards = [sample.score.reward for sample in samples]
+    # Lists and not generators, which take several times as long for a few samples.
+    return Facts(
+        group_id=group.group_id,
+        oldest_version=min(versions, default=NO_VERSION),
+        newest_version=max(versions, default=NO_VERSION),
+        num_tokens=num_written + len(samples) * group.prompt_length,
+        num_trained_tokens=sum([length for length, _, _ in trained]),
+        reward_mean=statistics.fmean(rewards),
+        pass_rate=sum([s.score.is_passed for s in samples]) / len(samples),
+        response_length_mean=num_written / len(samples),
+        truncated_share=sum([s.is_truncated for s in samples]) / len(samples),
+        generation_s=group.generation_s,
+        rewards=rewards,
+        parts=means_by_name(sample.score.parts for sample in samples),
+        calls=[sample.calls for sample in samples if sample.calls],
+    )
+
+
+def completed(facts: Facts, group: PackedGroup, payload: memoryview) -> Completed:
     """Return the change by which a group that was checked is complete."""
     samples = group.samples
     times = b""
@@ -285,14 +310,6 @@ def completed(group: PackedGroup, summary: Summary, payload: memoryview) -> Comp
         rows = [(sample.response_length, *sample.clock) for sample in samples]
         # float32 of seconds since the start of the group: precise to some microseconds.
         times = np.array(rows, "<f4").tobytes()
-    facts = Facts(
-        group_id=group.group_id,
-        summary=summary,
-        generation_s=group.generation_s,
-        rewards=[sample.score.reward for sample in samples],
-        parts=means_by_name(sample.score.parts for sample in samples),
-        calls=[sample.calls for sample in samples if sample.calls],
-    )
     return Completed(
         facts=facts,
         group=group,

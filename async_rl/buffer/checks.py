@@ -12,7 +12,7 @@ import numpy as np
 
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, PackedSample
-from async_rl.core.types import NO_VERSION, IntArray, Score
+from async_rl.core.types import NO_VERSION, IntArray
 
 _LOGPROB_ROUNDING = 1e-3
 """A log-softmax in bfloat16 may exceed 0 by rounding."""
@@ -49,7 +49,7 @@ def check_group(
         num_written += sample.num_written
         try:
             _check_runs(sample, newest_version)
-            _check_score(sample.score, sample.response_length)
+            _check_score(sample)
             if sample.branches:
                 _check_branches(sample, len(prompt), group.prompt_length)
             if sample.calls:
@@ -109,9 +109,8 @@ def _check_runs(sample: PackedSample, newest_version: int) -> None:
 def _check_branches(sample: PackedSample, num_issued: int, num_prompt: int) -> None:
     end = num_prompt + sample.response_length
     starts = [start for start, _ in sample.branches]
-    bounds = (num_issued - 1, *starts, end)
     # A start just after the issued prompt: the tokens need not continue it. Each has a token.
-    is_ordered = all(first < then for first, then in itertools.pairwise(bounds))
+    is_ordered = _ascends(num_issued - 1, *starts, end)
     if not is_ordered or any(not -1 <= parent < start for start, parent in sample.branches):
         raise ProtocolError(f"branches start at {sample.branches} of {num_issued} to {end}")
     lengths, _, is_trained = zip(*sample.runs, strict=True)
@@ -124,29 +123,24 @@ def _check_branches(sample: PackedSample, num_issued: int, num_prompt: int) -> N
 
 def _check_calls(sample: PackedSample) -> None:
     ends = sorted(call.end_tokens for call in sample.calls if call.end_tokens)
-    bounds = (0, *ends, sample.response_length + 1)
-    if any(first >= then for first, then in itertools.pairwise(bounds)):
+    if not _ascends(0, *ends, sample.response_length + 1):
         raise ProtocolError(f"its calls end after {ends} of {sample.response_length} tokens")
-    for call in sample.calls:
-        if not is_score(call.reward):
-            raise ProtocolError(f"a call has reward {call.reward}")
 
 
-def _check_score(score: Score, num_tokens: int) -> None:
-    if not is_score(score.reward):
+def _ascends(*numbers: int) -> bool:
+    return all(first < then for first, then in itertools.pairwise(numbers))
+
+
+def _check_score(sample: PackedSample) -> None:
+    score = sample.score
+    values = [score.reward, *score.parts.values()]
+    values += [part.reward for part in (*score.steps, *sample.calls)]
+    if not all(map(is_score, values)):
         raise ProtocolError(
-            f"reward {score.reward} is not a finite number of at most {_LARGEST_SCORE:g}"
+            f"one of the rewards {values} is not a finite number of at most {_LARGEST_SCORE:g}"
         )
-    for name, value in score.parts.items():
-        if not is_score(value):
-            raise ProtocolError(f"part {name!r} of the reward is {value}")
     if not 0 <= score.latency_s < math.inf:
         raise ProtocolError(f"the scoring took {score.latency_s} s")
-    if not score.steps:
-        return
-    ends = [0, *(step.end_tokens for step in score.steps), num_tokens]
+    ends = [0, *(step.end_tokens for step in score.steps), sample.response_length]
     if ends != sorted(ends):
-        raise ProtocolError(f"scored steps end after {ends[1:-1]} of {num_tokens} tokens")
-    for step in score.steps:
-        if not is_score(step.reward):
-            raise ProtocolError(f"a scored step has reward {step.reward}")
+        raise ProtocolError(f"scored steps end after {ends[1:-1]} of {ends[-1]} tokens")

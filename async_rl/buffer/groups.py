@@ -4,7 +4,7 @@ An open group is admitted and not finished. A stored group is complete; a step t
 them, and may use those of earlier batches again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
@@ -107,38 +107,3 @@ def batches_of(groups: Iterable[StoredGroup]) -> Batches:
     for group in sorted(groups, key=lambda group: (group.planned, group.group_id)):
         batches[group.planned] = (*batches.get(group.planned, ()), group)
     return batches
-
-
-class Reuse:
-    """The batches that were trained last, whose groups the next steps use again.
-
-    uses: buffer.uses_per_group. trained: the groups of the newest uses - 1 steps, planned for the
-    version that they were trained on. is_over_age: whether a batch of this version may not have a
-    group.
-    """
-
-    def __init__(
-        self,
-        uses: int,
-        trained: Iterable[StoredGroup],
-        is_over_age: Callable[[StoredGroup, int], bool],
-    ) -> None:
-        self._uses = uses
-        self._is_over_age = is_over_age
-        self._trained = batches_of(trained)
-
-    def restart(self, trained: Iterable[StoredGroup]) -> None:
-        """The learner starts again after these groups."""
-        self._trained = batches_of(trained)
-
-    def end(self, train_version: int, batch: tuple[StoredGroup, ...]) -> None:
-        """The batch of this version is trained."""
-        self._trained[train_version] = batch
-        self._trained.pop(train_version - self._uses + 1, None)
-
-    def of(self, train_version: int, leases: Batches) -> list[StoredGroup]:
-        """Return the groups that are trained with the batch of this version once more."""
-        batches = self._trained | leases
-        earlier = range(train_version - self._uses + 1, train_version)
-        groups = [group for version in earlier for group in batches.get(version, ())]
-        return [group for group in groups if not self._is_over_age(group, train_version)]

@@ -9,6 +9,7 @@ reached is replaced while it may still run, for example behind a broken network,
 commit steps of weights that the run no longer uses.
 """
 
+import math
 from collections.abc import Collection, Iterable
 
 from async_rl.buffer.changes import LifeBegan
@@ -58,27 +59,13 @@ class Leases:
             self._replaced.add((generator, known))
         self._incarnations[generator] = incarnation
 
-    def late(
-        self, groups: Iterable[OpenGroup], listed: Collection[str], now_s: float
-    ) -> list[OpenGroup]:
-        """The groups among these whose ticket is out for too long. listed: generators in the
-        directory.
+    def end_s(self, group: OpenGroup, listed: Collection[str]) -> float:
+        """The time when the group's ticket expires, math.inf if no generator has it. listed:
+        generators in the directory.
         """
-        return [group for group in _generating(groups) if now_s >= self._end_s(group, listed)]
-
-    def next_end_s(
-        self, groups: Iterable[OpenGroup], listed: Collection[str], now_s: float
-    ) -> float:
-        """The time when the next ticket may expire."""
-        ends = [self._end_s(group, listed) for group in _generating(groups)]
-        return min([now_s + self.lease_s, *ends])
-
-    def _end_s(self, group: OpenGroup, listed: Collection[str]) -> float:
+        if group.state is not GroupState.GENERATING:
+            return math.inf
         return group.issued_s + (self.ticket_s if group.generator in listed else self.lease_s)
-
-
-def _generating(groups: Iterable[OpenGroup]) -> list[OpenGroup]:
-    return [group for group in groups if group.state is GroupState.GENERATING]
 
 
 class Lives:
@@ -87,29 +74,27 @@ class Lives:
     """
 
     def __init__(self, started: Iterable[tuple[str, int, int]]) -> None:
-        self._numbers: dict[str, int] = {}
-        self._first_versions: dict[int, int] = {}
-        self.newest = 0
-        for incarnation, number, version in started:
-            self._add(incarnation, number, version)
+        self._started = list(started)
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest life, 0 before the first."""
+        return max((number for _, number, _ in self._started), default=0)
 
     def begin(self, incarnation: str, version: int) -> list[LifeBegan]:
         """Begin a life, or return nothing if it is the newest already.
 
         Raises Superseded for an earlier one, whose request was delayed.
         """
-        if incarnation in self._numbers:
-            require_life(self._numbers[incarnation], self.newest)
-            return []
+        for known, number, _ in self._started:
+            if known == incarnation:
+                require_life(number, self.newest)
+                return []
         # The order of arrival decides: a learner is started only after the supervisor gave up the
         # previous one.
-        self._add(incarnation, self.newest + 1, version)
-        return [LifeBegan(life=self.newest, incarnation=incarnation, version=version)]
-
-    def _add(self, incarnation: str, number: int, version: int) -> None:
-        self._numbers[incarnation] = number
-        self._first_versions[number] = version
-        self.newest = max(self.newest, number)
+        life = self.newest + 1
+        self._started.append((incarnation, life, version))
+        return [LifeBegan(life=life, incarnation=incarnation, version=version)]
 
     def surviving(self, life: int | None, version: int) -> int:
         """Return the newest version whose weights these are or grew from, in the history that
@@ -118,7 +103,7 @@ class Lives:
         """
         if life is None:
             return version
-        later = [first for number, first in self._first_versions.items() if number > life]
+        later = [first for _, number, first in self._started if number > life]
         return min([version, *later])
 
 

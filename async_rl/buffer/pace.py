@@ -30,16 +30,16 @@ _NUM_AFTER = 2
 class Pace:
     """The times of recent batches and steps.
 
-    most: steps that the bound of the age allows ahead. is_on: False holds nothing back.
-    evaluate_every: steps between two evaluations, 0 without.
     opens_s: when a group may start, by the steps between its own and the step in training; never
     decreasing. math.inf: not before the learner commits or takes a batch.
     """
 
-    def __init__(self, most: int, *, is_on: bool, evaluate_every: int = 0) -> None:
-        self.opens_s = [-math.inf] * (most + 1)
-        self._is_on = is_on
-        self._evaluate_every = evaluate_every
+    def __init__(self, config: RunConfig) -> None:
+        # Steps that the bound of the age allows ahead, and the present one.
+        self.opens_s = [-math.inf] * (config.buffer.max_staleness_versions + 1)
+        # An exact age is the bound itself. On a shared device no generator works during a step.
+        self._is_on = config.buffer.age_rule != "exact" and not config.takes_turns
+        self._evaluate_every = config.evaluation.every_steps
         # Of the step in training; None while the learner has no batch, since `_free_s`.
         self._began_s: float | None = None
         self._free_s = math.inf
@@ -123,11 +123,3 @@ class Pace:
             # Groups start in order: a later batch that is urgent is preceded by this one.
             opens_s = min(opens_s, own_s)
             self.opens_s[ahead] = opens_s
-
-
-def is_paced(config: RunConfig) -> bool:
-    """Whether groups of a run are held back.
-
-    An exact age is the bound itself. On a shared device no generator works during a step.
-    """
-    return config.buffer.age_rule != "exact" and not config.takes_turns

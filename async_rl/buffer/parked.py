@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from async_rl.buffer.state import BufferState
-from async_rl.config.pools import GENERATORS, generator_pools, pool_of, purposes_of
+from async_rl.config.pools import generator_pools, pool_of, purposes_of
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose, Ticket
 from async_rl.protocol.buffer import RequestWork
@@ -46,6 +46,7 @@ class ParkedRequests:
         clock: Callable[[], float],
         reopen: Callable[[], None],
     ) -> None:
+        self._config = config
         self._state = state
         self._clock = clock
         self._reopen = reopen
@@ -53,10 +54,9 @@ class ParkedRequests:
         self._opening: asyncio.TimerHandle | None = None
         self._group_size = config.generation.num_drawn
         self._parked: dict[str, Parked] = {}
-        self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
         # Only such pools can leave an evaluation waiting while other generators serve.
         self._evaluators = [
-            pool for pool, purposes in self._purposes.items() if purposes == {Purpose.EVAL}
+            pool for pool in generator_pools(config) if purposes_of(config, pool) == {Purpose.EVAL}
         ]
 
     def add(self, request: RequestWork, tickets: list[Ticket]) -> Parked:
@@ -68,7 +68,7 @@ class ParkedRequests:
             self._parked[name].done.set()
         parked = Parked(
             request=request,
-            purposes=self._purposes.get(pool_of(name), self._purposes[GENERATORS]),
+            purposes=purposes_of(self._config, pool_of(name)),
             tickets=tickets,
         )
         self._parked[name] = parked

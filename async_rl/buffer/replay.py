@@ -25,11 +25,11 @@ import bisect
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from async_rl.buffer.changes import Trained
-from async_rl.buffer.groups import OpenGroup, Reuse, StoredGroup, Take, batches_of
+from async_rl.buffer.groups import OpenGroup, StoredGroup, Take, batches_of
 from async_rl.buffer.pace import Pace
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError, StalenessError
 from async_rl.core.types import NO_VERSION, GroupState
 
@@ -54,35 +54,31 @@ class Replay:
 
     def __init__(
         self,
+        config: RunConfig,
         *,
-        groups_per_step: int,
-        max_staleness_versions: int,
-        age_rule: Literal["drop", "mask", "exact"],
-        uses_per_group: int = 1,
-        exact_until: int = 0,
         learner_version: int = 0,
         ready: Iterable[StoredGroup] = (),
         leased: Iterable[StoredGroup] = (),
         trained: Iterable[StoredGroup] = (),
-        pace: Pace | None = None,
     ) -> None:
-        """exact_until: buffer.age_rule=exact until this step; 0 without. trained: by the newest
-        uses_per_group - 1 steps.
+        """trained: by the newest buffer.uses_per_group - 1 steps, planned for the versions that
+        they were trained on.
         """
-        self.pace = pace or Pace(max_staleness_versions, is_on=False)
+        buffer = config.buffer
+        self.pace = Pace(config)
         self.learner_version = learner_version
         self.ready: dict[int, StoredGroup] = {}
         # Ids of the ready groups without a plan, in order: each ticket that is handed out again is
         # compared with them.
         self._unplanned: list[int] = []
         self.leases = batches_of(leased)
-        self._reuse = None
-        if uses_per_group > 1:
-            self._reuse = Reuse(uses_per_group, trained, self._is_over_age)
-        self.groups_per_step = groups_per_step
-        self.max_staleness = max_staleness_versions
-        self._masks_over_age = age_rule == "mask"
-        self._exact_until = exact_until
+        self._uses = buffer.uses_per_group
+        # The batches that the next steps use again.
+        self._trained = batches_of(trained)
+        self.groups_per_step = buffer.groups_per_step
+        self.max_staleness = buffer.max_staleness_versions
+        self._masks_over_age = buffer.age_rule == "mask"
+        self._exact_until = config.num_steps if buffer.age_rule == "exact" else 0
         # Groups that were put since all ready ones were compared with the bound of this version: a
         # waiting learner repeats its request after every put, and thousands of groups may be ready.
         self._compared_version = NO_VERSION
@@ -102,14 +98,21 @@ class Replay:
 
     def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
         """Raise ProtocolError unless all groups are of the leased batch of this version."""
-        batch = _ids(self.leases.get(train_version, ()))
-        unknown = sorted({*group_ids}.difference(batch, self._reused(train_version)))
+        unknown = sorted({*group_ids}.difference(self._lease(train_version)))
         if unknown:
             raise ProtocolError(f"groups {unknown} are not leased for version {train_version}")
 
+    def _lease(self, train_version: int) -> list[int]:
+        """The groups of the leased batch of this version, with the reused ones."""
+        batch = _ids(self.leases.get(train_version, ()))
+        return sorted((*batch, *self._reused(train_version)))
+
     def _reused(self, train_version: int) -> tuple[int, ...]:
         """The groups that are trained with the batch of this version once more."""
-        return _ids(self._reuse.of(train_version, self.leases)) if self._reuse else ()
+        batches = self._trained | self.leases
+        earlier = range(train_version - self._uses + 1, train_version)
+        groups = [group for version in earlier for group in batches.get(version, ())]
+        return _ids(group for group in groups if not self._is_over_age(group, train_version))
 
     def num_before(self, group_id: int) -> int:
         """Leased and ready groups that are trained before an unplanned group with this id."""
@@ -185,7 +188,7 @@ class Replay:
                 f"step {version} cannot be committed: the buffer is at {self.learner_version} and"
                 f" has leased the batches {sorted(self.leases)}"
             )
-        expected = sorted((*_ids(batch), *self._reused(version - 1)))
+        expected = self._lease(version - 1)
         if sorted(group_ids) != expected:
             raise ProtocolError(
                 f"step {version} reports groups {sorted(group_ids)}, its lease is {expected}"
@@ -205,8 +208,8 @@ class Replay:
         """The batch of this version is trained."""
         reused = self._reused(train_version)
         batch = self.leases.pop(train_version)
-        if self._reuse is not None:
-            self._reuse.end(train_version, batch)
+        self._trained[train_version] = batch
+        self._trained.pop(train_version - self._uses + 1, None)
         self.learner_version = train_version + 1
         return Trained(version=self.learner_version, group_ids=_ids(batch), reused=reused)
 
@@ -231,11 +234,11 @@ class Replay:
         # A repeated request after a lost reply.
         if not known.intersection(group_ids):
             return None
-        expected = {*_ids(batch), *self._reused(train_version)}
-        if train_version != self.learner_version or expected != set(group_ids):
+        expected = self._lease(train_version)
+        if train_version != self.learner_version or expected != sorted(group_ids):
             raise ProtocolError(
                 f"groups {sorted(group_ids)} are not the batch of version {self.learner_version},"
-                f" which is {sorted(expected)}"
+                f" which is {expected}"
             )
         del self.leases[train_version]
         return _ids(batch), self._return_leased()
@@ -259,8 +262,8 @@ class Replay:
                 f"the learner starts at version {version}, but the store has no batch for"
                 f" {missing}; use the store and the checkpoint of one run"
             )
-        if self._reuse is not None and version < self.learner_version:
-            self._reuse.restart(group for group in stored if group.planned < version)
+        if version < self.learner_version:
+            self._trained = batches_of(group for group in stored if group.planned < version)
         trained = [self._end(step) for step in steps]
         self.learner_version = version
         return trained, self._return_leased([g for g in stored if g.planned >= version])

@@ -66,10 +66,8 @@ class BufferService:
         self._steps_reused = config.buffer.uses_per_group - 1
         recovered = store.reader.recover(self._steps_reused)
         self.state = BufferState(config, prompts, recovered, now_s=clock())
-        self._recording = config.recording
+        self._config = config
         self._kept_steps = math.ceil(kept_groups / config.buffer.groups_per_step)
-        # The filter reads the scores of a prompt's newest group, however old that is.
-        self._compacts = not config.data.filter.is_on
         self.store = store
         self._clock = clock
         self.parked = ParkedRequests(config, self.state, clock=clock, reopen=self._settle)
@@ -97,8 +95,10 @@ class BufferService:
             ForgetBefore: self.forget_before,
             KeepAdvantages: self.keep_advantages,
         }
-        of_learner = {kind for kind in handlers if issubclass(kind, FromLearner)}
-        return handlers | {kind: self._fenced(handlers[kind]) for kind in of_learner}
+        return {
+            kind: self._fenced(handler) if issubclass(kind, FromLearner) else handler
+            for kind, handler in handlers.items()
+        }
 
     def _fenced(self, handler: Handler) -> Handler:
         async def answer(request: FromLearner) -> Message:
@@ -153,11 +153,8 @@ class BufferService:
 
     async def fail_group(self, request: FailGroup) -> Message:
         """End an attempt without a result."""
-        reason = DropReason.GENERATION_FAILED
-        if request.reason in tuple(DropReason):
-            reason = DropReason(request.reason)
-        self.state.fail(request.group_id, request.attempt, reason, request.message)
-        if reason is DropReason.SCORING_OUTAGE:
+        self.state.fail(request.group_id, request.attempt, request.reason, request.message)
+        if request.reason is DropReason.SCORING_OUTAGE:
             self.state.outage.failed(request.message, self._clock())
             pause_s = self.state.outage.pause_left_s(self._clock())
             # Parked requests have no other reason to be looked at after the pause.
@@ -179,8 +176,9 @@ class BufferService:
         for generator in self.state.expire(listed, now_s):
             self.parked.remove(generator)
         self._settle()
+        leases = self.state.leases
         groups = self.state.admission.open.values()
-        return self.state.leases.next_end_s(groups, listed, now_s) - now_s
+        return min([leases.lease_s, *(leases.end_s(group, listed) - now_s for group in groups)])
 
     # ---- the learner
 
@@ -281,11 +279,12 @@ class BufferService:
         of all but the newest KEPT_GROUPS.
         """
         trained = self.state.replay.learner_version
-        version = min(request.version, self.store.last_not_kept(self._recording, trained))
+        version = min(request.version, self.store.last_not_kept(self._config.recording, trained))
         version -= self._steps_reused
         if self.store.forgotten_before < version and request.version <= trained:
             self.store.forget_before(version)
-            if self._compacts:
+            # The filter reads the scores of a prompt's newest group, however old that is.
+            if not self._config.data.filter.is_on:
                 self.store.compact(min(version, trained - self._kept_steps))
         return await self._confirm()
 

@@ -19,12 +19,10 @@ from async_rl.buffer.admission import Admission
 from async_rl.buffer.evaluation import EvaluationProgress
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup, Take
 from async_rl.buffer.leases import MOST_SPARED, Leases, Lives, Outage
-from async_rl.buffer.pace import Pace, is_paced
 from async_rl.buffer.replay import Replay
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ProtocolError
-from async_rl.core.heads import PackedGroup, summarize
+from async_rl.core.heads import PackedGroup
 from async_rl.core.types import NO_VERSION, DropReason, GroupState, Purpose, Ticket
 from async_rl.data.prompt_file import RunPrompts
 
@@ -37,28 +35,17 @@ class BufferState:
     def __init__(
         self, config: RunConfig, prompts: RunPrompts, recovered: Recovered, *, now_s: float
     ) -> None:
-        buffer = config.buffer
         self.outage = Outage()
         self.replay = Replay(
-            groups_per_step=buffer.groups_per_step,
-            max_staleness_versions=buffer.max_staleness_versions,
-            age_rule=buffer.age_rule,
-            uses_per_group=buffer.uses_per_group,
-            exact_until=config.num_steps if buffer.age_rule == "exact" else 0,
+            config,
             learner_version=recovered.learner_version,
             ready=recovered.ready,
             leased=recovered.leased,
             trained=recovered.trained,
-            pace=Pace(
-                buffer.max_staleness_versions,
-                is_on=is_paced(config),
-                evaluate_every=config.evaluation.every_steps,
-            ),
         )
         self.admission = Admission(
+            config,
             self.replay,
-            num_steps=config.num_steps,
-            max_attempts=config.generation.max_attempts,
             # Another process's clock means nothing here: the limits of tickets start again.
             groups=[replace(group, issued_s=now_s) for group in recovered.open],
             next_group_id=recovered.next_group_id,
@@ -73,7 +60,7 @@ class BufferState:
         self.evaluations = EvaluationProgress(recovered)
         self.lives = Lives(recovered.lives)
         self._num_set_aside = Counter(recovered.set_aside)
-        self._replaces_uniform = buffer.uniform_groups == "replace"
+        self._replaces_uniform = config.buffer.uniform_groups == "replace"
         self._newest_version = recovered.newest_version
         self._changes: list[changes.Change] = []
 
@@ -145,26 +132,23 @@ class BufferState:
         is not a valid group of this run; `refuse` it then.
         """
         known = self.admission.open.get(group.group_id)
-        if not 0 <= group.group_id < self.admission.next_group_id:
-            raise ProtocolError(
-                f"group {group.group_id} was not issued here; its generator may be of another run"
-            )
-        # A repeated message, or the result of an attempt that was given up. Its tokens may be
-        # valid, but the next attempt has started, and only one of the two may be trained.
+        # A repeated message, a group that a power loss made unknown, or the result of an attempt
+        # that was given up. Its tokens may be valid, but the next attempt has started, and only one
+        # of the two may be trained.
         if known is None or known.attempt != group.attempt:
             return
         # Before any change: a group that is refused must leave the state as it was.
         self.tickets.check(group, known, newest_version=self._newest_version)
-        summary = summarize(group)
+        facts = changes.facts_of(group)
         self.outage.end()
         self.admission.close(group.group_id)
-        self._changes.append(changes.completed(group, summary, payload))
+        self._changes.append(changes.completed(facts, group, payload))
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return
-        self.tickets.note(known.index, [sample.score.reward for sample in group.samples])
+        self.tickets.note(known.index, facts.rewards)
         # Such a group would count towards its batch and contribute no gradient.
-        if summary.oldest_version == NO_VERSION:
+        if facts.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")
             return
         if self._replaces_uniform and group.head.is_uniform:
@@ -172,8 +156,8 @@ class BufferState:
             return
         stored = StoredGroup(
             group_id=group.group_id,
-            oldest_version=summary.oldest_version,
-            newest_version=summary.newest_version,
+            oldest_version=facts.oldest_version,
+            newest_version=facts.newest_version,
             issued_s=known.issued_s,
             ready_s=now_s,
         )
@@ -216,7 +200,8 @@ class BufferState:
         """Return tickets that are out for too long, and the generators that had them. listed:
         generators in the directory.
         """
-        late = self.leases.late(self.admission.open.values(), listed, now_s)
+        groups = self.admission.open.values()
+        late = [group for group in groups if self.leases.end_s(group, listed) <= now_s]
         message = (
             "its generator has left, or neither delivered it nor reported a failure within"
             f" {self.leases.ticket_s:g} s"

@@ -5,12 +5,13 @@ Prompts that are too easy or too hard may leave the training data at the start o
 """
 
 import logging
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from async_rl.buffer.changes import Admitted, Change, Leaver, PromptsLeft, storable
+from async_rl.buffer.changes import Admitted, Change, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.buffer.selection import Selection
@@ -195,24 +196,19 @@ class ScoreFilter:
         for index in chosen:
             last_position, score = self._scores[index]
             prompt = self._prompts.prompt(Purpose.TRAIN, last_position)
-            leavers.append(Leaver(index=index, prompt_id=prompt.prompt_id, score=score))
+            leavers.append((prompt.prompt_id, index, score))
         _log.info(
             "%d prompts left the training data because of their mean reward (data.filter), the"
             " first %s with %.3g; %d remain",
             len(leavers),
-            leavers[0].prompt_id,
-            leavers[0].score,
+            leavers[0][0],
+            leavers[0][2],
             len(active) - len(chosen),
         )
         return [PromptsLeft(position=position, leavers=leavers)]
 
     def _excess(self, score: float) -> float:
         """Return how far the score is beyond a bound; at most 0 if it is within both."""
-        above = self._filter.above
-        below = self._filter.below
-        excess = 0.0
-        if above is not None:
-            excess = score - above
-        if below is not None:
-            excess = max(excess, below - score)
-        return excess
+        above = math.inf if self._filter.above is None else self._filter.above
+        below = -math.inf if self._filter.below is None else self._filter.below
+        return max(score - above, below - score)

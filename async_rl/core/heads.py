@@ -1,5 +1,5 @@
 """A finished group in its other forms: packed, as it crosses sockets and is stored; its head for
-the ranks of the learner; its summary for the buffer and the ledger.
+the ranks of the learner.
 
 A batch of 64 groups of 16 x 32k tokens is 270 MB; its heads are 0.2 MB. Pure.
 """
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from async_rl.core.calls import AgentCall
 from async_rl.core.codec import compressed, decode, decompressed, encode
-from async_rl.core.frozen import Value, frozen
+from async_rl.core.frozen import Value
 from async_rl.core.types import (
     NO_VERSION,
     Group,
@@ -235,42 +235,6 @@ def _packed(sample: Trajectory) -> PackedSample:
         **_facts(sample, SampleFields),
         response_length=sample.response_length,
         runs=[(len(list(run)), *kind) for kind, run in itertools.groupby(tokens)],
-    )
-
-
-@frozen
-class Summary:
-    """A group in numbers. Versions are of the trained tokens, NO_VERSION without any. pass_rate:
-    share of samples that passed every test.
-    """
-
-    oldest_version: int
-    newest_version: int
-    num_tokens: int
-    num_trained_tokens: int
-    reward_mean: float
-    pass_rate: float
-    response_length_mean: float
-    truncated_share: float
-
-
-def summarize(group: PackedGroup) -> Summary:
-    """Return the summary of a complete group that passed `checks.check_group`."""
-    samples = group.samples
-    # Masked tokens, such as replies of tools, do not age a group: they have no gradient.
-    trained = [run for sample in samples for run in sample.runs if run[2]]
-    versions = [version for _, version, _ in trained]
-    num_written = sum([sample.response_length for sample in samples])
-    # Lists and not generators, which take several times as long for a few samples.
-    return Summary(
-        oldest_version=min(versions, default=NO_VERSION),
-        newest_version=max(versions, default=NO_VERSION),
-        num_tokens=num_written + len(samples) * group.prompt_length,
-        num_trained_tokens=sum([length for length, _, _ in trained]),
-        reward_mean=statistics.fmean([s.score.reward for s in samples]),
-        pass_rate=sum([s.score.is_passed for s in samples]) / len(samples),
-        response_length_mean=num_written / len(samples),
-        truncated_share=sum([s.is_truncated for s in samples]) / len(samples),
     )
 
 

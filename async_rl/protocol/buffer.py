@@ -1,7 +1,7 @@
 """Messages of generators to the buffer: tickets and finished groups."""
 
 from async_rl.core.heads import PackedGroup, read_group
-from async_rl.core.types import Ticket
+from async_rl.core.types import DropReason, Ticket
 from async_rl.protocol.base import Message, Request
 
 
@@ -55,8 +55,5 @@ class FailGroup(Request):
     group_id: int
     # A late message about an earlier attempt must not end the present attempt.
     attempt: int
-    generator: str
-    # Text, not a DropReason: a reason that the buffer does not know counts as generation_failed. An
-    # invalid message would leave the ticket out until its time limit.
-    reason: str
+    reason: DropReason
     message: str

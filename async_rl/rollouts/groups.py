@@ -254,7 +254,6 @@ class Groups:
         request = FailGroup(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
-            generator=self._context.name,
             reason=reason,
             message=message,
         )

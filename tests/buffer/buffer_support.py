@@ -26,6 +26,7 @@ from async_rl.core.heads import pack_group
 from async_rl.core.types import (
     NO_VERSION,
     CodeProblem,
+    DropReason,
     Group,
     Prompt,
     Purpose,
@@ -295,13 +296,15 @@ def problems(path: Path, config: RunConfig) -> list[str]:
 
 
 async def fail(
-    service: BufferService, group_id: int, attempt: int, reason: str = "scoring_failed"
+    service: BufferService,
+    group_id: int,
+    attempt: int,
+    reason: DropReason = DropReason.SCORING_FAILED,
 ) -> None:
     await service.fail_group(
         FailGroup(
             group_id=group_id,
             attempt=attempt,
-            generator="generator-0",
             reason=reason,
             message="no verifier\nanswered",
         )

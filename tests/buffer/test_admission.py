@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from buffer_support import make_config
 
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import OpenGroup, StoredGroup
@@ -13,22 +14,20 @@ from async_rl.core.types import NO_VERSION, GroupState, Purpose
 def admission(
     *,
     max_attempts: int = 3,
-    num_steps: int = 100,
     max_staleness: int = 1,
     stored: int = 0,
     learner_version: int = 0,
     **kinds: Any,
 ) -> Admission:
+    config = make_config(max_attempts=max_attempts, max_staleness=max_staleness, num_steps=100)
     replay = Replay(
-        groups_per_step=2,
-        max_staleness_versions=max_staleness,
-        age_rule="drop",
+        config,
         learner_version=learner_version,
         ready=[
             StoredGroup(group_id=-1 - i, oldest_version=0, newest_version=0) for i in range(stored)
         ],
     )
-    return Admission(replay, num_steps=num_steps, max_attempts=max_attempts, **kinds)
+    return Admission(config, replay, **kinds)
 
 
 def hand_out(desk: Admission, version: int = 0, generator: str = "g") -> OpenGroup | None:
@@ -181,7 +180,8 @@ class Counted(int):
 
 def comparisons_of_a_group_handed_out_again(num_groups: int) -> float:
     """Half of the fleet is lost, one group each; a quarter of the groups is ready."""
-    replay = Replay(groups_per_step=num_groups, max_staleness_versions=0, age_rule="drop")
+    config = make_config(groups_per_step=num_groups, max_staleness=0)
+    replay = Replay(config)
     for index in range(num_groups // 4):
         replay.put(StoredGroup(group_id=Counted(index), oldest_version=0, newest_version=0))
     groups = [
@@ -196,7 +196,7 @@ def comparisons_of_a_group_handed_out_again(num_groups: int) -> float:
         )
         for index in range(num_groups // 4, num_groups)
     ]
-    desk = Admission(replay, num_steps=100, max_attempts=3, groups=groups)
+    desk = Admission(config, replay, groups=groups)
     lost = groups[: len(groups) // 2]
     Counted.num = 0
     for group in lost:

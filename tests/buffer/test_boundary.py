@@ -33,7 +33,7 @@ from async_rl.core import codec
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError, ProtocolError
 from async_rl.core.heads import PackedGroup, PackedSample, pack_group, read_group
-from async_rl.core.types import Group, Score, StepScore
+from async_rl.core.types import DropReason, Group, Score, StepScore
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork
 
@@ -190,8 +190,6 @@ async def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"group_id": -1},
-        {"group_id": 2**63},
         {"prompt_id": "another"},
         {"purpose": "eval"},
         {"samples": []},
@@ -275,7 +273,7 @@ def messages(group: Group) -> list[Message]:
         RequestWork(
             generator="generator-0", incarnation="a", version=0, credit=1, wait_s=0.0, held=[0]
         ),
-        FailGroup(group_id=0, attempt=1, generator="generator-0", reason="x", message="m"),
+        FailGroup(group_id=0, attempt=1, reason=DropReason.AGENT_FAILED, message="m"),
     ]
 
 

@@ -46,7 +46,7 @@ from async_rl.core.calls import AgentCall
 from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.heads import pack_group
-from async_rl.core.types import GroupState, Prompt, Purpose
+from async_rl.core.types import DropReason, GroupState, Prompt, Purpose
 from async_rl.launchers import cli
 from async_rl.launchers.commands.stored import drop_group
 from async_rl.protocol.buffer import FailGroup, PutGroup
@@ -89,8 +89,7 @@ async def test_any_text_of_a_prompt_or_a_message_is_kept_to_its_end(tmp_path: Pa
             FailGroup(
                 group_id=second.group_id,
                 attempt=1,
-                generator="generator-0",
-                reason="scoring_failed",
+                reason=DropReason.SCORING_FAILED,
                 message=ForeignPrompts.TEXT,
             )
         )

@@ -10,14 +10,14 @@ from buffer_support import Clock, ask, fail, make_config, opened, put, settle, t
 
 from async_rl.buffer import leases
 from async_rl.buffer.service import BufferService
-from async_rl.core.types import Ticket
+from async_rl.core.types import DropReason, Ticket
 from async_rl.protocol.buffer import Work
 from async_rl.protocol.learner import TakeBatch
 
 
 async def fail_all(service: BufferService, given: list[Ticket]) -> None:
     for ticket in given:
-        await fail(service, ticket.group_id, ticket.attempt, "scoring_outage")
+        await fail(service, ticket.group_id, ticket.attempt, DropReason.SCORING_OUTAGE)
 
 
 async def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_pauses(
@@ -129,10 +129,10 @@ async def test_an_attempt_whose_session_nobody_took_does_not_count_also_after_a_
                 given = await tickets(service, 0, incarnation=str(life))
                 assert [ticket.group_id for ticket in given] == [0, 1, 2, 3]
                 for ticket in given:
-                    await fail(service, ticket.group_id, ticket.attempt, "not_taken")
+                    await fail(service, ticket.group_id, ticket.attempt, DropReason.NOT_TAKEN)
             assert service.state.drops == {}
     async with opened(tmp_path, config) as service:
         for _ in range(2):
             for ticket in await tickets(service, 0, incarnation="last"):
-                await fail(service, ticket.group_id, ticket.attempt, "agent_failed")
+                await fail(service, ticket.group_id, ticket.attempt, DropReason.AGENT_FAILED)
         assert service.state.drops == {"agent_failed": 4}

@@ -31,7 +31,8 @@ def played(made_s: list[float], every: int = 0) -> Pace:
     """Batches that are complete just as they are needed, steps of 1 s. The step of version
     len(made_s) started at START_S + len(made_s) and is in training.
     """
-    pace = Pace(2, is_on=True, evaluate_every=every)
+    config = make_config(max_staleness=2)
+    pace = Pace(replace(config, evaluation=replace(config.evaluation, every_steps=every)))
     for version, own_s in enumerate(made_s):
         now_s = START_S + version
         if version:

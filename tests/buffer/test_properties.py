@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from async_rl.core.heads import pack_group
-from async_rl.core.types import Group, Purpose, Ticket
+from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.protocol.learner import DropBatch, SetAside
 
@@ -176,8 +176,7 @@ class BufferMachine(RuleBasedStateMachine):
         request = FailGroup(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
-            generator=name,
-            reason="scoring_failed",
+            reason=DropReason.SCORING_FAILED,
             message="",
         )
         self.run(self.service.fail_group(request))
@@ -284,7 +283,9 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def active_groups_are_within_the_bound(self) -> None:
         admission = self.service.state.admission
-        assert self.has_gone_back or admission.num_active <= admission.max_active
+        buffer = self.config.buffer
+        most = (buffer.max_staleness_versions + 1) * buffer.groups_per_step
+        assert self.has_gone_back or admission.num_active <= most
 
     @invariant()
     def memory_and_store_agree_and_every_group_is_in_one_state(self) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import pytest
+from buffer_support import make_config
 
 from async_rl.buffer.changes import Trained
 from async_rl.buffer.groups import OpenGroup, StoredGroup
@@ -12,20 +13,8 @@ from async_rl.core.errors import ProtocolError, StalenessError
 from async_rl.core.types import GroupState, Purpose
 
 
-def replay(
-    *,
-    max_staleness: int = 1,
-    age_rule: Literal["drop", "mask"] = "drop",
-    uses: int = 1,
-    version: int = 0,
-) -> Replay:
-    return Replay(
-        groups_per_step=2,
-        max_staleness_versions=max_staleness,
-        age_rule=age_rule,
-        uses_per_group=uses,
-        learner_version=version,
-    )
+def replay(*, version: int = 0, **settings: Any) -> Replay:
+    return Replay(make_config(**settings), learner_version=version)
 
 
 def unfinished(*, group_id: int, version: int) -> OpenGroup:
@@ -73,7 +62,7 @@ class Watched(StoredGroup):
 
 
 def test_a_repeated_request_compares_only_groups_that_have_arrived_since() -> None:
-    buffer = Replay(groups_per_step=200, max_staleness_versions=1, age_rule="drop")
+    buffer = replay(groups_per_step=200)
     Watched.num_reads = 0
     for group_id in range(100):
         buffer.put(Watched(group_id=group_id, oldest_version=0, newest_version=0))
@@ -99,7 +88,7 @@ def test_a_group_that_comes_too_late_is_dropped_by_the_next_attempt_for_the_same
 @pytest.mark.proves("buffer.age_rule")
 @pytest.mark.parametrize(("age_rule", "dropped"), [("drop", (0, 1)), ("mask", ())])
 def test_a_group_with_a_young_and_an_old_token_is_dropped_or_kept_as_the_setting_says(
-    age_rule: Literal["drop", "mask"], dropped: tuple[int, ...]
+    age_rule: str, dropped: tuple[int, ...]
 ) -> None:
     buffer = replay(version=5, age_rule=age_rule)
     put(buffer, 0, 1, oldest=3, newest=5)
@@ -274,7 +263,7 @@ def test_a_learner_that_is_one_commit_ahead_has_used_the_groups_of_its_batch() -
 
 @pytest.mark.proves("buffer.age_rule")
 def test_an_exact_age_waits_for_the_groups_of_the_steps_in_between() -> None:
-    buffer = Replay(groups_per_step=2, max_staleness_versions=2, age_rule="drop", exact_until=4)
+    buffer = replay(max_staleness=2, age_rule="exact", num_steps=4)
     put(buffer, *range(5))
     assert buffer.take(0, [], now_s=0.0).waits_for == "5 of 6 groups are ready for step 1"
     put(buffer, 5)

@@ -37,7 +37,7 @@ def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
     found = make_filter(PromptOrder(0, len(rewards), shuffle=False), **settings)
     for position, values in enumerate(rewards):
         found.note(position, values)
-    return [leaver.index for left in found.before(len(rewards)) for leaver in left.leavers]
+    return [index for left in found.before(len(rewards)) for _, index, _ in left.leavers]
 
 
 REWARDS = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.8]]
@@ -87,7 +87,7 @@ def test_the_newest_group_decides_in_whatever_order_they_come_back() -> None:
     found.note(2, [0.0])
     found.note(0, [1.0])
     found.note(1, [1.0])
-    assert [leaver.index for left in found.before(4) for leaver in left.leavers] == [1]
+    assert [index for left in found.before(4) for _, index, _ in left.leavers] == [1]
 
 
 def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
@@ -98,7 +98,7 @@ def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
         found.note(position, [1.0])
     assert [found.before(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
     ((leaver,),) = (left.leavers for left in found.before(4))
-    assert (leaver.index, leaver.prompt_id, leaver.score) == (0, "p0", 1.0)
+    assert leaver == ("p0", 0, 1.0)
     assert found.before(4) == [], "this epoch's decision is made"
     assert [order.index(k) for k in range(8)] == [0, 1, 2, 3, 1, 2, 3, 1]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import test_forecast
 from test_forecast import other
 
+from async_rl.config.base import with_settings
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.reports import sentences
 from async_rl.runs.forecast.scenario import Profile, Scenario
@@ -35,7 +38,10 @@ def played(
         num_warm=8,
         steps_per_s=1.0,
     )
-    return simulate(other(scenario, age_rule="exact"), recorded), simulate(scenario, recorded)
+    # On a shared device nothing is held back.
+    colocated = with_settings(scenario.config, {"placement": "colocated"})
+    early = simulate(replace(scenario, config=colocated), recorded)
+    return early, simulate(scenario, recorded)
 
 
 @pytest.mark.parametrize(

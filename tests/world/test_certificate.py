@@ -16,7 +16,7 @@ from loop import CURRENT
 from msgspec.structs import replace
 from world import Fault, World
 
-from async_rl.buffer import state
+from async_rl.buffer import changes
 from async_rl.buffer.store import reader
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import NO_VERSION, FloatArray, Group, IntArray, Trajectory
@@ -149,15 +149,15 @@ def longest(group: Group) -> int:
 def test_complete_groups_that_are_dropped_because_they_are_long_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    summarize = state.summarize
+    facts_of = changes.facts_of
 
     def without_long(group: Any) -> Any:
-        summary = summarize(group)
-        if summary.response_length_mean > MAX_LONG and group.purpose == "train":
-            summary = dataclasses.replace(summary, oldest_version=NO_VERSION)
-        return summary
+        facts = facts_of(group)
+        if facts.response_length_mean > MAX_LONG and group.purpose == "train":
+            facts = replace(facts, oldest_version=NO_VERSION)
+        return facts
 
-    monkeypatch.setattr(state, "summarize", without_long)
+    monkeypatch.setattr(changes, "facts_of", without_long)
     found = broken(certified(story(tmp_path)))
     assert LENGTHS in found
     assert "that were left out the mean differs by -" in found[LENGTHS]

@@ -16,7 +16,6 @@ import numpy as np
 
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import OpenGroup, StoredGroup
-from async_rl.buffer.pace import Pace, is_paced
 from async_rl.buffer.replay import Replay
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
@@ -96,18 +95,9 @@ class _Run:
         self._recorded = recorded
         self._events = _Events()
         self._learner = _Learner()
-        self._replay = Replay(
-            groups_per_step=config.buffer.groups_per_step,
-            max_staleness_versions=config.buffer.max_staleness_versions,
-            age_rule="drop",
-            pace=Pace(
-                config.buffer.max_staleness_versions,
-                is_on=is_paced(config),
-                evaluate_every=config.evaluation.every_steps,
-            ),
-        )
+        self._replay = Replay(config)
         self._opening_s = math.inf
-        self._admission = Admission(self._replay, num_steps=config.num_steps, max_attempts=1)
+        self._admission = Admission(config, self._replay)
         self._generators = [Generator(i, recorded.beside) for i in range(config.generators.count)]
         # A heap of (samples in flight, index): the generator with the fewest is served next.
         # Searching 512 generators for each group would make a sweep take minutes.
@@ -251,8 +241,8 @@ class _Run:
             return
         now_s = self._events.now_s
         taken = self._replay.take(version, self._admission.training(), now_s=now_s)
-        group_ids = list(taken.group_ids)
-        if group_ids:
+        group_ids = [*taken.group_ids, *taken.reused]
+        if taken.group_ids:
             learner.is_training = True
             learner.waited_s += now_s - learner.waits_since_s
             oldest = min(group.oldest_version for group in self._replay.leases[version])
