@@ -17,7 +17,6 @@ from async_rl.config.run import BufferConfig
 from async_rl.core.frozen import Value
 from async_rl.core.packaged import read_packaged
 
-_OTHER_TABLES = f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}"
 # One cause usually breaks a promise for thousands of groups.
 _MAX_REPORTED = 20
 
@@ -51,7 +50,11 @@ def audit(connection: Connection, buffer: BufferConfig) -> Audit:
     def count(query: str) -> int:
         return int(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0])
 
-    problems = [] if schema_of(connection) == expected_schema() else [_OTHER_TABLES]
+    problems = (
+        []
+        if schema_of(connection) == expected_schema()
+        else [f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}"]
+    )
     problems += selected("damaged")
     # A damaged file would be reported as a breach of promises.
     if not problems:

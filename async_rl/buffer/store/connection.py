@@ -6,7 +6,6 @@ The function `checksum` of SQL is the one of core/checksums.py.
 
 import contextlib
 import fcntl
-import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,6 +77,14 @@ def hold_lock(path: Path) -> IO[str]:
     return lock
 
 
+def stored_group(connection: sqlite3.Connection, group_id: int) -> PackedGroup | None:
+    """Return the trajectories of a group, None if they are not stored. Raises InfrastructureError
+    if they are damaged.
+    """
+    row = connection.execute(f"SELECT {PAYLOAD} WHERE group_id=?", (group_id,)).fetchone()
+    return None if row is None else intact(group_id, row[0])
+
+
 def intact(group_id: int, group: PackedGroup | None) -> PackedGroup:
     """Return a group as it was read by PAYLOAD. Raises InfrastructureError if it is damaged."""
     if group is None:
@@ -86,20 +93,6 @@ def intact(group_id: int, group: PackedGroup | None) -> PackedGroup:
             f" the run cannot resume, drop the group with async-rl ledger RUN --drop {group_id}"
         )
     return group
-
-
-def readers_of(path: Path) -> list[int]:
-    """Return the pids of other processes of this machine that read the store in a transaction."""
-    shared = path.with_name(path.name + "-shm")
-    try:
-        inode = shared.stat().st_ino
-        locks = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return []
-    # As in "1: POSIX  ADVISORY  READ 4711 00:2a:98765 123 123": kind, pid and the file's inode.
-    held = [lock.split() for lock in locks if f":{inode} " in lock]
-    pids = {int(fields[4]) for fields in held if fields[3] == "READ"}
-    return sorted(pids - {os.getpid()})
 
 
 def select(

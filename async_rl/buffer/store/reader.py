@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
-from async_rl.buffer.store.connection import PAYLOAD, connect, intact, select
+from async_rl.buffer.store.connection import PAYLOAD, connect, intact, select, stored_group
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.heads import PackedGroup
 from async_rl.core.types import NO_VERSION, DropReason, Purpose
 
 T = TypeVar("T")
 LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
-_NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM steps"
 # The newest group may be compacted while an older one, which it overtook, is not.
 _NEXT_GROUP = (
     "SELECT max(coalesce((SELECT max(group_id) FROM groups), -1), coalesce((SELECT"
@@ -24,7 +23,6 @@ NEXT_INDEX = (
     "SELECT max(coalesce((SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC"
     " LIMIT 1), -1), coalesce((SELECT max(last_position) FROM compacted), -1)) + 1"
 )
-_FORGOTTEN = "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'"
 # Without INDEXED BY, SQLite may scan the table, which takes seconds in a long run.
 _OPEN_ROWS = "groups INDEXED BY groups_open WHERE state IN ('issued', 'generating')"
 # The row keeps the generator of the last attempt for the ledger, but no generator works on an
@@ -36,7 +34,6 @@ _OPEN = (
     f" group_id=groups.group_id AND reason IN ('{DropReason.SCORING_OUTAGE}',"
     f" '{DropReason.NOT_TAKEN}')) AS num_spared FROM {_OPEN_ROWS} ORDER BY group_id"
 )
-_PROMPT_IDS = f"SELECT group_id, prompt_id FROM {_OPEN_ROWS}"
 _STORED = (
     f"SELECT group_id, oldest_version, newest_version, coalesce(train_version, {NO_VERSION}) AS"
     " planned FROM groups INDEXED BY {index} WHERE {where} ORDER BY group_id"
@@ -44,9 +41,6 @@ _STORED = (
 _READY = _STORED.format(index="groups_ready", where="state='ready' AND purpose='train'")
 _LEASED = _STORED.format(index="groups_leased", where="state='leased'")
 _TRAINED = _STORED.format(index="groups_by_batch", where="state='trained' AND train_version>=?")
-_COMPACTED = "SELECT coalesce(max(version), 0) FROM compacted"
-_EVALUATIONS = "SELECT version, finished_s IS NOT NULL FROM evaluations"
-_LIVES = "SELECT incarnation, life, version FROM lives"
 _SET_ASIDE = (
     "SELECT train_version, count(*) FROM groups INDEXED BY groups_by_batch WHERE train_version>=?"
     " AND state='dropped' AND reason='untrainable' GROUP BY train_version"
@@ -65,9 +59,6 @@ _SCORES = (
     "SELECT version, score FROM (SELECT version, json_extract(figures, '$.\"eval/pass_at_1\"') AS"
     " score FROM evaluations) WHERE score IS NOT NULL"
 )
-_EVALUATION = "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position"
-_FIGURES = 'SELECT figures AS "figures [stored_json]" FROM evaluations WHERE version=?'
-_BLOB = f"SELECT {PAYLOAD} WHERE group_id=?"
 _NEWEST_OF_PROMPT = (
     f"SELECT {PAYLOAD} JOIN groups USING (group_id) WHERE prompt_id=? AND purpose=? ORDER BY"
     " group_id DESC LIMIT 1"
@@ -117,17 +108,17 @@ class StoreReader:
         learner_version = self._one(LEARNER_VERSION)
         return Recovered(
             learner_version=learner_version,
-            lives=self._rows(_LIVES),
+            lives=self._rows("SELECT incarnation, life, version FROM lives"),
             set_aside=dict(self._rows(_SET_ASIDE, learner_version)),
-            newest_version=self._one(_NEWEST_VERSION),
+            newest_version=self._one("SELECT coalesce(max(version), 0) FROM steps"),
             next_group_id=self._one(_NEXT_GROUP),
             next_index=self._one(NEXT_INDEX),
             open=self._objects(OpenGroup, _OPEN),
-            prompt_ids=dict(self._rows(_PROMPT_IDS)),
+            prompt_ids=dict(self._rows(f"SELECT group_id, prompt_id FROM {_OPEN_ROWS}")),
             ready=self._objects(StoredGroup, _READY),
             leased=self._objects(StoredGroup, _LEASED),
             trained=self._objects(StoredGroup, _TRAINED, learner_version - steps_reused),
-            evaluations=dict(self._rows(_EVALUATIONS)),
+            evaluations=dict(self._rows("SELECT version, finished_s IS NOT NULL FROM evaluations")),
             left=self._rows(LEFT),
             chosen=self._rows(CHOSEN),
             rewards=self._rewards(),
@@ -135,11 +126,11 @@ class StoreReader:
 
     def forgotten_before(self) -> int:
         """The version before which the learner cannot start any more."""
-        return self._one(_FORGOTTEN)
+        return self._one("SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'")
 
     def compacted_steps(self) -> int:
         """The last step whose groups were replaced by sums."""
-        return self._one(_COMPACTED)
+        return self._one("SELECT coalesce(max(version), 0) FROM compacted")
 
     def free_bytes(self) -> int:
         """The bytes in pages of the file that are not used."""
@@ -162,11 +153,19 @@ class StoreReader:
 
     async def evaluation_groups(self, version: int) -> list[tuple[int, bool]]:
         """(group id, is complete) of each group of an evaluation, in the order of its prompts."""
-        return await asyncio.to_thread(self._rows, _EVALUATION, version)
+        return await asyncio.to_thread(
+            self._rows,
+            "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position",
+            version,
+        )
 
     async def evaluation_figures(self, version: int) -> dict[str, float] | None:
         """The reported metrics of an evaluation; None if it was not reported."""
-        rows = await asyncio.to_thread(self._rows, _FIGURES, version)
+        rows = await asyncio.to_thread(
+            self._rows,
+            'SELECT figures AS "figures [stored_json]" FROM evaluations WHERE version=?',
+            version,
+        )
         return rows[0][0] if rows else None
 
     async def evaluation_scores(self) -> dict[int, float]:
@@ -176,12 +175,13 @@ class StoreReader:
     def _groups(self, group_ids: Sequence[int]) -> list[PackedGroup]:
         groups = []
         for group_id in group_ids:
-            rows = self._rows(_BLOB, group_id)
-            if not rows:
+            with self._reading:
+                group = stored_group(self.connection, group_id)
+            if group is None:
                 raise InfrastructureError(
                     f"{self._path} no longer contains the trajectories of group {group_id}"
                 )
-            groups.append(intact(group_id, rows[0][0]))
+            groups.append(group)
         return groups
 
     def _objects(self, kind: type[T], query: str, *parameters: int) -> list[T]:

@@ -43,7 +43,6 @@ _ADVANTAGES = (
     "INSERT OR REPLACE INTO advantages SELECT group_id, :sample, :payload, :checksum FROM blobs"
     " WHERE group_id=:group_id"
 )
-_REPORT = "UPDATE evaluations SET finished_s=:now_s, figures=:figures WHERE version=:version"
 _DELETE_REPORTED = (
     "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=:version AND"
     f" position>={KEPT_SAMPLES})"
@@ -52,8 +51,6 @@ _FORGET = (
     "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups INDEXED BY groups_by_batch"
     " WHERE train_version>=:first AND train_version<:last AND state='trained')"
 )
-_FORGET_ADVANTAGES = "DELETE FROM advantages WHERE group_id NOT IN (SELECT group_id FROM blobs)"
-_FORGOTTEN = "INSERT OR REPLACE INTO meta VALUES ('forgotten_before', :last)"
 
 _MOST_STEPS = 1000
 """Compacted steps of one transaction: a resumed run may have many, and puts wait until it is
@@ -176,14 +173,27 @@ class Store(Writer):
         """The metrics of an evaluation were reported: delete its trajectories except a few."""
         text = msgspec.json.encode(figures).decode()
         row = {"version": version, "figures": text, "now_s": self._clock()}
-        self.put((_REPORT, _DELETE_REPORTED), row)
+        self.put(
+            (
+                "UPDATE evaluations SET finished_s=:now_s, figures=:figures WHERE version=:version",
+                _DELETE_REPORTED,
+            ),
+            row,
+        )
 
     def forget_before(self, version: int) -> None:
         """Delete the trajectories of groups trained by steps up to `version`; the learner can then
         no longer go back before it.
         """
         steps = {"first": self.forgotten_before, "last": version}
-        self.put((_FORGET, _FORGET_ADVANTAGES, _FORGOTTEN), steps)
+        self.put(
+            (
+                _FORGET,
+                "DELETE FROM advantages WHERE group_id NOT IN (SELECT group_id FROM blobs)",
+                "INSERT OR REPLACE INTO meta VALUES ('forgotten_before', :last)",
+            ),
+            steps,
+        )
         self.forgotten_before = version
 
     def last_not_kept(self, recording: Literal["off", "times", "full"], trained: int) -> int:

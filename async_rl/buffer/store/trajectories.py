@@ -9,7 +9,7 @@ that the learner undid are not part of the history.
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store.connection import PAYLOAD, Connection, intact
+from async_rl.buffer.store.connection import Connection, stored_group
 from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
 from async_rl.core.frozen import Value
 from async_rl.core.types import FloatArray, Group
@@ -24,7 +24,6 @@ _OF_BATCH = (
     f"{OF_STEP} OR group_id IN (SELECT group_id FROM reused JOIN steps USING (step_id) WHERE"
     " version=? AND undone_s IS NULL) ORDER BY group_id"
 )
-_PAYLOAD = f"SELECT {PAYLOAD} WHERE group_id=?"
 _ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
@@ -58,22 +57,17 @@ def batch_of(store: Connection, step: int) -> list[Group] | None:
     """Return the batch that a step trained, in its order, or None if its trajectories are not
     all in the store.
     """
-    groups = [_group(store, row.group_id) for row in batch_rows(store, step)]
-    complete = [group for group in groups if group is not None]
+    groups = [stored_group(store, row.group_id) for row in batch_rows(store, step)]
+    complete = [group.unpacked() for group in groups if group is not None]
     # A batch is repeated as a whole or not at all: without a group its gradient would differ.
     if complete and len(complete) == len(groups):
         return complete
     return None
 
 
-def _group(store: Connection, group_id: int) -> Group | None:
-    row = store.execute(_PAYLOAD, (group_id,)).fetchone()
-    return None if row is None else intact(group_id, row[0]).unpacked()
-
-
 def rollout_of(store: Connection, row: GroupRow) -> Rollout | None:
     """Return a group with its trajectories, or None if they are not stored any more."""
-    group = _group(store, row.group_id)
+    group = stored_group(store, row.group_id)
     if group is None:
         return None
     # In float16, one blob per sample. Those of an undone step belong to no step of the surviving
@@ -83,7 +77,7 @@ def rollout_of(store: Connection, row: GroupRow) -> Rollout | None:
     if stored and row.step is not None:
         advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
     prompt = prompt_text(store, row.purpose, row.prompt_id)
-    return Rollout(group=group, prompt=prompt, step=row.step, advantages=advantages)
+    return Rollout(group=group.unpacked(), prompt=prompt, step=row.step, advantages=advantages)
 
 
 def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]:
