@@ -67,11 +67,6 @@ class Call(NamedTuple):
     expected: Any
     types: str
 
-    @classmethod
-    def of(cls, test: CallTest) -> Call:
-        """The call of a call test."""
-        return cls(test.function, test.args, test.expected, test.types)
-
 
 @frozen
 class Asked:
@@ -140,37 +135,38 @@ def ambiguous(names: Iterable[str], setup: str) -> list[str]:
     return sorted(name for name in names if setup or name in _BUILTINS or name in OFFERED)
 
 
+def _asserts(problem: CodeProblem) -> Iterator[tuple[AssertTest, Asked]]:
+    """Yield the assert tests of a problem, and what they ask."""
+    for test in problem.tests:
+        if isinstance(test, AssertTest):
+            yield test, asked_by(problem.setup, test.code, test.own)
+
+
 def names_asked(problem: CodeProblem) -> set[str]:
     """The names that a program must define for the calls and asserts of a problem."""
-    names: set[str] = set()
-    for test in problem.tests:
-        if isinstance(test, CallTest):
-            names.add(test.function)
-        elif isinstance(test, AssertTest):
-            names |= asked_by(problem.setup, test.code, test.own).names
-            for node in ast.walk(ast.parse(test.code)):
-                if isinstance(node, ast.ImportFrom) and node.module == _SOLUTION:
-                    names |= {alias.name for alias in node.names} - {"*"}
+    names = {test.function for test in problem.tests if isinstance(test, CallTest)}
+    for test, asked in _asserts(problem):
+        names |= asked.names
+        for node in ast.walk(ast.parse(test.code)):
+            if isinstance(node, ast.ImportFrom) and node.module == _SOLUTION:
+                names |= {alias.name for alias in node.names} - {"*"}
     return names
 
 
 def require_usable(problem: CodeProblem) -> None:
     """Raise DataError if an assert test of a problem cannot judge any program."""
-    for test in problem.tests:
-        if isinstance(test, AssertTest):
-            fault = asked_by(problem.setup, test.code, test.own).fault
-            if fault:
-                raise DataError(f"a test is broken: {fault}; correct it: {test.code[:80]!r}")
+    for test, asked in _asserts(problem):
+        if asked.fault:
+            raise DataError(f"a test is broken: {asked.fault}; correct it: {test.code[:80]!r}")
 
 
 def require_importable(problem: CodeProblem, packages: Sequence[str]) -> None:
     """Raise DataError if an assert test imports a module that a cell does not have."""
     known = {*sys.stdlib_module_names, _SOLUTION, *packages}
-    codes = [test.code for test in problem.tests if isinstance(test, AssertTest)]
-    for code in (problem.setup, *codes) if codes else ():
-        needed = _imported(ast.parse(code)) | (
-            {"pytest"} if asked_by("", code).needs_pytest else set()
-        )
+    for test, asked in _asserts(problem):
+        needed = _imported(ast.parse(problem.setup), ast.parse(test.code))
+        if asked.needs_pytest:
+            needed.add("pytest")
         for name in needed - known:
             raise DataError(
                 f"a test imports {name}, but only the standard library and"
@@ -179,9 +175,9 @@ def require_importable(problem: CodeProblem, packages: Sequence[str]) -> None:
             )
 
 
-def _imported(*modules: ast.Module) -> Set[str]:
+def _imported(*modules: ast.Module) -> set[str]:
     """Modules that are imported in any case: those in a function or a `try` may be optional."""
-    names = set()
+    names: set[str] = set()
     for node in (node for module in modules for node in module.body):
         match node:
             case ast.Import(names=aliases):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.core.os import owner_only, replace_file
 from async_rl.wire.addresses import LOOPBACK
+from async_rl.wire.keys import write_private
 
 FOLDER = "service"
 """Folder of a service in the run's directory."""
@@ -56,6 +56,5 @@ def address_of(run_dir: Path, port: int = 0) -> Address:
     address = Address(port=free_port(port), api_key=f"tml-{secrets.token_urlsafe(24)}")
     file.parent.mkdir(mode=0o700, exist_ok=True)
     # Whole or not at all: a front that is killed here must be able to start again.
-    with owner_only():
-        replace_file(file, msgspec.json.encode(address))
+    write_private(file, msgspec.json.encode(address))
     return address

@@ -7,7 +7,6 @@ each other by mistake.
 """
 
 import hashlib
-import os
 import secrets
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from zmq.utils import z85
 
 from async_rl.core.errors import Unavailable
 from async_rl.core.frozen import Value
+from async_rl.core.os import owner_only, replace_file
 
 
 class Keys(Value):
@@ -61,11 +61,9 @@ def create_keys(directory: Path) -> Keys:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file by one that only its owner can read, from the first byte on."""
-    # An existing file may be readable by others, and a symbolic link may lead elsewhere.
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
+    # A new file: an existing one may be readable by others, and a link may lead elsewhere.
+    with owner_only():
+        replace_file(path, data)
 
 
 def load_keys(directory: Path) -> Keys:

@@ -105,14 +105,14 @@ class StoreReader:
             )
         for (group_id,) in self._rows(_DAMAGED):
             intact(group_id, None)
-        learner_version = self._one(LEARNER_VERSION)
+        learner_version = self.number(LEARNER_VERSION)
         return Recovered(
             learner_version=learner_version,
             lives=self._rows("SELECT incarnation, life, version FROM lives"),
             set_aside=dict(self._rows(_SET_ASIDE, learner_version)),
-            newest_version=self._one("SELECT coalesce(max(version), 0) FROM steps"),
-            next_group_id=self._one(_NEXT_GROUP),
-            next_index=self._one(NEXT_INDEX),
+            newest_version=self.number("SELECT coalesce(max(version), 0) FROM steps"),
+            next_group_id=self.number(_NEXT_GROUP),
+            next_index=self.number(NEXT_INDEX),
             open=self._objects(OpenGroup, _OPEN),
             prompt_ids=dict(self._rows(f"SELECT group_id, prompt_id FROM {_OPEN_ROWS}")),
             ready=self._objects(StoredGroup, _READY),
@@ -123,18 +123,6 @@ class StoreReader:
             chosen=self._rows(CHOSEN),
             rewards=self._rewards(),
         )
-
-    def forgotten_before(self) -> int:
-        """The version before which the learner cannot start any more."""
-        return self._one("SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'")
-
-    def compacted_steps(self) -> int:
-        """The last step whose groups were replaced by sums."""
-        return self._one("SELECT coalesce(max(version), 0) FROM compacted")
-
-    def free_bytes(self) -> int:
-        """The bytes in pages of the file that are not used."""
-        return self._one("PRAGMA freelist_count") * self._one("PRAGMA page_size")
 
     async def trained_after(self, version: int) -> list[StoredGroup]:
         """Groups trained by steps after `version`, planned for the version they were trained on."""
@@ -196,5 +184,6 @@ class StoreReader:
         with self._reading:
             return self.connection.execute(query, parameters).fetchall()
 
-    def _one(self, query: str) -> int:
+    def number(self, query: str) -> int:
+        """The one value that a query returns."""
         return int(self._rows(query)[0][0])

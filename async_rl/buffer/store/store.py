@@ -23,7 +23,7 @@ import numpy as np
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.reader import StoreReader
-from async_rl.buffer.store.writer import Writer
+from async_rl.buffer.store.writer import PAGE_BYTES, Writer
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, PackedTrajectory, SampleId
@@ -113,8 +113,12 @@ class Store(Writer):
         self._files.callback(self.reader.close)
         self._clock = clock
         self._groups: dict[int, PackedGroup] = {}
-        self.forgotten_before = self.reader.forgotten_before()
-        self._compacted = self.reader.compacted_steps()
+        # The version before which the learner cannot start any more.
+        self.forgotten_before = self.reader.number(
+            "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'"
+        )
+        # The last step whose groups were replaced by sums.
+        self._compacted = self.reader.number("SELECT coalesce(max(version), 0) FROM compacted")
 
     def write(self, made: list[changes.Change]) -> None:
         """Queue changes of the state. A complete training group stays in memory until it is
@@ -208,7 +212,7 @@ class Store(Writer):
             return last
         disk = shutil.disk_usage(self._path.parent)
         # Deleted rows leave pages that later ones fill; the file does not shrink.
-        free_bytes = disk.free + self.reader.free_bytes()
+        free_bytes = disk.free + self.reader.number("PRAGMA freelist_count") * PAGE_BYTES
         if free_bytes >= min(LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
             return self.forgotten_before
         return min(last, self.forgotten_before - (self.forgotten_before - trained) // 10)

@@ -38,10 +38,10 @@ _Item = _Changes | _Statements | Future[None] | None
 
 # Trajectories of one transaction: more would delay the reply to a put behind many others.
 _TRANSACTION_BYTES = 16 * 2**20
-_PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
+PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
 MOVE_BYTES = 16 * 2**20  # bytes in the log after which it is moved into the file
-_COMMIT_BYTES = 4 * _PAGE_BYTES  # bytes of a commit in the log besides trajectories, roughly
-LONG_LOG_PAGES = 128 * 2**20 // _PAGE_BYTES  # only a reader can make it this long
+_COMMIT_BYTES = 4 * PAGE_BYTES  # bytes of a commit in the log besides trajectories, roughly
+LONG_LOG_PAGES = 128 * 2**20 // PAGE_BYTES  # only a reader can make it this long
 
 
 class Writer:
@@ -73,7 +73,7 @@ class Writer:
 
     def _create_tables(self) -> None:
         execute = self.connection.execute
-        execute(f"PRAGMA page_size={_PAGE_BYTES}")
+        execute(f"PRAGMA page_size={PAGE_BYTES}")
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA wal_autocheckpoint=0")
         version = execute("PRAGMA user_version").fetchone()[0]
@@ -209,7 +209,7 @@ class Writer:
                 "the log of %s has %d MB and cannot be moved into the file while another program"
                 " reads the file in one transaction (fuser names it); end the transaction",
                 self._path,
-                num_pages * _PAGE_BYTES // 2**20,
+                num_pages * PAGE_BYTES // 2**20,
             )
 
     def _fail(self, error: InfrastructureError, flushes: Flushes) -> None:

@@ -261,7 +261,7 @@ def _plan(test: CodeTest, setup: str) -> tuple[Mode | None, bool, Sequence[Quest
     """
     match test:
         case CallTest():
-            return Mode.CALLS, False, [Call.of(test)]
+            return Mode.CALLS, False, [Call(test.function, test.args, test.expected, test.types)]
         case StdinTest() if not test.interacts:
             return Mode.STREAMS, False, [test]
         case AssertTest():
