@@ -117,30 +117,25 @@ class Outage:
       pause do not.
     - After a pause one group at a time is handed out. The outage is over with the first complete
       group.
+    until_s: when the pause ends.
     """
 
     def __init__(self) -> None:
         self._pause_s = 0.0
-        self._until_s = 0.0
+        self.until_s = 0.0
         self._message = ""
 
     def failed(self, message: str, now_s: float) -> None:
         """An attempt failed for a reason that makes all attempts fail."""
         self._message = " ".join(message.split())  # one line, for the live line and status
         # Within a pause the failures belong to groups that were handed out before it.
-        if self._pause_s == 0 or now_s >= self._until_s:
+        if self._pause_s == 0 or now_s >= self.until_s:
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-            self._until_s = now_s + self._pause_s
+            self.until_s = now_s + self._pause_s
 
     def end(self) -> None:
         """A group was scored."""
         self._pause_s = 0.0
-
-    def pause_left_s(self, now_s: float) -> float:
-        """Return the seconds until a group may be tried; 0 without an outage."""
-        if self._pause_s:
-            return max(self._until_s - now_s, 0.0)
-        return 0.0
 
     def num_allowed(self, num_free: int, *, is_generating: bool, now_s: float) -> int:
         """Return how many of the free tickets may be handed out."""
@@ -148,7 +143,7 @@ class Outage:
             return num_free
         # The group on trial will show whether scoring works. A second one would be generated for
         # nothing if it does not.
-        if is_generating or self.pause_left_s(now_s) > 0:
+        if is_generating or now_s < self.until_s:
             return 0
         return min(num_free, 1)
 

@@ -156,7 +156,7 @@ class BufferService:
         self.state.fail(request.group_id, request.attempt, request.reason, request.message)
         if request.reason is DropReason.SCORING_OUTAGE:
             self.state.outage.failed(request.message, self._clock())
-            pause_s = self.state.outage.pause_left_s(self._clock())
+            pause_s = self.state.outage.until_s - self._clock()
             # Parked requests have no other reason to be looked at after the pause.
             asyncio.get_running_loop().call_later(pause_s, self._settle)
         return await self._confirm()
