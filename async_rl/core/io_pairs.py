@@ -62,7 +62,6 @@ def _test(case: dict[str, Any], function: Any) -> CodeTest:
         raise DataError(
             f"input_output.fn_name must be a string, this is a {type(function).__name__}"
         )
-    names = "input_output.inputs", "input_output.outputs"
     if kind in ("stdin", "stdin_stdout"):
         function = ""
     elif kind in ("functional", "function_call") and not function:
@@ -74,8 +73,7 @@ def _test(case: dict[str, Any], function: Any) -> CodeTest:
             f"the input of the function {function} is a text, which may mean several"
             " arguments or one; give a list of its arguments"
         )
-    text = _lines(names[0], given)
-    return pair_test(text, _lines(names[1], wanted), function, names=names)
+    return pair_test(_lines("input", given), _lines("output", wanted), function)
 
 
 def _lines(name: str, value: Any) -> str:
@@ -83,15 +81,13 @@ def _lines(name: str, value: Any) -> str:
     return "\n".join(read_strings(name, [value] if isinstance(value, str) else value))
 
 
-def pair_test(given: str, wanted: str, function: str, *, names: tuple[str, str]) -> CodeTest:
-    """The test of one pair: a call of `function` unless that is empty. Raises DataError with the
-    name of the text that is wrong.
-    """
+def pair_test(given: str, wanted: str, function: str) -> CodeTest:
+    """The test of one pair: a call of `function` unless that is empty. Raises DataError."""
     if not function:
         return StdinTest(input=given, output=wanted)
     # One JSON value per line, as in LeetCode's examples.
-    args = [read_json(names[0], line) for line in given.splitlines() if line.strip()]
-    expected = read_json(names[1], wanted)
+    args = [read_json("input", line) for line in given.splitlines() if line.strip()]
+    expected = read_json("output", wanted)
     return CallTest(function=function, args=args, expected=expected, types="json")
 
 

@@ -149,11 +149,8 @@ class ArealCall(Body, rename="camel"):
         """The program with one test per case."""
         tests = []
         for index, case in enumerate(self.testcases):
-            place = f"$.testcases[{index}]"
-            names = (f"{place}.input", f"{place}.expectedOutput")
-            tests.append(
-                pair_test(case.input, case.expected_output, self.entry_function, names=names)
-            )
+            with at(f"$.testcases[{index}]"):
+                tests.append(pair_test(case.input, case.expected_output, self.entry_function))
         return _request_of(
             self.code,
             tests,
