@@ -170,7 +170,8 @@ def _limit_bytes(path: Path) -> int | None:
 
 def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:
     """Arrange these CPUs: siblings (hyperthreads of one core) are adjacent, nodes follow one
-    another. A kernel that lists neither nodes nor siblings has one of each."""
+    another. A kernel that lists neither nodes nor siblings has one of each.
+    """
     nodes = {
         cpu: int(node.name.removeprefix("node"))
         for node in (system / "node").glob("node[0-9]*")
