@@ -20,12 +20,9 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, Prompt, Score, StepScore, Verdict
 from async_rl.rewards.memo import MAX_FAILURE_CHARS, Verifier
-from async_rl.rewards.responses import is_well_formed
-from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import SCORE, RewardSample, TestResult
+from async_rl.rewards.responses import complete_blocks, extract_code, is_well_formed
+from async_rl.rewards.verifier.protocol import SCORE, FunctionScores, RewardSample, TestResult
 
-FunctionScores = dict[str, dict[str, float]]
-"""Name of a function -> its parts, "score" among them."""
 AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, FunctionScores]]
 
 PARAGRAPH_END = re.compile(r"\S\n[ \t]*\n")
@@ -36,22 +33,15 @@ _SPECIAL = re.compile(r"[^\w.-]")
 
 
 class Scorer:
-    """Scores responses. ask_functions: None if the configuration has no functions."""
+    """Scores responses."""
 
-    def __init__(
-        self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions | None = None
-    ) -> None:
+    def __init__(self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions) -> None:
         self._reward = config.reward
         self._verifier = verifier
         self._ask = ask_functions
-        self._text = TextProcess()
-
-    async def close(self) -> None:
-        """End the process that extracts programs."""
-        await self._text.close()
 
     async def score(
-        self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample] | None = None
+        self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample]
     ) -> Score:
         """Reward, parts and verdicts of one response.
 
@@ -61,8 +51,6 @@ class Scorer:
         names = [term.function for term in terms if term.function != TESTS]
         if not names:
             return await self.score_by_tests(prompt, response_text)
-        assert self._ask is not None
-        assert sample is not None
         started = time.monotonic()
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(names, sample()), name="ask reward functions")
@@ -87,8 +75,7 @@ class Scorer:
 
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score by the row's own tests alone."""
-        language = prompt.problem.language
-        code = await self._text.code(response_text, self._reward.extraction, language)
+        code = extract_code(response_text, self._reward.extraction, prompt.problem.language)
         return await self._judge(prompt, response_text, code)
 
     async def score_steps(
@@ -98,7 +85,7 @@ class Scorer:
         *,
         num_tokens: int,
         tokens_until: Callable[[int], int],
-        sample: Callable[[], RewardSample] | None = None,
+        sample: Callable[[], RewardSample],
     ) -> Score:
         """As `score`, with a score of each step: the response up to the end of each complete code
         block. Without a block, functions score each paragraph, and tests the response as one step.
@@ -109,10 +96,10 @@ class Scorer:
         blocks = []
         # An answer in words is one step, whatever blocks it contains.
         if not prompt.problem.wants_words:
-            blocks = await self._text.blocks(response_text, prompt.problem.language)
+            blocks = complete_blocks(response_text, prompt.problem.language)
         ends = {end: tokens_until(end) for end, _ in blocks}
         terms = self._reward.terms_of(prompt.data_source)
-        if sample is not None and any(term.function != TESTS for term in terms):
+        if any(term.function != TESTS for term in terms):
             # Once, because a sample decodes the tokens of the whole response.
             whole = sample()
             if not ends:
@@ -179,11 +166,11 @@ class Scorer:
         results: list[TestResult] = []
         if answers:
             results += await self._verifier.verify(replace(problem, tests=answers), text)
-        if others and code is None:
+        if others and code is not None:
+            results += await self._verifier.verify(replace(problem, tests=others), code)
+        elif others:
             reason = "the response has no program"
             results.append(TestResult(verdict=Verdict.COMPILE_ERROR, message=reason))
-        elif others and code is not None:
-            results += await self._verifier.verify(replace(problem, tests=others), code)
         return results
 
 
@@ -218,10 +205,6 @@ class Control:
         self._scorer = scorer
         self._limit_s = limit_s
         self._known: tuple[Prompt, str, Callable[[], RewardSample]] | None = None
-
-    async def close(self) -> None:
-        """End the process that extracts programs."""
-        await self._scorer.close()
 
     def remember(
         self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample]

@@ -110,9 +110,6 @@ class Rollouts:
 
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
-        # In this order: the control and the scorer call the memo and the client.
-        await self.control.close()
-        await self.scorer.close()
         await self._memo.close()
         await self._client.close()
 

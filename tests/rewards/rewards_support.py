@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.protocol import (
+    FunctionScores,
+    RewardSample,
+    TestResult,
+    VerifyRequest,
+    VerifyResponse,
+)
 from async_rl.sandbox.cells import Cells
 
 T = TypeVar("T")
@@ -24,6 +30,16 @@ def results_with(*verdicts: Verdict) -> list[TestResult]:
 
 def verdicts_of(results: Sequence[TestResult]) -> list[Verdict]:
     return [result.verdict for result in results]
+
+
+async def not_asked(names: Sequence[str], sample: RewardSample) -> FunctionScores:
+    """The functions of a configuration that has none."""
+    raise AssertionError(names)
+
+
+def no_sample() -> RewardSample:
+    """The sample for functions where no function is asked."""
+    raise AssertionError
 
 
 class Jail:

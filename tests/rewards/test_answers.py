@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import compose
-from rewards_support import results_with
+from rewards_support import no_sample, not_asked, results_with
 from tables import table
 
 from async_rl.core.errors import InfrastructureError
@@ -107,7 +107,9 @@ async def test_the_whole_response_is_scored_where_words_are_wanted(
         data_source="gsm8k",
         problem=problem,
     )
-    scorer = Scorer(config, ByRule())
-    assert (await scorer.score(prompt, response)).reward == reward
-    steps = await scorer.score_steps(prompt, response, num_tokens=5, tokens_until=lambda _: 1)
+    scorer = Scorer(config, ByRule(), not_asked)
+    assert (await scorer.score(prompt, response, no_sample)).reward == reward
+    steps = await scorer.score_steps(
+        prompt, response, num_tokens=5, tokens_until=lambda _: 1, sample=no_sample
+    )
     assert [(step.end_tokens, step.reward) for step in steps.steps] == [(5, reward)]

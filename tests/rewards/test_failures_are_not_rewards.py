@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import compose
-from rewards_support import LIMITS, results_with
+from rewards_support import LIMITS, no_sample, not_asked, results_with
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
@@ -22,7 +22,7 @@ from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.protocol import Ending, Reply
 
 MIB = 1 << 20
-LOADED = b"-1 l 0 0\n"
+LOADED = b"-1 l 0\n"
 
 
 class KilledCells:
@@ -91,11 +91,13 @@ def test_a_response_that_could_not_be_judged_gets_no_score(
     others: tuple[Verdict, ...], has_steps: bool
 ) -> None:
     verifier = Answers(*others, Verdict.INFRASTRUCTURE_ERROR)
-    scorer = Scorer(compose("grpo_code"), verifier)
+    scorer = Scorer(compose("grpo_code"), verifier, not_asked)
     if not has_steps:
-        scoring: Any = scorer.score(PROMPT, BLOCK)
+        scoring: Any = scorer.score(PROMPT, BLOCK, no_sample)
     else:
-        scoring = scorer.score_steps(PROMPT, BLOCK, num_tokens=9, tokens_until=lambda chars: chars)
+        scoring = scorer.score_steps(
+            PROMPT, BLOCK, num_tokens=9, tokens_until=lambda chars: chars, sample=no_sample
+        )
     expected = pytest.RaisesExc(InfrastructureError, match="prompt p7")
     with pytest.RaisesGroup(expected, allow_unwrapped=True, flatten_subgroups=True):
         asyncio.run(scoring)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from composing import compose
-from rewards_support import results_with
+from rewards_support import no_sample, not_asked, results_with
 
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
-from async_rl.rewards.scoring import FunctionScores, Scorer
-from async_rl.rewards.verifier.protocol import RewardSample, TestResult
+from async_rl.rewards.scoring import Scorer
+from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample, TestResult
 
 TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
 PROMPT = Prompt(
@@ -41,10 +41,14 @@ def block(program: str) -> str:
 
 def score(response: str) -> Score:
     """One token per character."""
-    scorer = Scorer(CONFIG, CountsPasses())
+    scorer = Scorer(CONFIG, CountsPasses(), not_asked)
     return asyncio.run(
         scorer.score_steps(
-            PROMPT, response, num_tokens=len(response) + 1, tokens_until=lambda chars: chars
+            PROMPT,
+            response,
+            num_tokens=len(response) + 1,
+            tokens_until=lambda chars: chars,
+            sample=no_sample,
         )
     )
 
