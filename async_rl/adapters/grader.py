@@ -9,12 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from async_rl.core.errors import ConfigError, DataError, at
-from async_rl.core.types import Verdict
+from async_rl.core.errors import ConfigError, at
 from async_rl.data.problems import read_problem
-from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.client import VerifierPool
-from async_rl.rewards.verifier.protocol import VerifyRequest
 
 
 async def scores_of(
@@ -39,41 +36,18 @@ async def scores_of(
         )
     # Apart: errors and tasks name the address, and must not name the token.
     server, _, token = address.rstrip("/").partition("/token/")
-    text = TextProcess()
-    try:
-        async with (
-            VerifierPool(token, [server], limit_s=timeout_s) as verifier,
-            asyncio.TaskGroup() as group,
-        ):
-            scores = [
-                group.create_task(_score(verifier, text, response, row))
-                for response, row in zip(responses, rows, strict=True)
-            ]
-    finally:
-        await text.close()
+    async with (
+        VerifierPool(token, [server], limit_s=timeout_s) as verifier,
+        asyncio.TaskGroup() as group,
+    ):
+        scores = [
+            group.create_task(_score(verifier, response, row))
+            for response, row in zip(responses, rows, strict=True)
+        ]
     return [score.result() for score in scores]
 
 
-async def _score(
-    verifier: VerifierPool, text: TextProcess, response: str, row: Mapping[str, Any]
-) -> float:
+async def _score(verifier: VerifierPool, response: str, row: Mapping[str, Any]) -> float:
     with at("the row of a response"):
         problem, _ = read_problem(dict(row))
-    code: str | None = response
-    # An answer in words is compared with the whole response.
-    if not problem.wants_words:
-        code = await text.code(response, "auto", problem.language)
-    if code is None:
-        return 0.0
-    request = VerifyRequest(
-        code=code,
-        tests=problem.tests,
-        language=problem.language,
-        setup=problem.setup,
-        stop_at_first_failure=False,
-    )
-    answer = await verifier.answer(request)
-    for test in answer.tests:
-        if test.verdict is Verdict.TEST_ERROR:
-            raise DataError(f"a test is broken: {test.message}")
-    return answer.share(len(problem.tests))
+    return await verifier.share_of_tests(problem, response, "auto")

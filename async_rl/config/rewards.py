@@ -126,7 +126,7 @@ class RemoteTerm(Term):
     """plain = send the sample as JSON, receive a score; verifier = another async-rl verifier judges
     the row's tests"""
     attempts: PositiveInt
-    """requests to a server that fails, within timeouts.group_s / 12"""
+    """requests of form plain to a server that fails, within timeouts.group_s / 12"""
     # The name of a variable and not the token: config.yaml is copied to mirrors.
     token_env: Word | None
     """environment variable that contains the bearer token; null = send none"""

@@ -9,7 +9,7 @@ RewardError.
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -24,10 +24,10 @@ from async_rl.config.rewards import (
     RewardModelTerm,
 )
 from async_rl.core.errors import ConfigError, RewardError
-from async_rl.core.types import Verdict
+from async_rl.core.types import CodeProblem
 from async_rl.rewards.responses import is_well_formed
-from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import SCORE, RewardSample, VerifyRequest, VerifyResponse
+from async_rl.rewards.verifier.client import VerifierPool
+from async_rl.rewards.verifier.protocol import SCORE, RewardSample
 
 RewardFunction = Callable[[RewardSample], Any]
 """Returns an argument of `read_score`, or an awaitable of it."""
@@ -46,8 +46,10 @@ def find_function(name: str, reward: RewardConfig, *, limit_s: float) -> RewardF
             from async_rl.rewards.models import RewardModel
 
             return RewardModel(term, f"reward.terms.{name}")
+        case RemoteTerm(form="verifier") as term:
+            return RemoteVerifier(term, reward.extraction, limit_s=limit_s)
         case RemoteTerm() as term:
-            return RemoteScorer(term, extraction=reward.extraction, limit_s=limit_s)
+            return RemoteScorer(term, limit_s=limit_s)
         case PluginTerm(fn=function):
             return load_function(f"reward.terms.{name}.fn", function, REWARD)
         case term:
@@ -68,25 +70,20 @@ def check_functions(reward: RewardConfig) -> list[str]:
 
 def read_score(name: str, returned: Any) -> dict[str, float]:
     """The parts of a score, "score" among them. Raises RewardError."""
-    # The call was not awaited, because only a function defined with async def is.
-    if isinstance(returned, Awaitable):
-        raise RewardError(f"{name} returned an awaitable; define it with async def")
     parts = returned if isinstance(returned, dict) else {SCORE: returned}
-    numbers = {}
-    for part, value in parts.items():
-        try:
-            is_number = isinstance(part, str) and math.isfinite(value)
-        except (TypeError, ValueError, OverflowError):
-            is_number = False
-        if not is_number:
-            raise RewardError(
-                f"{name} returned {returned!r:.200}; return a finite number, or a dict of names and"
-                " finite numbers"
-            )
-        # Also numbers of numpy and torch, which JSON cannot encode.
-        numbers[part] = float(value)
-    if not numbers:
-        raise RewardError(f"{name} returned an empty dict; return at least one part")
+    try:
+        are_numbers = bool(parts) and all(
+            isinstance(part, str) and math.isfinite(value) for part, value in parts.items()
+        )
+    except (TypeError, ValueError, OverflowError):
+        are_numbers = False
+    if not are_numbers:
+        raise RewardError(
+            f"{name} returned {returned!r:.200}; return a finite number, or a dict of names and"
+            " finite numbers, and define a function that awaits with async def"
+        )
+    # Also numbers of numpy and torch, which JSON cannot encode.
+    numbers = {part: float(value) for part, value in parts.items()}
     return {SCORE: sum(numbers.values()), **numbers}
 
 
@@ -102,78 +99,72 @@ def length(sample: RewardSample) -> float:
     return min(sum(sample.is_written) / sample.max_tokens, 1.0)
 
 
-class RemoteScorer:
-    """The term `remote`: the score of an HTTP server, in one of two forms.
+def _token_of(remote: RemoteTerm) -> str:
+    """The token to send, empty for none. Raises ConfigError if it is missing."""
+    token = os.environ.get(remote.token_env or "", "")
+    # At the start: a server without the token would refuse the first sample of a run.
+    if remote.token_env and not token:
+        raise ConfigError(
+            f"token_env={remote.token_env} of {remote.url}: there is no such environment variable;"
+            " set it to the token"
+        )
+    return token
 
-    plain: POST url with the RewardSample as JSON; the answer is a number, or an object of named
-    numbers, which is read like the result of a function. verifier: POST url/verify of another
-    async-rl verifier with the program and the row's tests; the score is the share of passed tests.
-    Invariants: all attempts together end within `limit_s`; a refusal (4xx except 429) is not
-    retried; a call without an answer raises and is not scored. Raises ConfigError if the token is
-    missing.
+
+class RemoteScorer:
+    """The term `remote` in the form plain: the score of an HTTP server.
+
+    POST url with the RewardSample as JSON; the answer is a number, or an object of named numbers,
+    which is read like the result of a function. Invariants: all attempts together end within
+    `limit_s`; a refusal (4xx except 429) is not retried; a call without an answer raises and is not
+    scored. Raises ConfigError if the token is missing.
     """
 
-    def __init__(self, remote: RemoteTerm, *, extraction: Extraction, limit_s: float) -> None:
-        token = os.environ.get(remote.token_env or "", "")
-        # At the start: a server without the token would refuse the first sample of a run.
-        if remote.token_env and not token:
-            raise ConfigError(
-                f"token_env={remote.token_env} of {remote.url}: there is no such environment"
-                " variable; set it to the token"
-            )
+    def __init__(self, remote: RemoteTerm, *, limit_s: float) -> None:
         self._remote = remote
-        self._extraction = extraction
-        self._url = remote.url.rstrip("/")
-        self._text = TextProcess()
-        # Without the proxy of the environment: samples must reach the configured server only.
-        self._http = httpx.AsyncClient(timeout=limit_s / remote.attempts, trust_env=False)
-        self._http.headers["content-type"] = "application/json"
+        headers = {"content-type": "application/json"}
+        token = _token_of(remote)
         if token:
-            self._http.headers["authorization"] = f"Bearer {token}"
+            headers["authorization"] = f"Bearer {token}"
+        # Without the proxy of the environment: samples must reach the configured server only.
+        self._http = httpx.AsyncClient(
+            timeout=limit_s / remote.attempts, trust_env=False, headers=headers
+        )
 
     async def __call__(self, sample: RewardSample) -> Any:
         """The server's score. Raises RewardError after `attempts` failures."""
+        url = self._remote.url
         problem = ""
         for attempt in range(self._remote.attempts):
             # No pause before the first attempt, and a longer one before each further attempt.
             await asyncio.sleep(_PAUSE_S * attempt)
             try:
-                if self._remote.form == "verifier":
-                    return await self._share_of_tests(sample)
-                return msgspec.json.decode(await self._post(self._url, sample))
+                reply = await self._http.post(url, content=msgspec.json.encode(sample))
+                # The same sample would be refused again; a full server (429) may take it later.
+                if 400 <= reply.status_code < 500 and reply.status_code != 429:
+                    said = reply.text[:200]
+                    raise RewardError(f"{url} refused the sample ({reply.status_code}): {said}")
+                reply.raise_for_status()
+                return msgspec.json.decode(reply.content)
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 problem = f"{type(error).__name__} {error}"
         raise RewardError(
-            f"{self._url} gave no score in {self._remote.attempts} attempts; the last: {problem}"
+            f"{url} gave no score in {self._remote.attempts} attempts; the last: {problem}"
         )
 
-    async def _share_of_tests(self, sample: RewardSample) -> float:
-        language = sample.language
-        code = await self._text.code(sample.response, self._extraction, language)
-        if code is None:
-            return 0.0
-        request = VerifyRequest(
-            code=code,
-            tests=sample.tests,
-            language=language,
-            setup=sample.setup,
-            stop_at_first_failure=False,
-        )
-        body = await self._post(f"{self._url}/verify", request)
-        answer = msgspec.json.decode(body, type=VerifyResponse)
-        if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
-            # An error of httpx, so that the next attempt asks again.
-            raise httpx.RemoteProtocolError(
-                f"it could not judge the program: {answer.tests[0].message}"
-            )
-        if answer.verdict is Verdict.TEST_ERROR:
-            raise RewardError(f"a test of the sample is broken: {answer.tests[-1].message}")
-        return answer.share(len(sample.tests))
 
-    async def _post(self, url: str, message: msgspec.Struct) -> bytes:
-        reply = await self._http.post(url, content=msgspec.json.encode(message))
-        # The same sample would be refused again; a full server (429) may take it later.
-        if 400 <= reply.status_code < 500 and reply.status_code != 429:
-            raise RewardError(f"{url} refused the sample ({reply.status_code}): {reply.text[:200]}")
-        reply.raise_for_status()
-        return reply.content
+class RemoteVerifier:
+    """The term `remote` in the form verifier: the share of the row's tests that pass, judged by
+    another async-rl verifier. Raises ConfigError if the token is missing.
+    """
+
+    def __init__(self, remote: RemoteTerm, extraction: Extraction, *, limit_s: float) -> None:
+        self._extraction = extraction
+        # The last answer must arrive before the call itself is too late.
+        limit_s *= 0.9
+        self.pool = VerifierPool(_token_of(remote), [remote.url.rstrip("/")], limit_s=limit_s)
+
+    async def __call__(self, sample: RewardSample) -> float:
+        """The share. Raises as `VerifierPool.share_of_tests`."""
+        problem = CodeProblem(tests=sample.tests, setup=sample.setup, language=sample.language)
+        return await self.pool.share_of_tests(problem, sample.response, self._extraction)

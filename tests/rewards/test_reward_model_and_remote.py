@@ -33,7 +33,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest, StdinTest
 from async_rl.data.vocabulary import build_tokenizer
-from async_rl.rewards.functions import RemoteScorer
+from async_rl.rewards.functions import RemoteScorer, RemoteVerifier
 from async_rl.rewards.models import RewardModel
 from async_rl.rewards.verifier.protocol import RewardSample
 
@@ -170,7 +170,7 @@ def remote(url: str, **fields: Any) -> RemoteTerm:
 
 @asynccontextmanager
 async def scoring(term: RemoteTerm, *, limit_s: float = 10) -> AsyncIterator[RemoteScorer]:
-    scorer = RemoteScorer(term, extraction="auto", limit_s=limit_s)
+    scorer = RemoteScorer(term, limit_s=limit_s)
     try:
         yield scorer
     finally:
@@ -267,9 +267,7 @@ def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(
         ConfigError,
         match=r"token_env=NOT_SET of http://127.0.0.1:1: there is no such environment variable",
     ):
-        RemoteScorer(
-            remote("http://127.0.0.1:1", token_env="NOT_SET"), extraction="auto", limit_s=10
-        )
+        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
 
 
 def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,10 +280,13 @@ def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch)
                 "def f(x):\n    return 1",
                 "```python\nunfinished",
             )
-            async with scoring(remote(url, form="verifier", token_env="SCORE_TOKEN")) as scorer:
-                scores = [await scorer(sample(program)) for program in programs]
-                tests = [StdinTest(input="", output="3\n")]
-                echo = sample("```sh\necho $((1 + 2)) | cat\n```", tests=tests, language="shell")
-                return [*scores, await scorer(echo)]
+            term = remote(url, form="verifier", token_env="SCORE_TOKEN")
+            scorer = RemoteVerifier(term, "auto", limit_s=10)
+            scores = [await scorer(sample(program)) for program in programs]
+            tests = [StdinTest(input="", output="3\n")]
+            echo = sample("```sh\necho $((1 + 2)) | cat\n```", tests=tests, language="shell")
+            scores.append(await scorer(echo))
+            await scorer.pool.close()
+            return scores
 
     assert asyncio.run(run()) == [1.0, 0.5, 0.0, 1.0]

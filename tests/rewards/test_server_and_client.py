@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from rewards_support import verdicts_of
+from rewards_support import no_sample, verdicts_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -227,9 +227,11 @@ async def test_scorer_gives_rewards_by_mode() -> None:
             config = run_config(mode=mode)
             client = VerifierClient(config, TOKEN)
             client.update_servers([url])
-            scorer = Scorer(config, client)
+            scorer = Scorer(config, client, client.ask_functions)
             texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
-            scores = await asyncio.gather(*(scorer.score(_prompt(), text) for text in texts))
+            scores = await asyncio.gather(
+                *(scorer.score(_prompt(), text, no_sample) for text in texts)
+            )
             assert [score.reward for score in scores] == pytest.approx(expected)
             assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
             assert scores[0].failure == ""
@@ -279,11 +281,11 @@ async def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program
         client = VerifierClient(run_config(), TOKEN, activity)
         client.update_servers([full])
         waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
-        await _until(lambda: client.num_retries > 1)
+        await _until(lambda: activity.snapshot().state == "waiting")
         shown = activity.snapshot()
         assert (shown.state, shown.waits_for) == (
             "waiting",
-            f"verdicts: verifier {full} takes no request now: no",
+            f'verdicts: verifier {full} takes no request now: {{"error": "no"}}',
         )
         client.update_servers([good])
         assert verdicts_of(await waiting) == PASSES
@@ -326,7 +328,7 @@ async def test_infrastructure_error_is_retried_and_then_raised_never_scored() ->
         client = VerifierClient(config, TOKEN)
         client.update_servers([url])
         with pytest.raises(InfrastructureError, match="in 4 attempts"):
-            await Scorer(config, client).score(_prompt(), GOOD)
+            await Scorer(config, client, client.ask_functions).score(_prompt(), GOOD, no_sample)
         client.update_servers([url, other])
         assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
         await client.close()

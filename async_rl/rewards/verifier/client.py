@@ -18,13 +18,23 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 import httpx
+import numpy as np
 
+from async_rl.config.rewards import Extraction
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import DeadlineExceeded, InfrastructureError, RewardError, Unavailable
+from async_rl.core.errors import (
+    DataError,
+    DeadlineExceeded,
+    InfrastructureError,
+    RewardError,
+    Unavailable,
+)
 from async_rl.core.types import CodeProblem, Verdict
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection
+from async_rl.rewards.responses import extract_code
+from async_rl.rewards.verifier.connection import Connection
 from async_rl.rewards.verifier.protocol import (
+    FunctionScores,
     RewardSample,
     TestResult,
     VerifyRequest,
@@ -37,8 +47,8 @@ is one, and a program that breaks four is more likely at fault than the verifier
 """
 # Enough for a 99th percentile of 20 programs, and sorted in a fraction of a millisecond.
 _LATENCIES_KEPT = 2048
-# For all verifiers together; a new connection costs a round trip.
-_MAX_IDLE_CONNECTIONS = 64
+# A verifier that lost its cells needs this time to start new ones.
+_SHORT_PAUSE_S = 0.05
 
 
 class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
@@ -65,11 +75,9 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
                 "authorization": f"Bearer {token}".strip(),
                 "content-type": "application/msgpack",
             },
-            # No limit on the wait for a connection: the streams of each verifier are limited.
-            timeout=httpx.Timeout(limit_s, pool=None),
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS
-            ),
+            timeout=limit_s,
+            # Unlimited, because the streams of each verifier are limited.
+            limits=httpx.Limits(),
             # A proxy of the environment must not see programs and the token.
             trust_env=False,
         )
@@ -77,7 +85,6 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         self._changed = asyncio.Event()
         self._random = random.Random()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
-        self.num_retries = 0
         self.update_servers(urls)
 
     def update_servers(self, urls: Sequence[str]) -> None:
@@ -98,51 +105,69 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         ProtocolError if the request was refused.
         """
         started = time.monotonic()
-        problems: list[str] = []
+        reason = "none"
+        num_failed = 0
+        avoided: Connection | None = None
         try:
-            async with asyncio.timeout(self._limit_s):
-                response = await self._try(request, problems)
+            async with asyncio.timeout(self._limit_s), contextlib.AsyncExitStack() as wait:
+                while num_failed < MAX_ATTEMPTS:
+                    server = await self._least_busy(avoided)
+                    try:
+                        response = await server.submit(request)
+                        if response.verdict is not Verdict.INFRASTRUCTURE_ERROR or response.failure:
+                            break
+                        raise InfrastructureError(response.tests[0].message)
+                    except Unavailable as error:
+                        reason = str(error)
+                        # The newest reason, which replaces the reason of another server.
+                        await wait.aclose()
+                        wait.enter_context(self._activity.waiting(f"verdicts: {reason}"))
+                    except InfrastructureError as error:
+                        reason = str(error)
+                        num_failed += 1
+                        await self._pause(_SHORT_PAUSE_S)
+                    # The next attempt goes elsewhere if it can: this server may fail again.
+                    avoided = server
+                else:
+                    raise InfrastructureError(
+                        f"no verifier could judge a program in {MAX_ATTEMPTS} attempts; the last"
+                        f" reason: {reason}"
+                    )
         except TimeoutError as error:
-            last = f"; the last reason: {problems[-1]}" if problems else ""
             raise DeadlineExceeded(
-                f"no verdict within {self._limit_s:g} s from {len(self._servers)} verifiers{last};"
-                " add verifiers.cells or raise timeouts.group_s"
+                f"no verdict within {self._limit_s:g} s from {len(self._servers)} verifiers; the"
+                f" last reason: {reason}; add verifiers.cells or raise timeouts.group_s"
             ) from error
         self._latencies.append(time.monotonic() - started)
         if response.failure:
             raise (RewardError if request.sample else InfrastructureError)(response.failure)
         return response
 
-    async def _try(self, request: VerifyRequest, problems: list[str]) -> VerifyResponse:
-        """The first answer that is a verdict. problems: the newest reason for another attempt."""
-        attempts = 0
-        avoided: Connection | None = None
-        with contextlib.ExitStack() as wait:
-            while True:
-                server = await self._least_busy(avoided)
-                try:
-                    response = await server.submit(request)
-                    if response.verdict is not Verdict.INFRASTRUCTURE_ERROR or response.failure:
-                        return response
-                    raise InfrastructureError(response.tests[0].message)
-                except Unavailable as error:
-                    problems[:] = [str(error)]
-                    # The newest reason, which replaces the reason of another server.
-                    wait.close()
-                    wait.enter_context(self._activity.waiting(f"verdicts: {problems[0]}"))
-                except InfrastructureError as error:
-                    problems[:] = [str(error)]
-                    attempts += 1
-                    # A verifier that lost its cells needs a moment to start new ones.
-                    await self._pause(FIRST_PAUSE_S)
-                if attempts >= MAX_ATTEMPTS:
-                    raise InfrastructureError(
-                        f"no verifier could judge a program in {attempts} attempts; the last"
-                        f" reason: {problems[0]}"
-                    )
-                self.num_retries += 1
-                # The next attempt goes elsewhere if it can: this server may fail again.
-                avoided = server
+    async def share_of_tests(
+        self, problem: CodeProblem, response: str, extraction: Extraction
+    ) -> float:
+        """The share of the tests of a problem that a response passes; 0 without a program.
+
+        Raises DataError if a test is broken, else as `answer`.
+        """
+        code: str | None = response
+        # An answer in words is compared with the whole response.
+        if not problem.wants_words:
+            code = extract_code(response, extraction, problem.language)
+        if code is None:
+            return 0.0
+        request = VerifyRequest(
+            code=code,
+            tests=problem.tests,
+            language=problem.language,
+            setup=problem.setup,
+            stop_at_first_failure=False,
+        )
+        results = (await self.answer(request)).tests
+        for test in results:
+            if test.verdict is Verdict.TEST_ERROR:
+                raise DataError(f"a test is broken: {test.message}")
+        return sum(test.verdict is Verdict.PASS for test in results) / len(problem.tests)
 
     async def _least_busy(self, avoided: Connection | None) -> Connection:
         """The server with the fewest of our programs that is not paused; waits while there is none.
@@ -156,12 +181,15 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
                 continue
             server = min(
                 self._servers.values(),
-                key=lambda server: (server.paused_until > now, server is avoided, server.num_open),
+                key=lambda server: (
+                    max(server.paused_until, now),
+                    server is avoided,
+                    server.num_open,
+                ),
             )
             if server.paused_until <= now:
                 return server
-            earliest = min(server.paused_until for server in self._servers.values())
-            await self._pause(earliest - now + FIRST_PAUSE_S)
+            await self._pause(server.paused_until - now + _SHORT_PAUSE_S)
 
     async def _pause(self, longest_s: float) -> None:
         """A random pause, cut short when the set of servers changes."""
@@ -175,15 +203,7 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
 
         0 before the first verdict.
         """
-        newest = sorted(self._latencies)
-        if newest:
-            return newest[min(int(quantile * len(newest)), len(newest) - 1)]
-        return 0.0
-
-    @property
-    def num_open(self) -> int:
-        """Programs that wait for their verdict."""
-        return sum(server.num_open for server in self._servers.values())
+        return float(np.quantile(self._latencies, quantile)) if self._latencies else 0.0
 
     async def close(self) -> None:
         """Give up all requests and close the connections."""
@@ -226,9 +246,7 @@ class VerifierClient(VerifierPool):
         )
         return (await self.answer(request)).tests
 
-    async def ask_functions(
-        self, functions: Sequence[str], sample: RewardSample
-    ) -> dict[str, dict[str, float]]:
+    async def ask_functions(self, functions: Sequence[str], sample: RewardSample) -> FunctionScores:
         """The parts of each function's score.
 
         Raises RewardError if a function failed, InfrastructureError if no verifier could run it.

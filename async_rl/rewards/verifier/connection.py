@@ -15,14 +15,12 @@ import msgspec
 from async_rl.core.errors import InfrastructureError, ProtocolError, Unavailable
 from async_rl.rewards.verifier.protocol import (
     BatchLine,
-    ErrorReply,
     VerifyRequest,
     VerifyResponse,
 )
 
-# A verifier that restarts is back after seconds: the pause doubles from 50 ms up to that.
-FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
+# A verifier that restarts is back after seconds, and a full queue lasts for that long.
+_PAUSE_S = 0.5
 # A broken connection costs all its programs an attempt, so a batch is not larger.
 _MAX_BATCH = 32
 # A server refuses a body of 64 MB: a batch ends here, unless its last program alone is larger.
@@ -30,7 +28,8 @@ _BATCH_BYTES = 8 << 20
 # With one stream a slow program would hold the stream while quick programs wait for their turn.
 _MAX_PROGRAM_STREAMS = 4
 _DECODER = msgspec.json.Decoder(BatchLine)
-_Item = tuple[msgspec.Raw, asyncio.Future[VerifyResponse]]
+_Waiting = asyncio.Future[VerifyResponse]
+_Item = tuple[msgspec.Raw, _Waiting]
 
 
 class _Lane:
@@ -53,7 +52,6 @@ class Connection:
         self._http = http
         self._programs = _Lane(_MAX_PROGRAM_STREAMS)
         self._calls = _Lane(max_calls)
-        self._pause_s = FIRST_PAUSE_S
         self.paused_until = 0.0
         self.num_open = 0
 
@@ -72,7 +70,7 @@ class Connection:
                 f"a test cannot be encoded: {error}; integers have at most 64 bits, values are"
                 " plain"
             ) from error
-        future: asyncio.Future[VerifyResponse] = asyncio.get_running_loop().create_future()
+        future = _Waiting()
         lane = self._programs if request.sample is None else self._calls
         lane.waiting.append((encoded, future))
         # A stream starts after the callbacks that are ready now, so the first one that starts takes
@@ -139,20 +137,14 @@ class Connection:
         except (msgspec.DecodeError, IndexError) as error:
             problem = InfrastructureError(f"verifier {self._url} sent a malformed answer: {error}")
         finally:
-            # A server that fails is paused, twice as long each time, until it answers again.
-            if any(not future.done() for future in futures):
-                self.paused_until = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            else:
-                self.paused_until = 0.0
-                self._pause_s = FIRST_PAUSE_S
+            # A server that fails is paused, until it answers again.
+            is_answered = all(future.done() for future in futures)
+            self.paused_until = 0.0 if is_answered else time.monotonic() + _PAUSE_S
             for future in futures:
                 _fail(future, problem)
 
 
-async def _hand_out(
-    response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]
-) -> None:
+async def _hand_out(response: httpx.Response, futures: list[_Waiting]) -> None:
     rest = b""
     async for piece in response.aiter_raw():
         # A piece may end inside a line. Not httpx's lines, which also end at U+2028.
@@ -164,16 +156,13 @@ async def _hand_out(
                 future.set_result(line.response)
 
 
-def _fail(future: asyncio.Future[VerifyResponse], problem: Exception) -> None:
+def _fail(future: _Waiting, problem: Exception) -> None:
     if not future.done():
         future.set_exception(problem)
 
 
 def _refusal(url: str, status: int, body: bytes) -> Exception:
-    try:
-        reason = msgspec.json.decode(body, type=ErrorReply).error
-    except msgspec.DecodeError:
-        reason = body[:200].decode(errors="replace")
+    reason = body[:200].decode(errors="replace")
     # 429: its queue is full; 502 to 504: it restarts behind a proxy.
     if status in (429, 502, 503, 504):
         return Unavailable(f"verifier {url} takes no request now: {reason}")
