@@ -82,7 +82,7 @@ class ChildProcess(Generic[M]):
         if self._reading.done():
             raise ChildEnded(self._reading.result())
         number = next(self._numbers)
-        future: asyncio.Future[M] = asyncio.get_running_loop().create_future()
+        future = asyncio.Future[M]()
         self._waiting[number] = future
         assert self._process.stdin is not None
         self._process.stdin.write(_line(number, message))

@@ -56,7 +56,7 @@ class RewardModel:
     async def __call__(self, sample: RewardSample) -> float:
         """clip((score - bias) scale, -clip, clip)."""
         config = self._config
-        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        future = asyncio.Future[float]()
         self._waiting.append((self.text(sample), future))
         await asyncio.sleep(0)  # the calls of one read arrive in one turn of the event loop
         async with self._working:
@@ -70,11 +70,7 @@ class RewardModel:
         if not isinstance(prompt, list):
             prompt = [{"role": "user", "content": str(prompt)}]
         messages = [*prompt, {"role": "assistant", "content": sample.response}]
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=False
-            )
-        )
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
 
     async def _score_batch(self) -> None:
         batch = self._waiting[: self._config.batch_size]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import socket
 import subprocess
@@ -12,8 +11,6 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-
-from async_rl.rewards.verifier.serving import SparseLog
 
 FEW = 256
 BODY = {
@@ -100,15 +97,3 @@ def test_unknown_connection_may_not_send_without_end(server: tuple[str, str]) ->
         endless = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1000) for number in range(20_000))
         with pytest.raises(OSError, match=r"reset|Broken"):
             client.sendall(endless)
-
-
-def test_repeated_message_is_logged_a_few_times_a_minute() -> None:
-    log = SparseLog()
-
-    def passes(message: str, at: float) -> str | None:
-        record = logging.makeLogRecord({"msg": message, "created": at})
-        return record.msg if log.filter(record) else None
-
-    assert [passes("a", 0.1 * n) is not None for n in range(8)] == [True] * 5 + [False] * 3
-    assert passes("b", 1.0) == "b"
-    assert passes("a", 70.0) == "a"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rewards_support import LIMITS
+from verifier_support import no_functions
 
 from async_rl.core.types import CallTest
 from async_rl.rewards.verifier.judging import Judge
@@ -28,6 +29,7 @@ def test_slow_programs_do_not_hold_up_quick_ones() -> None:
             service = VerifierService(
                 cells=cells,
                 judge=Judge(cells, LIMITS),
+                functions=no_functions(),
                 queue_size=8,
                 num_cells=1,
                 queue_timeout_s=30,

@@ -22,6 +22,7 @@ from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.runtime.context import ProcessContext
@@ -42,6 +43,12 @@ def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunC
         RunConfig,
         SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward, timeouts=timeouts),
     )
+
+
+def no_functions() -> RewardProcess:
+    """The functions of a configuration that has none."""
+    config = run_config()
+    return RewardProcess(config.reward, timeouts=config.timeouts)
 
 
 class _Server(uvicorn.Server):
@@ -77,6 +84,7 @@ async def verifier(
         service = VerifierService(
             cells=cells,
             judge=Judge(cells, LIMITS, num_others=num_cells),
+            functions=no_functions(),
             queue_size=queue_size,
             num_cells=num_cells,
             queue_timeout_s=queue_timeout_s,

@@ -13,13 +13,15 @@ from async_rl.core.programs import PYTHON, Language
 from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Verdict
 
 # Several clients share a server: no request may take more of it.
-MAX_TIMEOUT_S = 300
+Timeout = Annotated[float, Meta(gt=0, le=300)]
 # In addition to the interpreter, as `sandbox.memory_mb`.
 MIN_MEMORY_MB = 16
 MAX_MEMORY_MB = 65536
 
 SCORE = "score"
 """The part of a function's score that counts."""
+FunctionScores = dict[str, dict[str, float]]
+"""Name of a function -> its parts, "score" among them."""
 SLOW_S = 0.5
 """A program that runs for longer gives its cell's place to others. Most programs take a hundredth
 of this; one that uses its limit up takes ten times as long.
@@ -61,10 +63,10 @@ class VerifyRequest(Value):
     tests: Annotated[list[CodeTest], Meta(max_length=1000)]
     language: Language = PYTHON
     setup: str = ""
-    timeout_s: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout_s: Timeout | None = None
     memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB, le=MAX_MEMORY_MB)] | None = None
     output_kb: Annotated[int, Meta(ge=1, le=262144)] | None = None
-    stop_at_first_failure: bool | None = None
+    stop_at_first_failure: bool = True
     functions: list[str] = []
     sample: RewardSample | None = None
 
@@ -92,8 +94,7 @@ class VerifyRequest(Value):
 class TestResult(Value):
     """The result of one test.
 
-    cpu_s: the program's own claim, at most the measured total; memory_mb: of the process that ran
-    the test.
+    cpu_s, wall_s: the mean of the tests that ran in the same process; memory_mb: of that process.
     """
 
     __test__ = False
@@ -115,13 +116,8 @@ class VerifyResponse(Value):
     verdict: Verdict
     tests: list[TestResult]
     level: int
-    scores: dict[str, dict[str, float]] = {}
+    scores: FunctionScores = {}
     failure: str = ""
-
-    def share(self, num_tests: int) -> float:
-        """The share of passed tests, as if the tests that did not run had failed."""
-        num_passed = sum(test.verdict is Verdict.PASS for test in self.tests)
-        return num_passed / max(len(self.tests), num_tests)
 
 
 class BatchRequest(Value):

@@ -9,6 +9,7 @@ loop.
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import threading
@@ -25,7 +26,7 @@ from async_rl.core.errors import ConfigError, RewardError, raised_at
 from async_rl.core.frozen import Value
 from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.rewards.functions import find_function, read_score
-from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample
 
 _MODULE = "async_rl.rewards.verifier.reward_process"
 _TRIES = 3
@@ -80,9 +81,7 @@ class RewardProcess:
         if self.names:
             await self._child()
 
-    async def score(
-        self, names: Sequence[str], sample: RewardSample
-    ) -> dict[str, dict[str, float]]:
+    async def score(self, names: Sequence[str], sample: RewardSample) -> FunctionScores:
         """The parts of each function's score. Raises RewardError."""
         missing = [name for name in names if name not in self.names]
         if missing:
@@ -101,11 +100,13 @@ class RewardProcess:
         # Also while a call is repeated, so that the child never runs more calls than it may.
         async with self._slots:
             for _ in range(_TRIES):
-                result = await self._result(await self._child(), call)
-                if result is not None:
+                with contextlib.suppress(ChildEnded):
+                    result = await self._result(await self._child(), call)
                     break
+            else:
+                result = Result(is_suspect=True)
             # In the shared process a suspect would stop the calls of other samples again.
-            if result is None or result.is_suspect:
+            if result.is_suspect:
                 result = await self._result_alone(call)
         if result.error:
             raise RewardError(result.error)
@@ -117,13 +118,12 @@ class RewardProcess:
         async with self._alone:
             child = await self._start()
             try:
-                exited = Result(error=f"{call.function} made its process exit")
-                return await self._result(child, call) or exited
+                return await self._result(child, call)
             finally:
                 await child.kill()
 
-    async def _result(self, child: ChildProcess[Result], call: RewardCall) -> Result | None:
-        """The result of a call; None if its process exited because of another call."""
+    async def _result(self, child: ChildProcess[Result], call: RewardCall) -> Result:
+        """The result of a call. Raises ChildEnded if its process exited because of another call."""
         limit_s = self._timeouts.function_s
         try:
             async with asyncio.timeout(limit_s + _GRACE_S):
@@ -131,10 +131,10 @@ class RewardProcess:
         except TimeoutError:
             # Code in C that keeps the interpreter's lock also stops the child's own timers.
             await child.kill()
-            return Result(error=_late(call, limit_s, is_blocked=True), is_suspect=True)
+            return Result(error=_late(call, limit_s), is_suspect=True)
         except ChildEnded as ended:
             if ended.code == _LATE:
-                return None
+                raise
             error = f"{call.function} made its process exit with code {ended.code}"
             return Result(error=f"{error}; it must return a score", is_suspect=True)
 
@@ -178,14 +178,11 @@ class RewardProcess:
             await self._shared.kill()
 
 
-def _late(call: RewardCall, limit_s: float, *, is_blocked: bool) -> str:
-    advice = (
-        " and blocked the event loop: define it with def instead of async def, or await its slow"
-        " calls"
-    )
+def _late(call: RewardCall, limit_s: float) -> str:
     return (
-        f"{call.function} gave no score within {limit_s:g} s (timeouts.group_s / 12)"
-        f"{advice if is_blocked else ''}; its process was killed"
+        f"{call.function} gave no score within {limit_s:g} s (timeouts.group_s / 12) and its"
+        " process was killed; if it is an async function that blocks the event loop, define it with"
+        " def instead of async def, or await its slow calls"
     )
 
 
@@ -240,7 +237,7 @@ class _Functions:
                 suspects = [blocking] if blocking in running else list(running)
             for work in suspects:
                 number, call = running[work]
-                error = _late(call, self._limit_s, is_blocked=is_blocked)
+                error = _late(call, self._limit_s)
                 is_suspect = work is not late or len(suspects) > 1
                 self._parent.send(number, Result(error=error, is_suspect=is_suspect))
             os._exit(_LATE)

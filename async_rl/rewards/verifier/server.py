@@ -81,7 +81,8 @@ def build_app(
             service.admit(1)
             return json_response(await admitted(request, body.answer(service, program)))
         except HTTPException as refused:
-            status = form.statuses.get(refused.status_code, refused.status_code)
+            # SandboxFusion's clients retry after a 504 only, AReaL's after any status but 200.
+            status = 504 if refused.status_code in (429, 503) else refused.status_code
             raise HTTPException(status, refused.detail) from refused
 
     async def health(_: Request) -> Response:

@@ -21,6 +21,7 @@ from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import (
     SLOW_S,
+    FunctionScores,
     Health,
     RewardSample,
     TestResult,
@@ -34,8 +35,8 @@ from async_rl.sandbox.cells import Cells
 class VerifierService:
     """One verifier, independent of the protocol.
 
-    functions: None if the configuration has no reward functions; num_cells: programs that run at a
-    time; num_spare: slow programs that may run next to them, in additional cells.
+    functions: of the configuration; num_cells: programs that run at a time; num_spare: slow
+    programs that may run next to them, in additional cells.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class VerifierService:
         queue_size: int,
         num_cells: int,
         queue_timeout_s: float,
-        functions: RewardProcess | None = None,
+        functions: RewardProcess,
         activity: Activity | None = None,
         num_spare: int = 0,
     ) -> None:
@@ -128,13 +129,9 @@ class VerifierService:
 
     async def _score(self, names: list[str], sample: RewardSample) -> VerifyResponse:
         """Call reward functions. They take no cell, so that slow ones delay no program."""
-        scores: dict[str, dict[str, float]] = {}
+        scores: FunctionScores = {}
         failure = ""
         try:
-            if self._functions is None:
-                raise RewardError(
-                    "this verifier has no reward functions; start it with reward.terms"
-                )
             with self._activity("scoring"):
                 scores = await self._functions.score(names, sample)
         # The group of functions raises an ExceptionGroup; the response names its first cause.

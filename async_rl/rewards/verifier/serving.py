@@ -10,14 +10,11 @@ connection, so clients that send nothing do not block other clients; an unknown 
 after `_UNKNOWN_S` or `_UNKNOWN_BYTES`; a client that repeats an error cannot fill the log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
 import resource
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -49,16 +46,13 @@ _CELL_DESCRIPTORS = 140
 """A job of 64 streams has a file for each input and each output."""
 _ACCEPTED_AT_ONCE = 16
 """asyncio accepts this many connections before it runs anything else, whatever the limit is."""
-# Enough to see the kind of a message, and few enough that a day of attacks fills no disk.
-_LOGGED = 5
-_LOGGED_S = 60.0
 
 
 @contextlib.asynccontextmanager
 async def open_service(
     config: RunConfig, activity: Activity | None = None, *, has_functions: bool = False
 ) -> AsyncIterator[VerifierService]:
-    """A service with warm cells. has_functions: with the functions of the configuration.
+    """A service with warm cells. has_functions: load the functions of the configuration.
 
     Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
     be loaded.
@@ -78,10 +72,9 @@ async def open_service(
             cells, config.sandbox, num_others=num_cells, num_containers=config.verifiers.cells
         )
         stack.push_async_callback(judge.close)
-        functions = None
+        functions = RewardProcess(config.reward, timeouts=config.timeouts)
+        stack.push_async_callback(functions.close)
         if has_functions:
-            functions = RewardProcess(config.reward, timeouts=config.timeouts)
-            stack.push_async_callback(functions.close)
             await functions.start()
         yield VerifierService(
             functions=functions,
@@ -116,13 +109,9 @@ async def serve(
         accepted_at_once=_ACCEPTED_AT_ONCE,
         protocol=partial(_Connection, intake),
     )
-    async with contextlib.AsyncExitStack() as stack:
-        # A client can cause the messages of these loggers as often as it likes.
-        sparse = SparseLog()
-        for logger in map(logging.getLogger, ("asyncio", "uvicorn.error")):
-            logger.addFilter(sparse)
-            stack.callback(logger.removeFilter, sparse)
-        server = await stack.enter_async_context(http)
+    # Its warnings are about requests that are not HTTP: a client could fill the log with them.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    async with http as server:
         await ready(url)
         stopped = asyncio.create_task(stopping.wait(), name="stopping")
         await asyncio.wait((server, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +124,9 @@ async def serve(
 
 
 class _Intake:
-    """The connections of one server, as many as descriptors are left by its cells."""
+    """The connections of one server that have not shown the token, oldest first, by their address,
+    which is all that the application knows about the connection of a request.
+    """
 
     def __init__(self, num_cells: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -143,27 +134,12 @@ class _Intake:
         # A negative hard limit means no limit. asyncio accepts some connections whatever the limit
         # is, so a smaller limit has no effect.
         most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, left)
-        self._limit = max(most, _ACCEPTED_AT_ONCE)
-        self._num_open = 0
-        # By address, which is all that the application knows about the connection of a request.
+        self.limit = max(most, _ACCEPTED_AT_ONCE)
         self.unknown: dict[Any, _Connection] = {}
 
     def know(self, client: Any) -> None:
         """Keep the connection of this address: it has shown the token."""
         self.unknown.pop(client, None)
-
-    def opened(self, connection: _Connection) -> None:
-        """Count a connection; end the oldest unknown one if there are too many."""
-        self._num_open += 1
-        self.unknown[connection.client] = connection
-        if self._num_open > self._limit:
-            # Removed now: its end is reported later, and it must not be aborted twice.
-            self.unknown.pop(next(iter(self.unknown))).transport.abort()
-
-    def closed(self, connection: _Connection) -> None:
-        """Count a connection as gone."""
-        self._num_open -= 1
-        self.unknown.pop(connection.client, None)
 
 
 class _Connection(Connection):
@@ -177,14 +153,18 @@ class _Connection(Connection):
         self._num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the limits."""
+        """Start the limits; end the oldest unknown connection if there are too many."""
         super().connection_made(transport)
-        self._intake.opened(self)
+        unknown = self._intake.unknown
+        unknown[self.client] = self
+        # uvicorn counts the connections of the server, aborted ones too until they are lost.
+        if len(self.connections) > self._intake.limit:
+            # Removed now: its end is reported later, and it must not be aborted twice.
+            unknown.pop(next(iter(unknown))).transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
-        # Aborted connections are counted here too; otherwise they would use up the limit.
-        self._intake.closed(self)
+        self._intake.know(self.client)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -198,22 +178,3 @@ class _Connection(Connection):
         # client.
         if not self.transport.is_closing():
             super().data_received(data)
-
-
-class SparseLog(logging.Filter):
-    """Passes the first records of each message in a minute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._since = 0.0
-        self._counts = Counter[str]()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is to be written."""
-        if record.created - self._since > _LOGGED_S:
-            self._since = record.created
-            self._counts.clear()
-        # The text without its arguments: a client could vary an argument, and each variant would
-        # count as a new message.
-        self._counts[str(record.msg)] += 1
-        return self._counts[str(record.msg)] <= _LOGGED

@@ -7,7 +7,7 @@ in the originals; a request that cannot be served (an unknown language, remote t
 400.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 from starlette.exceptions import HTTPException
@@ -19,13 +19,12 @@ from async_rl.core.programs import LANGUAGES, PYTHON, language_of
 from async_rl.core.types import CodeTest, StdinTest, Verdict
 from async_rl.rewards.verifier.protocol import (
     MAX_MEMORY_MB,
-    MAX_TIMEOUT_S,
     MIN_MEMORY_MB,
+    Timeout,
     VerifyRequest,
 )
 from async_rl.rewards.verifier.service import VerifierService
 
-Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Reply = dict[str, Any]
 """The JSON object that a client reads; nothing here reads it again."""
 _AREAL_CODES: dict[Verdict, bool | int] = {
@@ -49,12 +48,7 @@ _AREAL_ERROR_TYPES = {
 
 
 class Body(Value, kw_only=True, forbid_unknown_fields=False):
-    """Base of requests: unknown fields are ignored.
-
-    statuses: HTTP statuses of this server that the client knows by another number.
-    """
-
-    statuses: ClassVar[dict[int, int]] = {}
+    """Base of requests: unknown fields are ignored."""
 
 
 def _request_of(
@@ -64,7 +58,7 @@ def _request_of(
     language: str = PYTHON,
     timeout_s: float | None = None,
     memory_mb: float = 0,
-    stops: bool | None = None,
+    stops: bool = True,
 ) -> VerifyRequest:
     """A request with these tests. memory_mb: the server's limit if below 1. Raises ValueError
     if there are no tests, or if the language is unknown.
@@ -106,9 +100,7 @@ class ArealFunction(Body):
         """The program with the tests of the problem."""
         with at("$.problem"):
             tests = read_input_output(self.problem.input_output)
-        language = self.language
-        timeout_s = self.timeout
-        return _request_of(self.code, tests, language=language, timeout_s=timeout_s, stops=True)
+        return _request_of(self.code, tests, language=self.language, timeout_s=self.timeout)
 
     async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
         """One code per test up to the first failure: true, false, -1 (error, limit) or -2 (no
@@ -180,9 +172,6 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
 
     memory_limit_mb: below 1 for the limit of the server.
     """
-
-    # SandboxFusion's clients retry after a 504 and give up after any other error.
-    statuses: ClassVar[dict[int, int]] = {429: 504, 503: 504}
 
     code: str
     language: str
