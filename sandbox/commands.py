@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from . import child, linux, namespaces, seccomp
 from .protocol import (
     FIRST_FILE,
-    NAMESPACES,
     PRODUCT,
+    SLEEP_S,
     STDERR,
     STDERR_BYTES,
     CommandSpec,
@@ -27,7 +27,7 @@ from .protocol import (
     Profile,
     Reply,
 )
-from .watch import ProcessTree, together
+from .watch import Budget, ProcessTree
 
 # Most programs exit before the first look, which lists the processes of the whole host.
 _FIRST_TICK_S = 0.01
@@ -43,11 +43,7 @@ _PIECE = 1 << 16
 class Commands:
     """The commands of one cell, one at a time."""
 
-    def __init__(self, level: int, readable: list[str], proc: int) -> None:
-        if level != NAMESPACES:
-            raise ValueError(
-                f"a command cell needs namespaces (level {NAMESPACES}), not level {level}"
-            )
+    def __init__(self, proc: int) -> None:
         linux.drop_capability_bounds()
         # The first process of a namespace gets only the signals that it handles: a command must not
         # reach Python's handler.
@@ -76,26 +72,21 @@ class _Command(child.Children):
         super().__init__(page)
         self._spec = spec
         self._descriptors = descriptors
-        self._tree = ProcessTree(proc)
-        self._peer = ProcessTree(proc, spec.peer) if spec.peer else None
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._proc = proc
+        self._errors = bytearray()
 
     def run(self, filters: dict[int, bytes], host: int) -> Reply:
         """Start the command, watch it, end all its processes, and return its product."""
         spec = self._spec
-        try:
-            self._prepare_directory()
-        except OSError as error:  # the files do not fit
-            self._close_streams()
-            return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}"[:200])
+        self._prepare_directory()
         errors, errors_in = os.pipe()
         os.set_blocking(errors, False)
         calls = filters[spec.profile]
         limits = _limits(spec)
         process = self.fork(self._become, limits, calls, errors_in)
-        os.close(errors_in)
-        self._close_streams()
+        # A forgotten end of a pipe would hide from a peer that the program has closed its own.
+        for descriptor in (errors_in, *self._descriptors[:STDERR]):
+            os.close(descriptor)
         try:
             ending = self._watch(process, host, errors)
             # Before the last read: a process that lives on could still write.
@@ -104,12 +95,12 @@ class _Command(child.Children):
         finally:
             os.close(process)
             os.close(errors)
-        os.pwrite(self._descriptors[STDERR], self._head + self._tail, 0)
+        os.pwrite(self._descriptors[STDERR], self._errors, 0)
         if ending == Ending.EXITED and spec.product:
             _return_product(spec.product, self._descriptors[PRODUCT])
         return self.reply(ending)
 
-    def _become(self, limits: child.Limits, calls: bytes, errors: int) -> int:
+    def _become(self, limits: child.Limits, calls: bytes, errors: int) -> None:
         """In the child: lock down and execute the command.
 
         calls: the filter of system calls; errors: write end of a pipe.
@@ -127,7 +118,7 @@ class _Command(child.Children):
         ruleset = linux.create_ruleset(readable, namespaces.WRITABLE, spec.runnable)
         confine = [linux.prepare_capability_drop()]
         if ruleset >= 0:
-            confine.append(linux.prepare_landlock(ruleset))
+            confine.append(linux.prepare("landlock_restrict_self", ruleset))
         for target, source in enumerate((stdin, stdout, errors)):
             os.dup2(source, target)
         secret = int.from_bytes(os.urandom(8), "little")
@@ -135,12 +126,7 @@ class _Command(child.Children):
         become = linux.prepare_execveat(executable, spec.arguments, environment, secret)
         seal = linux.prepare_seccomp(seccomp.filter_of_process(calls, os.getpid(), secret))
         child.lock_down(confine, [executable], limits, [seal])
-        return become()
-
-    def _close_streams(self) -> None:
-        # A forgotten end of a pipe would hide from a peer that the program has closed its own.
-        for descriptor in self._descriptors[:STDERR]:
-            os.close(descriptor)
+        become()
 
     def _prepare_directory(self) -> None:
         namespaces.renew_scratch(self._spec.scratch_bytes)
@@ -153,14 +139,14 @@ class _Command(child.Children):
     def _watch(self, process: int, host: int, errors: int) -> Ending:
         """Wait until the first process exits, or all together exceed a limit."""
         spec = self._spec
-        asleep_s = 0.0
         tick_s = _FIRST_TICK_S
         poller = select.poll()
         # Standard error is read all the time: a program must not wait for room in the pipe.
         for descriptor in (process, host, errors):
             poller.register(descriptor, select.POLLIN)
-        started = looked = time.monotonic()
-        latest = started + _PATIENCE * (spec.cpu_s + spec.sleep_s) + _PATIENCE_S
+        patience_s = _PATIENCE * (2 * spec.cpu_s + SLEEP_S) + _PATIENCE_S
+        tree = ProcessTree(self._proc)
+        budget = Budget(spec, self._proc, tree.use_of_all, patience_s)
         while True:
             ready = {descriptor for descriptor, _ in poller.poll(tick_s * 1000)}
             if errors in ready and not self._drain(errors):
@@ -172,23 +158,16 @@ class _Command(child.Children):
                 return Ending.EXITED
             if host in ready:
                 return Ending.CANCELLED
-            now = time.monotonic()
-            if now - looked < tick_s:
+            if time.monotonic() - budget.looked < tick_s:
                 continue  # standard error woke us
-            # At most two ticks: a stalled machine makes no command late.
-            elapsed_s = min(now - looked, 2 * tick_s)
-            usage = self._tree.use_of_all(elapsed_s)
-            looked = now
+            ending = budget.exceeded(tick_s, self.cpu_s)
             tick_s = _TICK_S
-            asleep_s += together(usage.asleep_s, self._peer, elapsed_s)
-            self.peak_bytes = max(self.peak_bytes, usage.memory_bytes)
-            if usage.cpu_s + self.cpu_s > spec.cpu_s:
-                return Ending.CPU
-            if usage.memory_bytes > spec.memory_bytes:
+            self.peak_bytes = max(self.peak_bytes, budget.memory_bytes)
+            if budget.memory_bytes > spec.memory_bytes:
                 # As if the kernel had killed it.
                 return Ending.SIGNALED
-            if asleep_s > spec.sleep_s or now > latest:
-                return Ending.WALL
+            if ending is not None:
+                return ending
 
     def end(self) -> None:
         """End all processes of the cell except this one, and wait for them."""
@@ -207,10 +186,7 @@ class _Command(child.Children):
                 return True
             if not piece:
                 return False
-            room = STDERR_BYTES - len(self._head)
-            # Both ends: a compiler says the reason first, an interpreter last.
-            self._head += piece[:room]
-            self._tail = (self._tail + piece[max(room, 0) :])[-STDERR_BYTES:]
+            self._errors += piece[: STDERR_BYTES - len(self._errors)]
 
 
 def _limits(spec: CommandSpec) -> child.Limits:

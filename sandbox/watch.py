@@ -9,17 +9,16 @@ each sample. Invariants: limits apply to the whole job, and nothing that a progr
 them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
 import select
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from .protocol import Ending, JobSpec
+from .protocol import SLEEP_S, CommandSpec, Ending, JobSpec
 
 _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -31,15 +30,9 @@ _CSTIME = 15
 # The precision of the limits. A program that exits within one tick is never measured.
 _TICK_S = 0.02
 _TICK_MS = 20
-# A run that takes this share of the limit after other runs in the same child exits there: it runs
-# again in a separate child, with the whole limit. Without this rule, a program that times out in
-# its second test would use the limit twice.
-_SHARED_SHARE = 0.25
 # A program whose tasks exit during each look may have waited for the machine: a third of its idle
 # time counts as sleep. Not none of it, or threads without end would hold the cell.
 _UNSEEN_FACTOR = 3
-# Bytes of the result file that are searched for a second frame when watching starts.
-_FIRST_FRAMES = 4096
 
 
 def open_proc() -> int:
@@ -140,62 +133,74 @@ class Meter:
         return _read(self._proc, f"{number}/stat").rpartition(b") ")[2].split()
 
 
-def together(asleep_s: float, peer: ProcessTree | None, elapsed_s: float) -> float:
-    """Seconds in which neither a program nor its peer had work: each waits for the other. The
-    zygote of the peer does not count, which looks at processes as this one does.
+class Budget:
+    """What the processes of a job have used of its limits.
+
+    measure: their usage now, given the seconds since the previous look; patience_s: wall time after
+    which they count as hiding their usage; looked: time of the previous look; cpu_s, memory_bytes:
+    the most that was seen.
     """
-    if peer is None:
-        return asleep_s
-    return max(0.0, asleep_s + peer.use_of_all(elapsed_s).asleep_s - elapsed_s)
+
+    def __init__(
+        self,
+        spec: JobSpec | CommandSpec,
+        proc: int,
+        measure: Callable[[float], Usage],
+        patience_s: float = math.inf,
+    ) -> None:
+        self._spec = spec
+        self._measure = measure
+        self._peer = ProcessTree(proc, spec.peer) if spec.peer else None
+        self._asleep_s = 0.0
+        self.looked = time.monotonic()
+        self._latest = self.looked + patience_s
+        self.cpu_s = 0.0
+        self.memory_bytes = 0
+
+    def exceeded(self, tick_s: float, gone_s: float = 0.0) -> Ending | None:
+        """The limit of time that is exceeded. gone_s: CPU time of processes that are not measured
+        any more.
+        """
+        now = time.monotonic()
+        # At most two ticks: if this process was not scheduled, the program may not have been
+        # either.
+        elapsed_s = min(now - self.looked, 2 * tick_s)
+        self.looked = now
+        usage = self._measure(elapsed_s)
+        self.cpu_s = max(self.cpu_s, usage.cpu_s)
+        self.memory_bytes = max(self.memory_bytes, usage.memory_bytes)
+        asleep_s = usage.asleep_s
+        if self._peer is not None:
+            # Only time in which both sleep: each waits for the other. The zygote of the peer does
+            # not count, which looks at processes as this one does.
+            asleep_s = max(0.0, asleep_s + self._peer.use_of_all(elapsed_s).asleep_s - elapsed_s)
+        self._asleep_s += asleep_s
+        if usage.cpu_s + gone_s > self._spec.cpu_s:
+            return Ending.CPU
+        if self._asleep_s > self._spec.cpu_s + SLEEP_S or now > self._latest:
+            return Ending.WALL
+        return None
 
 
-def watch(
-    spec: JobSpec, processes: Sequence[int], result: int, poller: select.poll, proc: int
-) -> Ending:
-    """Wait until the last child exits, or all together exceed a limit. A run counts as done when
-    the result file grows. processes: descriptors of the children.
+def watch(spec: JobSpec, processes: Sequence[int], poller: select.poll, proc: int) -> Ending:
+    """Wait until the last child exits, or all together exceed a limit. processes: descriptors of
+    the children.
     """
+    ready = poller.poll(_TICK_MS)
     # Most programs exit within the first tick: nothing is measured for them.
-    ready = poller.poll(_TICK_MS) or _measured(spec, processes, result, poller, proc)
-    if isinstance(ready, Ending):
-        return ready
+    if not ready:
+        meter = Meter(proc)
+        numbers = [_number_in_host(proc, process) for process in processes]
+        # A test and its program: each waits for the other.
+        budget = Budget(spec, proc, partial(meter.use, numbers, take_turns=True))
+        while not ready:
+            ending = budget.exceeded(_TICK_S)
+            if ending is not None:
+                return ending
+            ready = poller.poll(_TICK_MS)
     if any(fd == processes[-1] for fd, _ in ready):
         return Ending.EXITED
     return Ending.CANCELLED
-
-
-def _measured(
-    spec: JobSpec, processes: Sequence[int], result: int, poller: select.poll, proc: int
-) -> list[tuple[int, int]] | Ending:
-    """Wait for what the poller reports, or for the limit that is exceeded first."""
-    meter = Meter(proc)
-    peer = ProcessTree(proc, spec.peer) if spec.peer else None
-    numbers = [_number_in_host(proc, process) for process in processes]
-    asleep_s = 0.0
-    run_cpu_s = 0.0
-    size = os.fstat(result).st_size
-    has_shared = spec.num_tests > 1 and os.pread(result, _FIRST_FRAMES, 0).count(b"\n") > 1
-    while True:
-        before = time.monotonic()
-        ready = poller.poll(_TICK_MS)
-        if ready:
-            return ready
-        # At most two ticks: if this process was not scheduled, the program may not have been
-        # either. A test and its program: each waits for the other.
-        elapsed_s = min(time.monotonic() - before, 2 * _TICK_S)
-        usage = meter.use(numbers, elapsed_s, take_turns=True)
-        asleep_s += together(usage.asleep_s, peer, elapsed_s)
-        new_size = os.fstat(result).st_size
-        # A run has finished: the next run starts with an unused share of the CPU time.
-        if new_size != size:
-            size = new_size
-            run_cpu_s = usage.cpu_s
-            has_shared = spec.num_tests > 1
-        shared_s = _SHARED_SHARE * spec.cpu_s
-        if usage.cpu_s > spec.cpu_s or (has_shared and usage.cpu_s - run_cpu_s > shared_s):
-            return Ending.CPU
-        if asleep_s > spec.sleep_s:
-            return Ending.WALL
 
 
 def _number_in_host(proc: int, process: int) -> int:

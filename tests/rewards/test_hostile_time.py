@@ -49,7 +49,7 @@ CLOCK = table(__file__, "clock")
     "trick",
     [
         "os.ftruncate(fd, 0)",
-        "os.write(fd, b'%d d 0 0\\n' % n)",
+        "os.write(fd, b'%d d 0\\n' % n)",
         "os.write(fd, b'x')",
         "os.ftruncate(fd, int(time.time() * 1000) % 1000)",
     ],
@@ -91,17 +91,6 @@ def test_tests_that_exceed_the_limit_together_pass_one_by_one(jail: Jail) -> Non
     both = AssertTest(code="assert f(1) == 1 and f(2) == 2 and f(3) == 3 and f(4) == 4")
     one = VerifyRequest(code=SLOW, tests=[both], timeout_s=0.8)
     assert jail.verify(one).verdict == "timeout"
-
-
-def test_timeout_after_a_quick_test_does_not_use_the_limit_twice(jail: Jail) -> None:
-    code = "n = int(input())\nwhile n: pass\nprint(n)"
-    tests = [StdinTest(input=f"{i}\n", output="0") for i in range(3)]
-    before = _cpu_s(jail)
-    response = jail.verify(
-        VerifyRequest(code=code, tests=list(tests), timeout_s=1, stop_at_first_failure=True)
-    )
-    assert [str(test.verdict) for test in response.tests] == ["pass", "timeout"]
-    assert _cpu_s(jail) - before < 1.6
 
 
 COLLIDING = table(__file__, "colliding")

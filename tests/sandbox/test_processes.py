@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
-from async_rl.sandbox.watch import Meter, Usage, open_proc, together
+from async_rl.sandbox.watch import Meter, open_proc
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("cells_script.py")
@@ -150,12 +149,6 @@ def test_closed_cells_leave_no_process_to_init() -> None:
     if "no jail works" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("peer_asleep_s", "slept_s"), [(1.0, 0.9), (0.4, 0.3), (0.0, 0.0)])
-def test_time_in_which_a_peer_works_is_not_sleep(peer_asleep_s: float, slept_s: float) -> None:
-    peer: Any = SimpleNamespace(use_of_all=lambda _: Usage(0.0, 0, peer_asleep_s))
-    assert together(0.9, peer, 1.0) == pytest.approx(slept_s)
 
 
 def test_a_task_that_a_signal_has_stopped_counts_as_asleep() -> None:

@@ -62,7 +62,7 @@ class CommandJudge:
         row = self._rows[language]
         try:
             places = await asyncio.to_thread(places_of, language, row)
-            compiler = Compiler(language, row, places, self._num_cells)
+            compiler = Compiler(row, places, self._num_cells)
             self._compilers.append(compiler)
             program = await compiler.program(row.probe)
             (answer,) = (await ran_of(compiler.run(program, "", _PROBE_LIMITS))).answers
@@ -95,8 +95,8 @@ class CommandJudge:
         compiler = await self.require(checker.language)
         program = await compiler.program(checker.code, self._headers)
         if isinstance(program.product, str):
-            hint = "" if self._headers else " (sandbox.checker_headers names no headers)"
-            reason = f"the checker does not compile{hint}: {program.product}"
+            headers = ", ".join(self._headers) or "none"
+            reason = f"the checker does not compile (headers: {headers}): {program.product}"
             return Ruling(Verdict.TEST_ERROR, reason)
         return compiler.check(program, checker, files, limits)
 

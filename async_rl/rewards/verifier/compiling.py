@@ -48,7 +48,6 @@ _FILE_BYTES = 128 << 20
 # As the scratch of a Python cell.
 SCRATCH_BYTES = 16 << 20
 _ARGUMENTS = {"kattis": ("input", "answer", "./"), "testlib": ("input", "output", "answer")}
-_LIMITS = {"address_space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -86,10 +85,7 @@ class Compiler:
     and its programs.
     """
 
-    def __init__(
-        self, language: str, row: LanguageRow, places: Mapping[str, str], num_cells: int
-    ) -> None:
-        self._language = language
+    def __init__(self, row: LanguageRow, places: Mapping[str, str], num_cells: int) -> None:
         self.row = row
         self._places = places
         steps = filter(None, (row.run, row.compile))
@@ -151,9 +147,7 @@ class Compiler:
             key = hashlib.sha256(repr((spec, texts)).encode()).digest()
             work = command(spec, b"", texts, MESSAGE_CHARS)
             run = Run(self.cells, work, partial(_product, spec=spec))
-            stopped = f"the compiler of {self._language} was stopped from outside"
-            make = partial(tried, run.once, stopped)
-            product = await self._memo.get(key, make)
+            product = await self._memo.get(key, partial(tried, run.once))
         if isinstance(product, str):
             return Compiled(product, names)
         if self.row.run.program:
@@ -206,7 +200,7 @@ class Compiler:
             product="",
             cpu_s=limits.cpu_s + run.startup_s,
             memory_bytes=memory,
-            process_limits=[(_LIMITS[run.limit], memory + run.reserve_mb * MIB)],
+            process_limits=[(getattr(resource, run.limit), memory + run.reserve_mb * MIB)],
             # One byte more, so that an output above the limit can be recognized.
             file_bytes=limits.output_bytes + 1,
             scratch_bytes=scratch_bytes,

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,8 +21,9 @@ from async_rl.rewards.verifier.containers import PID, REPORT, Containers
 from async_rl.rewards.verifier.outcomes import MIB, Ruling, ended, printable, result_of, too_much
 from async_rl.rewards.verifier.program import Limits, Rule
 from async_rl.rewards.verifier.protocol import TestResult
+from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import Ending, JobSpec, Mode, Reply
-from async_rl.sandbox.watch import ProcessTree, open_proc
+from async_rl.sandbox.watch import Budget, ProcessTree, Usage, open_proc
 
 # The most that a command may print if that is not compared.
 _PRINTED_BYTES = 4 << 20
@@ -46,9 +48,13 @@ async def judge_contained(
 ) -> TestResult:
     """The result of a test. rule: decides about its output. Raises InfrastructureError."""
     async with containers.place(test.image) as folder:
-        run = _Run(test, folder, limits)
-        await asyncio.to_thread(run.write_files, code)
-        reply = await run.watch(containers)
+        proc = open_proc()
+        try:
+            run = _Run(test, folder, limits, proc)
+            await asyncio.to_thread(run.write_files, code)
+            reply = await run.watch(containers)
+        finally:
+            os.close(proc)
         return result_of(await run.ruling(reply, rule), reply)
 
 
@@ -61,7 +67,7 @@ async def _keep(stream: asyncio.StreamReader, kept: bytearray, most: int) -> Non
 class _Run:
     """A command with its limits, and the reason why it stopped."""
 
-    def __init__(self, test: ContainerTest, folder: Path, limits: Limits) -> None:
+    def __init__(self, test: ContainerTest, folder: Path, limits: Limits, proc: int) -> None:
         self._test = test
         self._folder = folder
         self._limit = _PRINTED_BYTES
@@ -70,8 +76,10 @@ class _Run:
         self._output = bytearray()
         self._errors = bytearray()
         self._spec = JobSpec(Mode.STREAMS, 1, test.timeout_s, test.memory_mb * MIB, self._limit)
-        self._cpu_s = 0.0
-        self._memory_bytes = 0
+        self._proc = proc
+        self._tree: ProcessTree | None = None
+        patience_s = _PATIENCE * test.timeout_s + _START_S
+        self._budget = Budget(self._spec, proc, self._usage, patience_s)
 
     def write_files(self, code: str) -> None:
         """Write the files of the container. Only the report is writable, by any user."""
@@ -93,8 +101,8 @@ class _Run:
             process = await asyncio.create_subprocess_exec(
                 *containers.command(name, self._test, self._folder),
                 stdin=stdin,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
             )
         finally:
             os.close(stdin)
@@ -122,52 +130,35 @@ class _Run:
         wall_s = time.monotonic() - started
         status = process.returncode or 0
         code = signal.SIGKILL if ending == Ending.SIGNALED else status
-        return Reply(ending, code, self._cpu_s, wall_s, self._memory_bytes)
+        used = self._budget
+        return Reply(ending, code, used.cpu_s, wall_s, used.memory_bytes)
 
     async def _exceeded(self) -> Ending:
         """Wait for a limit that the command exceeds, in steps: nothing reports such usage."""
-        spec = self._spec
-        tree = None
-        asleep_s = 0.0
-        started = before = time.monotonic()
-        proc = open_proc()
-        try:
-            while True:
-                await asyncio.sleep(_TICK_S)
-                now = time.monotonic()
-                elapsed_s = now - before
-                before = now
-                if len(self._output) > self._limit or len(self._errors) > _PRINTED_BYTES:
-                    return Ending.EXITED
-                if tree is None:
-                    tree = self._tree(proc)
-                    continue
-                usage = await asyncio.to_thread(tree.use_of_all, elapsed_s)
-                # The time of a process that exited is lost if its parent ignores SIGCHLD.
-                self._cpu_s = max(self._cpu_s, usage.cpu_s)
-                self._memory_bytes = max(self._memory_bytes, usage.memory_bytes)
-                asleep_s += min(usage.asleep_s, 2 * _TICK_S)
-                if usage.cpu_s > spec.cpu_s:
-                    return Ending.CPU
-                if usage.memory_bytes > spec.memory_bytes:
-                    return Ending.SIGNALED
-                is_hiding = now - started > _PATIENCE * spec.cpu_s + _START_S
-                if asleep_s > spec.sleep_s or is_hiding:
-                    return Ending.WALL
-        finally:
-            os.close(proc)
+        budget = self._budget
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if len(self._output) > self._limit or len(self._errors) > _PRINTED_BYTES:
+                return Ending.EXITED
+            ending = await asyncio.to_thread(budget.exceeded, _TICK_S)
+            if budget.memory_bytes > self._spec.memory_bytes:
+                return Ending.SIGNALED
+            if ending is not None:
+                return ending
 
-    def _tree(self, proc: int) -> ProcessTree | None:
-        """The processes of the container; None before it has started.
+    def _usage(self, elapsed_s: float) -> Usage:
+        """Usage of the processes of the container; none before it has started.
 
         Its first process is the only child of the engine's monitor, and inherits every orphan.
         """
-        try:
-            number = int((self._folder / PID).read_text())
-            stat = Path(f"/proc/{number}/stat").read_text()
-            return ProcessTree(proc, int(stat.rpartition(")")[2].split()[1]))
-        except (OSError, ValueError):
-            return None
+        if self._tree is None:
+            try:
+                number = int((self._folder / PID).read_text())
+                stat = Path(f"/proc/{number}/stat").read_text()
+            except (OSError, ValueError):
+                return Usage(0.0, 0, 0.0)
+            self._tree = ProcessTree(self._proc, int(stat.rpartition(")")[2].split()[1]))
+        return self._tree.use_of_all(elapsed_s)
 
     async def ruling(self, reply: Reply, rule: Rule) -> Ruling:
         """The ruling on the test. Raises InfrastructureError if the command never ran."""
@@ -249,13 +240,8 @@ def failure_of_report(report: bytes, passing: Sequence[str], failing: Sequence[s
         if not missed and not passed:
             return "no test of the report passed"
     if missed:
-        return f"{len(missed)} of the tests did not pass: {_some(missed)}"
+        return f"{len(missed)} of the tests did not pass: {shorten(sorted(missed)[:_NAMED])}"
     forged = set(failing) - failed
     if forged:
-        return f"tests that must fail did not: {_some(forged)}"
+        return f"tests that must fail did not: {shorten(sorted(forged)[:_NAMED])}"
     return ""
-
-
-def _some(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:_NAMED])
-    return shown[:200].encode("ascii", "backslashreplace").decode()

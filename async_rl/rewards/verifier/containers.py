@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -76,7 +77,7 @@ class Containers:
         self.controllers: list[str] | None = None
         self._images: set[str] = set()
         self._folder: Path | None = None
-        self._keeper: asyncio.subprocess.Process | None = None
+        self._keeper: Process | None = None
         self.removing: set[asyncio.Task[None]] = set()
 
     async def require(self, image: str) -> None:
@@ -148,15 +149,15 @@ class Containers:
                 "sh",
                 *self._engine,
                 env={**os.environ, "LABEL": self._label, "FOLDER": str(self._folder)},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
+                stdin=PIPE,
+                stdout=DEVNULL,
+                stderr=DEVNULL,
                 # A signal to the group of the verifier must not end its keeper.
                 start_new_session=True,
             )
 
     def command(self, name: str, test: ContainerTest, folder: Path) -> list[str]:
-        """The command that starts a container. folder: its files, by their numbers in `paths_of`,
+        """The command that starts a container. folder: its files by number, the program first,
         and its report.
         """
         assert self.controllers is not None
@@ -164,7 +165,8 @@ class Containers:
             "memory": f"--memory={test.memory_mb + 2 * SCRATCH_MB}m",
             "pids": f"--pids-limit={MAX_TASKS}",
         }
-        mounts = [f"{folder}/{index}:{path}:ro" for index, path in enumerate(paths_of(test))]
+        paths = (test.program, *test.files)
+        mounts = [f"{folder}/{index}:{path}:ro" for index, path in enumerate(paths)]
         if test.report is not None:
             mounts.append(f"{folder}/{REPORT}:{test.report}:rw")
         # The first user of a rootless engine is the one who runs it.
@@ -191,13 +193,13 @@ class Containers:
             f"--entrypoint={json.dumps(test.command[:1])}", *root, *test.command[1:],
         ]  # fmt: skip
 
-    def remove(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def remove(self, name: str, process: Process) -> None:
         """End a container and everything in it; `close` waits for that. process: the engine's."""
         task = asyncio.create_task(self._remove(name, process), name="remove a container")
         self.removing.add(task)
         task.add_done_callback(self.removing.discard)
 
-    async def _remove(self, name: str, process: asyncio.subprocess.Process) -> None:
+    async def _remove(self, name: str, process: Process) -> None:
         for _ in range(_TRIES):
             await self._ask("rm", "--force", "--time", "0", name)
             # A container that was not there yet may come while its engine runs.
@@ -215,8 +217,3 @@ class Containers:
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
             await self._keeper.wait()
-
-
-def paths_of(test: ContainerTest) -> list[str]:
-    """The files of a test in its container; the file of the program is the first."""
-    return [test.program, *test.files]

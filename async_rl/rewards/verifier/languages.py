@@ -47,7 +47,7 @@ class Compile(Step, kw_only=True):
 class Run(Step):
     """The command that runs a program."""
 
-    limit: str = "address_space"
+    limit: str = "RLIMIT_AS"
     extra_mb: int = 0
     reserve_mb: int = 0
     startup_s: float = 0
