@@ -27,6 +27,7 @@ from .protocol import (
     JOBS,
     PRODUCT,
     RESULT,
+    SLEEP_S,
     STDERR,
     STDERR_BYTES,
     STDIN,
@@ -35,7 +36,6 @@ from .protocol import (
     JobSpec,
     Mode,
     Reply,
-    pack,
 )
 
 # A thousand times the usual start: with numpy it takes 60 ms, on a crowded machine seconds.
@@ -140,13 +140,13 @@ def job(spec: JobSpec, payload: tuple[Any, ...], more: Sequence[bytes] = ()) -> 
 def command(
     spec: CommandSpec, stdin: bytes, contents: Sequence[bytes | Executable], output_bytes: int
 ) -> Work:
-    """One command to run. The outcome has standard output, standard error with its middle left
-    out, and the product.
+    """One command to run. The outcome has standard output, the start of standard error, and
+    the product.
 
     contents: the executable if the spec has no path, then the files that the spec names;
     output_bytes: of standard output that are returned.
     """
-    read = [(STDOUT, output_bytes), (STDERR, 2 * STDERR_BYTES), (PRODUCT, _MAX_PRODUCT_BYTES)]
+    read = [(STDOUT, output_bytes), (STDERR, STDERR_BYTES), (PRODUCT, _MAX_PRODUCT_BYTES)]
     return Work(spec, [stdin, b"", b"", b"", *contents], read)
 
 
@@ -226,8 +226,8 @@ class Cell:
                     content = own[-1]
                 files.append(content.descriptor if isinstance(content, Executable) else content)
             # The cell enforces the limits; this one is for a cell that hangs.
-            longest_s = _CROWDED * (work.spec.cpu_s + work.spec.sleep_s) + _GRACE_S
-            reply = await self._exchange(pack(work.spec), files, longest_s)
+            longest_s = _CROWDED * (2 * work.spec.cpu_s + SLEEP_S) + _GRACE_S
+            reply = await self._exchange(json.dumps(work.spec).encode(), files, longest_s)
             contents = [
                 b"" if isinstance(work.files[number], int) else os.pread(files[number], most, 0)
                 for number, most in work.read

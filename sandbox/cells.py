@@ -80,19 +80,17 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         *,
         allow_unsafe: bool = False,
         best_level: int = NAMESPACES,
-        packages: Sequence[str] = (),
     ) -> Cells:
         """Find the strongest level that works, from `best_level` on, by a first cell.
 
-        packages: what programs can import besides the standard library. Raises Unsafe with the
-        reason of each level, or CellFailed.
+        Raises Unsafe with the reason of each level.
         """
         levels = [NAMESPACES, LANDLOCK] if IS_SUPPORTED else []
         if allow_unsafe:
             levels.append(NOTHING)
         reasons: list[str] = []
         for level in (level for level in levels if level >= best_level):
-            cells = cls.of_programs(num_cells, level, packages)
+            cells = cls.of_programs(num_cells, level)
             try:
                 cells._free.append(await cells._started())
             except CellFailed as error:

@@ -15,6 +15,8 @@ import builtins
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 from .comparison import Comparison, Printed, Returned, failure
@@ -38,15 +40,13 @@ _MESSAGE = f"{_FEEDBACK}judgemessage.txt"
 class Comparer(Runner):
     """Compares one thing. Result: LOADED, then PASSED or FAILED."""
 
-    def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> int:
+    def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> None:
         """Compare. fields: of a Returned, or of a Printed, which has fewer."""
-        self.frame(-1, Kind.LOADED, self.now(), b"0")
-        started = self.now()
+        self.frame(-1, Kind.LOADED)
         comparison = Comparison(relative_tolerance=relative_tolerance)
         emitted = Returned if len(fields) == len(Returned._fields) else Printed
         reason = failure(emitted(*fields), comparison)
-        self.frame(0, Kind.FAILED if reason else Kind.PASSED, started, describe_text(reason))
-        return 0
+        self.frame(0, Kind.FAILED if reason else Kind.PASSED, describe_text(reason))
 
 
 class Checker(Runner):
@@ -55,13 +55,12 @@ class Checker(Runner):
     Its files: standard input and output, then input and answer of the test.
     """
 
-    def run(self, code: str, form: str, interacts: bool) -> int:
+    def run(self, code: str, form: str, interacts: bool) -> None:
         """Check the output on standard input, or the program that writes it there."""
         compiled = self.compile(code)
         if compiled is None:
-            return 0
-        self.frame(-1, Kind.LOADED, self.now(), b"0")
-        started = self.now()
+            return
+        self.frame(-1, Kind.LOADED)
         stdin, stdout, given, answer = self._files
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
@@ -72,19 +71,18 @@ class Checker(Runner):
         sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
         sys.stderr = io.StringIO()
         sys.argv = ["checker", *_ARGUMENTS[form]]
-        files_by_name = _Files(readable)
-        builtins.open = io.open = files_by_name.open
+        message = _Message()
+        builtins.open = io.open = partial(_open, io.open, readable, message)
         # A checker that leaves this way has decided, too.
         os._exit = _leave
         problem = run_main(compiled, builtins)
         status = exit_status(problem)
         has_said = form != "printed" or os.pread(stdout, _PRINTED_BYTES, 0).strip() == b"1"
         is_right = status == CHECKER_ACCEPTS[form] and has_said
-        said = files_by_name.message.getvalue().strip() or sys.stderr.getvalue().strip()
+        said = message.getvalue().strip() or sys.stderr.getvalue().strip()
         reason = f": {described(problem)}" if problem else ""
         said = said or f"the checker exited with status {status}{reason}"
-        self.frame(0, Kind.PASSED if is_right else Kind.FAILED, started, describe_text(said))
-        return 0
+        self.frame(0, Kind.PASSED if is_right else Kind.FAILED, describe_text(said))
 
 
 class _Message(io.StringIO):
@@ -94,27 +92,26 @@ class _Message(io.StringIO):
         """Keep the text."""
 
 
-class _Files:
-    """The files that a checker may open."""
-
-    def __init__(self, readable: dict[str, int]) -> None:
-        self._readable = readable
-        self._open = io.open
-        self.message = _Message()
-
-    def open(self, file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
-        """Open by name, as `open` does. Feedback other than the message is lost."""
-        name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
-        is_binary = "b" in mode
-        if name in self._readable:
-            os.lseek(self._readable[name], 0, os.SEEK_SET)
-            copy = os.dup(self._readable[name])
-            return self._open(copy, mode, errors=None if is_binary else "replace")
-        if not name.startswith((_FEEDBACK, _OUTPUT)):
-            return self._open(file, mode, *args, **keywords)
-        if is_binary:
-            return io.BytesIO()
-        return self.message if name == _MESSAGE else io.StringIO()
+def _open(
+    open_file: Callable[..., Any],
+    readable: Mapping[str, int],
+    message: _Message,
+    file: Any,
+    mode: str = "r",
+    *args: Any,
+    **keywords: Any,
+) -> Any:
+    """Open a file of a checker by name, as `open` does. Feedback other than the message is lost."""
+    name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
+    is_binary = "b" in mode
+    if name in readable:
+        os.lseek(readable[name], 0, os.SEEK_SET)
+        return open_file(os.dup(readable[name]), mode, errors=None if is_binary else "replace")
+    if not name.startswith((_FEEDBACK, _OUTPUT)):
+        return open_file(file, mode, *args, **keywords)
+    if is_binary:
+        return io.BytesIO()
+    return message if name == _MESSAGE else io.StringIO()
 
 
 def _leave(status: int) -> NoReturn:

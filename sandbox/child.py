@@ -78,8 +78,8 @@ class Children:
         self.cpu_s = 0.0
         self.peak_bytes = 0
 
-    def fork(self, start: Callable[..., int], *arguments: object) -> int:
-        """Fork a child that exits with the status of `start`; return its descriptor."""
+    def fork(self, start: Callable[..., None], *arguments: object) -> int:
+        """Fork a child that runs `start`; return its descriptor."""
         pid = linux.fork()
         if pid == 0:
             _main(self._page, start, *arguments)
@@ -165,14 +165,14 @@ class Part(NamedTuple):
     """One child of a job.
 
     number: among the job's children; payload: descriptor that it reads; runner: a programs.Runner,
-    whose `run` takes the fields of the payload and returns the exit status.
+    whose `run` takes the fields of the payload.
     """
 
     number: int
     payload: int
     runner: Any
 
-    def start(self, limits: Limits, jail: Jail) -> int:
+    def start(self, limits: Limits, jail: Jail) -> None:
         """Lock down and run."""
         # os.fstat would make twenty objects, most on a page that this process then has to copy.
         loaded = marshal.loads(os.pread(self.payload, os.lseek(self.payload, 0, os.SEEK_END), 0))
@@ -180,15 +180,15 @@ class Part(NamedTuple):
             linux.become_user(jail.uid)
         lock_down(jail.confine, self.runner.kept, limits, jail.seal)
         jail.page.set_ready(self.number)
-        code: int = self.runner.run(*loaded)
-        return code
+        self.runner.run(*loaded)
 
 
-def _main(page: Page, start: Callable[..., int], *arguments: object) -> NoReturn:
-    """Exit with the status that `start` returns. An error before it has locked down is a fault."""
+def _main(page: Page, start: Callable[..., None], *arguments: object) -> NoReturn:
+    """Run `start` and exit. An error before it has locked down is a fault."""
     code = 1
     try:
-        code = start(*arguments)
+        start(*arguments)
+        code = 0
     except BaseException as error:
         page.set_fault(error)
         raise

@@ -26,7 +26,6 @@ import math
 import re
 import reprlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import repeat, zip_longest
 from typing import Any, NamedTuple
@@ -66,14 +65,6 @@ class Returned(NamedTuple):
     expected: Any
     types: str
 
-    def failure(self, comparison: Comparison) -> str:
-        """As the function. Raises ValueError if the value is malformed."""
-        value = decode(self.body, foreign if self.types == "exact" else plain)
-        if comparison.values_equal(value, self.expected, self.types):
-            return ""
-        call = f"{self.function}({', '.join(map(shorten, self.args))})"
-        return f"{call} returned {shorten(value)}, not {shorten(self.expected)}"
-
 
 class Printed(NamedTuple):
     """A printed text and the expected text. rules: a plain tuple, which can enter a cell."""
@@ -82,18 +73,21 @@ class Printed(NamedTuple):
     expected: str
     rules: tuple[Any, ...]
 
-    def failure(self, comparison: Comparison) -> str:
-        """As the function."""
-        value = self.output.decode(errors="replace")
-        if comparison.outputs_equal(value, self.expected, Rules(*self.rules)):
-            return ""
-        return f"printed {shorten(value)}, not {shorten(self.expected)}"
-
 
 def failure(emitted: Returned | Printed, comparison: Comparison) -> str:
     """The reason why the emitted value or text is wrong; empty if it is right."""
     try:
-        return emitted.failure(comparison)
+        if isinstance(emitted, Returned):
+            body, function, args, expected, types = emitted
+            value = decode(body, foreign if types == "exact" else plain)
+            if comparison.values_equal(value, expected, types):
+                return ""
+            call = f"{function}({', '.join(map(shorten, args))})"
+            return f"{call} returned {shorten(value)}, not {shorten(expected)}"
+        text = emitted.output.decode(errors="replace")
+        if comparison.outputs_equal(text, emitted.expected, Rules(*emitted.rules)):
+            return ""
+        return f"printed {shorten(text)}, not {shorten(emitted.expected)}"
     # Comparing a signaling NaN raises.
     except (ArithmeticError, ValueError, MemoryError):
         return "the returned value is malformed"
@@ -102,8 +96,7 @@ def failure(emitted: Returned | Printed, comparison: Comparison) -> str:
 _DEFAULT = Rules()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The rules above. relative_tolerance: of floats where the problem states none, 0 for exact
     equality.
     """
@@ -153,15 +146,12 @@ class Comparison:
         return math.isclose(value, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
 
     def outputs_equal(self, output: str, expected: str, rules: Rules = _DEFAULT) -> bool:
-        """Return whether two outputs are equal by the rules for text.
-
-        Reads both line by line, so that a wrong output costs no more than its right part.
-        """
+        """Return whether two outputs are equal by the rules for text."""
         if output == expected:
             return True
         if rules.layout == "exact":
             return rules.ignores_case and output.casefold() == expected.casefold()
-        split = _lines if rules.layout == "lines" else _one_line
+        split = _lines if rules.layout == "lines" else _single
         for tokens, wanted in zip_longest(split(output), split(expected)):
             if tokens is None or wanted is None or len(tokens) != len(wanted):
                 return False
@@ -190,18 +180,12 @@ class Comparison:
 
 def _lines(text: str) -> Iterator[list[str]]:
     """The tokens of each line, without leading and trailing empty lines."""
-    text = text.strip()
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        yield text[start:end].split()
-        start = end + 1
+    return map(str.split, text.strip().split("\n"))
 
 
-def _one_line(text: str) -> Iterator[list[str]]:
-    for tokens in _lines(text):
-        yield from ([token] for token in tokens)
+def _single(text: str) -> Iterator[list[str]]:
+    """The tokens, each as if it was alone on its line."""
+    return ([token] for token in text.split())
 
 
 def _number(token: str) -> Decimal | None:

@@ -2,6 +2,7 @@
 its program, and watches them.
 """
 
+import builtins
 import json
 import os
 import resource
@@ -9,10 +10,10 @@ import select
 from collections.abc import Sequence
 from typing import Any
 
-from . import child, judge, linux, namespaces, seccomp, watch
+from . import child, linux, namespaces, seccomp, watch
 from .checker import Checker, Comparer
 from .child import Children, Jail, Page, Part
-from .judge import Tests
+from .judge import NAMES, Tests
 from .objects import Solver
 from .programs import Calls, Streams
 from .protocol import (
@@ -46,10 +47,10 @@ class Jobs:
         # Not if it could not read the interpreter: then no program would start.
         if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
             uid = _UNPRIVILEGED_UID
-        seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level < NOTHING else ()
+        seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level != NOTHING else ()
         self._ruleset = -1
         self._page = Page()
-        judge.warm_up()
+        NAMES.update(vars(builtins))
         # Before any job: a child has the address space of its zygote from its start.
         self._base_address_space = watch.address_space(proc)
         self._jail = Jail(self._confine(readable), seal, uid, self._page)
@@ -67,9 +68,9 @@ class Jobs:
             if self._ruleset < 0:
                 raise OSError("this kernel has no Landlock")
             # First: without a namespace of processes nothing else ends the child with its zygote.
-            confine.insert(0, linux.prepare_death_with_parent())
+            confine.insert(0, linux.prepare("prctl", linux.PR_SET_PDEATHSIG, linux.SIGKILL))
         if self._ruleset >= 0:
-            confine.append(linux.prepare_landlock(self._ruleset))
+            confine.append(linux.prepare("landlock_restrict_self", self._ruleset))
         return tuple(confine)
 
     def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
@@ -103,7 +104,7 @@ class Jobs:
         poller.register(host, select.POLLIN)
         poller.register(processes[-1], select.POLLIN)
         try:
-            ending = watch.watch(spec, processes, result, poller, self._proc)
+            ending = watch.watch(spec, processes, poller, self._proc)
         finally:
             for descriptor in (*processes, result):
                 os.close(descriptor)

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, MappingView, Sequence
 from typing import Any, NoReturn
 
 from . import cases, values
-from .objects import RAISE, RETURN, Object, Solver, lines, number_of
+from .objects import RAISE, RETURN, Object, lines
 from .programs import Runner, describe, describe_text
-from .protocol import Frame, JobSpec, Kind, Mode, read_frame
+from .protocol import Frame, JobSpec, Kind, read_frame
 
 _ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
 # Exceptions of the program that fail the test. A test raises an AssertionError itself; a
@@ -60,9 +60,10 @@ class _Names(dict[str, Any]):
         return self.find(name)
 
 
-# Filled in the zygote, once preload.py has completed the builtins: a copy in each child would
-# touch, and so copy, the page of each builtin.
-_NAMES = _Names()
+NAMES = _Names()
+"""Filled in the zygote, once preload.py has completed the builtins: a copy in each child would
+touch, and so copy, the page of each builtin.
+"""
 
 
 class Tests(Runner):
@@ -88,29 +89,28 @@ class Tests(Runner):
             lambda size: sys.stdin.readline(size),
         ]
 
-    def run(self, setup: str, tests: Sequence[tuple[str, str, list[str], bool]], stop: bool) -> int:
+    def run(
+        self, setup: str, tests: Sequence[tuple[str, str, list[str], bool]], stop: bool
+    ) -> None:
         """Write the verdict of each test, up to one that the solver does not survive.
 
         tests: (statements that setup and test may leave out, code, names that the program defines
         although Python or the setup has them, whether pytest runs it). stop: leave the tests after
         the first that fails. A program that does not load has its own frame for run -1 instead.
         """
-        started = self.now()
         loaded = self._read(-1)
         # A solver may not decide: it could write PASSED, or a broken test that never counts.
         if loaded.kind not in (Kind.LOADED, Kind.COMPILE_ERROR, *(_ANSWERS - {Kind.VALUE})):
             loaded = loaded._replace(kind=Kind.ERROR, body=b'"its answer is malformed"')
-        self.frame(-1, loaded.kind, started, loaded.body)
+        self.frame(-1, loaded.kind, loaded.body)
         if loaded.kind is not Kind.LOADED:
-            return 0
+            return
         for run, test in enumerate(tests):
-            started = self.now()
             self._num_asked = self._num_answers = 0
             kind, body = self._ruling(setup, *test)
-            self.frame(run, kind, started, body)
+            self.frame(run, kind, body)
             if self._settled is not None or (stop and kind is not Kind.PASSED):
                 break
-        return 0
 
     def _ruling(self, setup: str, *test: Any) -> tuple[Kind, bytes]:
         problem: BaseException | None = None
@@ -133,9 +133,9 @@ class Tests(Runner):
     def _execute(
         self, setup: str, imports: str, code: str, names: list[str], needs_pytest: bool
     ) -> None:
-        _NAMES.find = self._global
+        NAMES.find = self._global
         module = types.ModuleType("test")
-        module.__dict__["__builtins__"] = _NAMES
+        module.__dict__["__builtins__"] = NAMES
         sources = {"imports": imports, "setup": setup, "test": code}
         compiled = [
             compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()
@@ -194,7 +194,7 @@ class Tests(Runner):
     def _passed(self, value: Any, depth: int) -> Any:
         """A value of the test that is not plain, for the program."""
         if isinstance(value, Object):
-            return {"o": ["object", number_of(value)]}
+            return {"o": ["object", object.__getattribute__(value, "_Object__number")]}
         if callable(value):
             name = (str(getattr(value, "__module__", "")), getattr(value, "__qualname__", ""))
             if name[0] in sys.stdlib_module_names:
@@ -233,7 +233,7 @@ class Tests(Runner):
         if frame is None:
             reason = b'"the program ended the process, or its answer was malformed"'
             if run < 0:
-                return Frame(run, Kind.ERROR, 0.0, reason)
+                return Frame(run, Kind.ERROR, reason)
             self._settle(Kind.ERROR, reason)
         return frame
 
@@ -298,30 +298,3 @@ class Tests(Runner):
 
     async def _awaited(self, found: Object) -> Any:
         return self._ask("await", found)
-
-
-# CPython 3.11 specialises a function after eight calls.
-_WARM_RUNS = 20
-_ANSWERED = b'-1 l 0 0\n0 v 0 {"o":[0,""]}\n0 v 0 9\n'
-
-
-def warm_up() -> None:
-    """Do in the zygote what its children will do: a page that is written here is not written, and
-    so not copied, in every child. The builtins must be complete.
-    """
-    _NAMES.update(vars(builtins))
-    # The program's streams replace these.
-    streams = dict(vars(sys))
-    spec = JobSpec(Mode.JUDGE, 1, 1.0, 1 << 20, 1 << 16)
-    for _ in range(_WARM_RUNS):
-        (requests, ask), (answers, answer), result = os.pipe(), os.pipe(), os.memfd_create("warm")
-        os.write(answer, _ANSWERED)
-        Tests(result, spec, [ask, answers]).run(
-            "import math", [("", "assert f(3) == 9", [], False)], True
-        )
-        os.close(ask)
-        Solver(answer, spec, [requests]).run("def f(x):\n    return x * x")
-        for descriptor in (requests, answers, answer, result):
-            os.close(descriptor)
-    vars(sys).update(streams)
-    del sys.modules["solution"]

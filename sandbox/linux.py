@@ -141,17 +141,6 @@ def unmount(target: str) -> None:
     syscall(f"umount2 {target}", os.fsencode(target), MNT_DETACH)
 
 
-def set_attributes_of_root(attributes: int) -> None:
-    """Set MOUNT_ATTR_* on the root mount and all below it."""
-    packed = struct.pack("QQQQ", attributes, 0, 0, 0)
-    syscall("mount_setattr /", AT_FDCWD, b"/", AT_RECURSIVE, packed, len(packed))
-
-
-def pivot_root(put_old: str) -> None:
-    """Make the working directory the root; the old root is then mounted at `put_old` in it."""
-    syscall("pivot_root", b".", os.fsencode(put_old))
-
-
 def close_all_except(kept: Iterable[int]) -> None:
     """Close every descriptor but 0, 1, 2 and `kept`."""
     lowest = 2
@@ -216,24 +205,6 @@ def die_with(host: int) -> None:
         os._exit(0)
 
 
-def prepare_death_with_parent() -> Callable[[], int]:
-    """Kill this process when its parent exits."""
-    return prepare("prctl", PR_SET_PDEATHSIG, SIGKILL)
-
-
-def prepare_landlock(ruleset: int) -> Callable[[], int]:
-    """Confine the calling thread by the ruleset, irrevocably."""
-    return prepare("landlock_restrict_self", ruleset)
-
-
-def landlock_abi() -> int:
-    """Version of Landlock in this kernel; 0 without Landlock."""
-    try:
-        return syscall("landlock_create_ruleset", None, 0, 1)
-    except OSError:
-        return 0
-
-
 def create_ruleset(
     readable: Sequence[str], writable: Sequence[str], runnable: Sequence[str] | None = None
 ) -> int:
@@ -243,8 +214,9 @@ def create_ruleset(
     runnable: the only paths whose files can be executed; None for all readable and writable ones.
     Paths that do not exist are left out.
     """
-    abi = landlock_abi()
-    if abi == 0:
+    try:
+        abi = syscall("landlock_create_ruleset version", None, 0, 1)
+    except OSError:
         return -1
     handled = (1 << _ACCESS_BITS.get(abi, 16)) - 1
     # Older kernels refuse fields that they do not know, so the last known field is the last of the

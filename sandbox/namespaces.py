@@ -9,6 +9,7 @@ that user.
 
 import contextlib
 import os
+import struct
 from collections.abc import Sequence
 
 from . import linux
@@ -73,7 +74,7 @@ def become_first_process(readable: Sequence[str], host: int, descriptor: int) ->
         os.close(descriptor)
         _, status = os.waitpid(inner, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    linux.prepare_death_with_parent()()
+    linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
 
 
 def renew_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
@@ -118,12 +119,14 @@ def _build_root(readable: Sequence[str]) -> None:
     os.makedirs(f"{_BUILD}/.old")
     os.chdir(_BUILD)
     # Not chroot: a process with descriptors of the old root could leave it.
-    linux.pivot_root(".old")
+    linux.syscall("pivot_root", b".", b".old")
     os.chdir("/")
     linux.unmount("/.old")
     os.rmdir("/.old")
     # Last: the directories above had to be made.
-    linux.set_attributes_of_root(linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
+    flags = struct.pack("QQQQ", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, 0, 0, 0)
+    everywhere = linux.AT_FDCWD, b"/", linux.AT_RECURSIVE
+    linux.syscall("mount_setattr /", *everywhere, flags, len(flags))
 
 
 def _show(path: str) -> None:

@@ -58,7 +58,7 @@ class Solver(Runner):
     number, by which later requests name it.
     """
 
-    def run(self, code: str) -> int:
+    def run(self, code: str) -> None:
         """Answer until the test side closes its end of the requests."""
         self._is_loaded = False
         open_streams(_Stream(0, self._stream), _Stream(1, self._stream))
@@ -66,7 +66,7 @@ class Solver(Runner):
         # A program in the style of LeetCode expects the names of its environment.
         namespace = load_program(self, code, has_call_names="class Solution" in code)
         if namespace is None:
-            return 0
+            return
         (requests,) = self._files
         self._lines = lines(requests, _MAX_REQUEST_BYTES)
         self._objects: list[Any] = []
@@ -79,7 +79,6 @@ class Solver(Runner):
         with contextlib.suppress(_Ended):
             while True:
                 self._answer(*self._next())
-        return 0
 
     def _next(self) -> Any:
         line = next(self._lines, None)
@@ -88,7 +87,6 @@ class Solver(Runner):
         return values.decode(line, self._given)
 
     def _answer(self, operation: str, args: Any, keywords: Any) -> None:
-        started = self.now()
         try:
             try:
                 result = _OPERATIONS[operation](*args, **keywords)
@@ -96,12 +94,12 @@ class Solver(Runner):
                 self._stdout.flush()
             body = values.encode(result, self._numbered)
         except (MemoryError, SystemExit) as error:
-            self.failure(0, started, error)
+            self.failure(0, error)
         except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
             names = [kind.__name__ for kind in type(error).__mro__]
-            self.frame(0, Kind.ERROR, started, values.encode([names, described(error)]))
+            self.frame(0, Kind.ERROR, values.encode([names, described(error)]))
         else:
-            self.frame(0, Kind.VALUE, started, body)
+            self.frame(0, Kind.VALUE, body)
 
     def _numbered(self, value: Any, depth: int) -> Any:
         """An object as [its number, its form]."""
@@ -141,7 +139,7 @@ class Solver(Runner):
 
         def call(*args: Any, **keywords: Any) -> Any:
             body = values.encode((number, args, keywords), self._numbered)
-            self.frame(0, Kind.CALLBACK, self.now(), body)
+            self.frame(0, Kind.CALLBACK, body)
             while True:
                 operation, given, more = self._next()
                 if operation == RETURN:
@@ -210,12 +208,6 @@ class Object:
         for item in self.__ask("next", self):
             return item
         raise StopIteration
-
-
-def number_of(found: Object) -> int:
-    """The number by which the program knows the object."""
-    number: int = object.__getattribute__(found, "_Object__number")
-    return number
 
 
 def _asked(name: str) -> Callable[..., Any]:

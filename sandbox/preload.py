@@ -51,8 +51,6 @@ def load(packages: Mapping[str, str]) -> None:
     """
     # The interpreter runs with -S, which leaves out exit() and quit(); contest code calls them.
     site.setquit()
-    site.setcopyright()
-    site.sethelper()
     for name in _OTHERS.split():
         importlib.import_module(name)
     for name in _STAR.split():

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import threading
-import time
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -57,40 +56,34 @@ class Runner:
         self._limit = spec.output_bytes
         self.kept = [result, *files]
         self._write = os.write
-        self.now = time.process_time_ns
 
-    def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
+    def frame(self, run: int, kind: Kind, body: bytes = b"0") -> None:
         """Write one line; a body over the limit becomes a TOO_LARGE frame."""
         # The kernel would cut the line in its middle, and a cut frame is malformed.
         if len(body) > self._limit - _FRAME_OVERHEAD_BYTES:
             kind = Kind.TOO_LARGE
             body = b"0"
-        # In virtual machines the clock may step back by microseconds.
-        took = max(0, self.now() - started)
-        self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, took, body))
+        self._write(self._result, b"%d %s %s\n" % (run, kind.value, body))
 
     def compile(self, code: str) -> types.CodeType | None:
         """The program's code object; None after a COMPILE_ERROR frame."""
-        started = self.now()
         try:
             # Editors of some systems start a file with a byte order mark.
             return compile(code.removeprefix("\ufeff"), "solution.py", "exec", dont_inherit=True)
-        except MemoryError:
-            self.frame(-1, Kind.COMPILE_ERROR, started, b'"MemoryError: the parser gave up"')
-        except (SyntaxError, ValueError, RecursionError, OverflowError) as error:
-            self.frame(-1, Kind.COMPILE_ERROR, started, describe(error))
+        except (SyntaxError, ValueError, RecursionError, OverflowError, MemoryError) as error:
+            self.frame(-1, Kind.COMPILE_ERROR, describe(error))
         return None
 
-    def failure(self, run: int, started: int, error: BaseException) -> None:
+    def failure(self, run: int, error: BaseException) -> None:
         """Write the frame for an exception that the program raised."""
         if isinstance(error, MemoryError):
             # What the failed run held may be in cycles; the next run needs the room.
             gc.collect()
-            self.frame(run, Kind.MEMORY, started, b"0")
+            self.frame(run, Kind.MEMORY)
         elif isinstance(error, SystemExit):
-            self.frame(run, Kind.EXIT, started, b"%d" % exit_status(error))
+            self.frame(run, Kind.EXIT, b"%d" % exit_status(error))
         else:
-            self.frame(run, Kind.ERROR, started, describe(error))
+            self.frame(run, Kind.ERROR, describe(error))
 
 
 def exit_status(error: BaseException | None) -> int:
@@ -114,48 +107,37 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
     if has_call_names:
         module.__dict__["__builtins__"] = CALL_BUILTINS
         sys.modules["builtins"] = CALL_NAMES
-    started = runner.now()
     try:
         exec(compiled, module.__dict__)
     except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
-        runner.failure(-1, started, error)
+        runner.failure(-1, error)
         return None
-    runner.frame(-1, Kind.LOADED, started, b"0")
+    runner.frame(-1, Kind.LOADED)
     return module.__dict__
-
-
-Call = tuple[str, list[Any]]
-"""Name of a function, arguments."""
 
 
 class Calls(Runner):
     """Loads the code once, then makes every call."""
 
-    def run(self, code: str, calls: list[Call], stop: bool, has_call_names: bool) -> int:
+    def run(
+        self, code: str, calls: list[tuple[str, list[Any]]], stop: bool, has_call_names: bool
+    ) -> None:
         """Write one VALUE, ERROR, MEMORY, EXIT or TOO_LARGE frame per call, after LOADED.
 
-        stop: leave the calls after the first that raises.
+        calls: name of a function, arguments; stop: leave the calls after the first that raises.
         """
         namespace = load_program(self, code, has_call_names=has_call_names)
         if namespace is None:
-            return 0
-        for run, call in enumerate(calls):
-            if not answer(self, namespace, run, call) and stop:
-                break
-        return 0
-
-
-def answer(runner: Runner, namespace: dict[str, Any], run: int, call: Call) -> bool:
-    """Make a call and write its frame; False if it raised."""
-    started = runner.now()
-    try:
-        name, args = call
-        body = values.encode(_function(namespace, name)(*args))
-    except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
-        runner.failure(run, started, error)
-        return False
-    runner.frame(run, Kind.VALUE, started, body)
-    return True
+            return
+        for run, (name, args) in enumerate(calls):
+            try:
+                body = values.encode(_function(namespace, name)(*args))
+            except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
+                self.failure(run, error)
+                if stop:
+                    return
+            else:
+                self.frame(run, Kind.VALUE, body)
 
 
 def _function(namespace: dict[str, Any], name: str) -> Any:
@@ -170,14 +152,13 @@ def _function(namespace: dict[str, Any], name: str) -> Any:
 class Streams(Runner):
     """Runs the code once per pair of standard input and output, which are its files."""
 
-    def run(self, code: str) -> int:
+    def run(self, code: str) -> None:
         """Write one DONE, ERROR, MEMORY or EXIT frame per run, after LOADED."""
         compiled = self.compile(code)
         if compiled is None:
-            return 0
-        self.frame(-1, Kind.LOADED, self.now(), b"0")
+            return
+        self.frame(-1, Kind.LOADED)
         for run, pair in enumerate(zip(self._files[::2], self._files[1::2], strict=True)):
-            started = self.now()
             for target, source in enumerate(pair):
                 os.dup2(source, target)
                 # A later run must not read the answer that this one printed.
@@ -186,10 +167,9 @@ class Streams(Runner):
             # As in the runners of LiveCodeBench, APPS and their relatives.
             error = run_main(compiled, CALL_NAMES)
             if error is None:
-                self.frame(run, Kind.DONE, started, b"0")
+                self.frame(run, Kind.DONE)
             else:
-                self.failure(run, started, error)
-        return 0
+                self.failure(run, error)
 
 
 def run_main(compiled: types.CodeType, names: types.ModuleType) -> BaseException | None:

@@ -7,7 +7,7 @@ and inputs, never an expected output), the result file, then standard input and 
 A command: standard input, standard output, the text of standard error, the product, the executable
 if the spec has no path, then the contents of `files`.
 
-A result file has lines `<run> <kind> <nanoseconds of CPU> <body>`. Whoever reads them trusts
+A result file has lines `<run> <kind> <body>`. Whoever reads them trusts
 nothing: reading is pure, never raises, and returns for any bytes a list of frames and whether the
 rest was malformed.
 
@@ -15,10 +15,7 @@ Two cells may run a pair: a program and the checker that answers it. Their stand
 pipes, and `peer` of each spec is the host's number of the zygote of the other.
 """
 
-from __future__ import annotations
-
 import enum
-import json
 import re
 from typing import NamedTuple
 
@@ -44,11 +41,11 @@ PRODUCT = 3
 FIRST_FILE = 4
 # The kernel passes at most 253 in one message.
 MAX_DESCRIPTORS = 200
-STDERR_BYTES = 8192
-"""Bytes kept from the start of standard error, and from its end."""
+STDERR_BYTES = 1 << 14
+"""Bytes kept from the start of standard error."""
 MAX_SPEC_BYTES = 1 << 16
-# A claim of the program, which must not overflow a sum of floats.
-_MAX_NS = 1 << 50
+SLEEP_S = 1.0
+"""A job may sleep for its CPU time and this much longer."""
 
 
 class Mode(enum.IntEnum):
@@ -70,8 +67,8 @@ class JobSpec(NamedTuple):
     """Mode and limits of one job.
 
     num_runs: calls or streams in the job; num_tests: tests that they belong to. All runs together
-    may use cpu_s of CPU time and sleep for sleep_s. A limit per run could not be enforced, because
-    only the program could report when a run finishes.
+    may use cpu_s of CPU time and sleep for SLEEP_S longer. A limit per run could not be enforced,
+    because only the program could report when a run finishes.
     """
 
     mode: int
@@ -81,11 +78,6 @@ class JobSpec(NamedTuple):
     output_bytes: int
     num_tests: int = 1
     peer: int = 0
-
-    @property
-    def sleep_s(self) -> float:
-        """Seconds that the job may sleep."""
-        return self.cpu_s + 1
 
 
 class Profile(enum.IntEnum):
@@ -124,19 +116,6 @@ class CommandSpec(NamedTuple):
     file_bytes: int
     scratch_bytes: int
     peer: int = 0
-
-    @property
-    def sleep_s(self) -> float:
-        """Seconds that all processes together may sleep."""
-        return self.cpu_s + 1
-
-
-def pack(message: JobSpec | CommandSpec | Reply) -> bytes:
-    """The fields of a message as JSON. Raises ValueError if it is too long."""
-    data = json.dumps(message).encode()
-    if len(data) > MAX_SPEC_BYTES:
-        raise ValueError(f"the command has {len(data)} bytes, more than {MAX_SPEC_BYTES}")
-    return data
 
 
 class Ending(enum.IntEnum):
@@ -192,11 +171,10 @@ because an output on which a checker fails must not choose to be left unjudged.
 
 
 class Frame(NamedTuple):
-    """run is -1 for loading the code; cpu_s and body are claims of the program."""
+    """run is -1 for loading the code; body is a claim of the program."""
 
     run: int
     kind: Kind
-    cpu_s: float
     body: bytes
 
 
@@ -207,9 +185,7 @@ class Frames(NamedTuple):
     is_malformed: bool
 
 
-_FRAME = re.compile(
-    rb"(-?[0-9]+) ([%s]) ([0-9]{1,16}) (.*)" % b"".join(kind.value for kind in Kind), re.DOTALL
-)
+_FRAME = re.compile(rb"(-?[0-9]+) ([%s]) (.*)" % b"".join(kind.value for kind in Kind), re.DOTALL)
 
 
 def read_frames(data: bytes, num_runs: int) -> Frames:
@@ -232,4 +208,4 @@ def read_frame(line: bytes, expected: int) -> Frame | None:
     match = _FRAME.fullmatch(line)
     if match is None or match[1] != b"%d" % expected:
         return None
-    return Frame(expected, Kind(match[2]), min(int(match[3]), _MAX_NS) / 1e9, match[4])
+    return Frame(expected, Kind(match[2]), match[3])

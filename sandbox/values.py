@@ -14,7 +14,7 @@ import datetime
 import json
 import operator
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -51,18 +51,12 @@ _MAKERS = {kind.__name__: make for kind, (_, make) in _LIBRARY.items()}
 
 
 class Foreign:
-    """A value that is not of an exact plain type. It equals nothing, not even itself."""
+    """A value that is not of an exact plain type. It equals nothing else."""
 
     __slots__ = ("type_name",)
 
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def __repr__(self) -> str:
         return f"<{self.type_name}>"
@@ -77,12 +71,6 @@ def encode(value: Any, other: Callable[[Any, int], Any] | None = None) -> bytes:
 
     Raises MemoryError, RecursionError or ValueError for a value that cannot be encoded.
     """
-    kind = type(value)
-    if kind in _SCALARS or (kind is list and _SCALARS.issuperset(map(type, value))):
-        try:
-            return _to_json(value).encode()
-        except ValueError:  # an integer of more digits than Python converts to decimal
-            pass
     return _to_json(tagged(value, 0, other or named)).encode()
 
 
@@ -189,22 +177,14 @@ def _untagged(tree: Any, depth: int, other: Other) -> Any:
 
 
 def _hashable(items: Any) -> list[Any]:
-    """The items of a list, unless many different ones have the same hash: a set of them could take
-    hours.
+    """The items of a list, unless many have the same hash: a set of them could take hours.
 
     Hashes that differ cost a bounded number of steps each, however they were chosen.
     """
     if type(items) is not list:
         raise TypeError("the items are not a list")
-    hashes = sorted(map(hash, items))
-    if any(map(operator.eq, hashes, hashes[_MAX_EQUAL_HASHES:])):
-        groups: dict[int, list[Any]] = {}
-        for item in items:
-            group = groups.setdefault(hash(item), [])
-            if item not in group:
-                group.append(item)
-            if len(group) > _MAX_EQUAL_HASHES:
-                raise ValueError("too many equal hashes")
+    if max(Counter(map(hash, items)).values(), default=0) > _MAX_EQUAL_HASHES:
+        raise ValueError("too many equal hashes")
     return items
 
 
@@ -212,11 +192,6 @@ def _read_dict(body: Any) -> dict[Any, Any]:
     pairs = [(key, value) for key, value in body]
     _hashable([key for key, _ in pairs])
     return dict(pairs)
-
-
-def _read_library(body: Any) -> Any:
-    name, parts = body
-    return _MAKERS[name](*parts)
 
 
 # A body of the wrong type raises TypeError, which `decode` reports as malformed.
@@ -228,5 +203,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "i": lambda body: int(body, 16),
     "b": bytes.fromhex,
     "c": lambda body: complex(body[0], body[1]),
-    "l": _read_library,
+    "l": lambda body: _MAKERS[body[0]](*body[1]),
 }

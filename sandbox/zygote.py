@@ -7,27 +7,19 @@ closes, and with its parent in any case.
 
 import _socket  # socket itself would add a third of a megabyte of enumerations to each fork
 import gc
+import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from . import linux, namespaces, watch
 from .protocol import (
     COMMANDS,
-    LANDLOCK,
     MAX_DESCRIPTORS,
     MAX_SPEC_BYTES,
     NAMESPACES,
-    NOTHING,
     NOTHING_LEFT,
     Reply,
-    pack,
 )
-
-Run = Callable[[bytes, list[int], int], Reply]
-"""Runs one job to its end: its spec, its descriptors, the host's descriptor, on which the host
-cancels it by sending.
-"""
 
 
 def main(
@@ -43,22 +35,16 @@ def main(
     host: process id of the host; descriptor: of the socket to it; packages: name -> directory;
     readable: paths.
     """
-    if level not in (NAMESPACES, LANDLOCK, NOTHING):
-        raise ValueError(f"unknown level {level}; levels are 1, 2 and 3")
     # Runs write for their owner only, but the root of a cell is made by root and read by CELL_UID.
     os.umask(0o022)
     # Everything is imported now: our own files cannot be read inside the namespaces.
-    prepare: Callable[[int, list[str], int], Any]
     if kind == COMMANDS:
         from .commands import Commands
-
-        prepare = Commands
     else:
         from . import preload
         from .jobs import Jobs
 
         preload.load(packages)
-        prepare = Jobs
     proc = watch.open_proc()  # before the namespaces hide it
     if level == NAMESPACES:
         namespaces.become_first_process(readable, host, descriptor)
@@ -68,11 +54,16 @@ def main(
         linux.die_with(host)
         os.chdir("/")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    number = watch.number_of_self(proc)
-    _serve(_socket.socket(fileno=descriptor), prepare(level, readable, proc).run, number)
+    works = Commands(proc) if kind == COMMANDS else Jobs(level, readable, proc)
+    _serve(_socket.socket(fileno=descriptor), works.run, watch.number_of_self(proc))
 
 
-def _serve(host: _socket.socket, run: Run, number: int) -> None:
+def _serve(
+    host: _socket.socket, run: Callable[[bytes, list[int], int], Reply], number: int
+) -> None:
+    """run: runs one job to its end, given its spec, its descriptors and the host's descriptor, on
+    which the host cancels it by sending; number: of this process.
+    """
     with open("/dev/null", "wb") as nothing:
         # Standard error was for the reason of a failed start; programs must not fill it.
         os.dup2(nothing.fileno(), 2)
@@ -92,4 +83,4 @@ def _serve(host: _socket.socket, run: Run, number: int) -> None:
             host.send(NOTHING_LEFT)
             continue
         descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
-        host.send(pack(run(spec, descriptors, host.fileno())))
+        host.send(json.dumps(run(spec, descriptors, host.fileno())).encode())

@@ -58,7 +58,7 @@ PROGRAMS: list[tuple[str, list[dict[str, Any]], set[str]]] = [
     ("import ctypes\ndef f(x): ctypes.string_at(0)", CALLS, WORSE),
     (
         "import os, time\ndef f(x):\n    for fd in range(64):\n"
-        "        try: os.write(fd, b'0 p 0 0\\n')\n        except OSError: pass\n    return 1",
+        "        try: os.write(fd, b'0 p 0\\n')\n        except OSError: pass\n    return 1",
         JUDGED,
         WORSE,
     ),

@@ -51,5 +51,5 @@ def test_the_jail_is_as_strong_in_a_run_which_writes_for_its_owner_only() -> Non
 
 
 def test_cell_that_cannot_start_says_why() -> None:
-    with pytest.raises(CellFailed, match="at level 9 did not start: ValueError: unknown level 9"):
-        asyncio.run(Cell.start(9, []))
+    with pytest.raises(CellFailed, match="at level 3 did not start: ModuleNotFoundError"):
+        asyncio.run(Cell.start(NOTHING, [], {"no_such_package": "/"}))

@@ -32,7 +32,7 @@ def f(x):
 
 def _value(packages: list[str], level: int, code: str) -> Any:
     async def run() -> Any:
-        async with await Cells.start(1, best_level=level, packages=packages) as cells:
+        async with Cells.of_programs(1, level, packages) as cells:
             assert cells.level == level
             outcome = await cells.run(job(REQUEST, (code, [("f", [3])], False, False)))
             return json.loads(read_frames(outcome.contents[0], 1).frames[-1].body)
@@ -61,4 +61,4 @@ def test_package_that_is_missing_is_named() -> None:
     with pytest.raises(
         CellFailed, match=r"'no_such_package' \(sandbox\.packages\) is not installed"
     ):
-        asyncio.run(Cells.start(1, packages=["no_such_package"]))
+        Cells.of_programs(1, 1, ["no_such_package"])

@@ -6,7 +6,6 @@ per call or stream: a value, an output, or a failing verdict.
 """
 
 import json
-import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from async_rl.sandbox.cell import Outcome
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import (
     CHECKER_ACCEPTS,
+    SLEEP_S,
     CommandSpec,
     Ending,
     Frame,
@@ -64,7 +64,6 @@ class Answer(NamedTuple):
 
     ruling: Ruling
     output: bytes = b""
-    cpu_s: float = 0.0
 
 
 class Ran(NamedTuple):
@@ -82,16 +81,11 @@ class Ran(NamedTuple):
 _NEVER_RAN = Reply(Ending.EXITED, 0, 0.0, 0.0, 0)
 
 
-def result_of(
-    ruling: Ruling, reply: Reply = _NEVER_RAN, cpu_s: float = math.inf, num_tests: int = 1
-) -> TestResult:
-    """A ruling as the result of a test. cpu_s: the claim of the program, if there is one;
-    num_tests: tests that the same child ran.
-    """
+def result_of(ruling: Ruling, reply: Reply = _NEVER_RAN, num_tests: int = 1) -> TestResult:
+    """A ruling as the result of a test. num_tests: tests that the same child ran."""
     return TestResult(
         verdict=ruling.verdict,
-        # The program writes the first, and the kernel counts the second.
-        cpu_s=min(cpu_s, reply.cpu_s),
+        cpu_s=reply.cpu_s / num_tests,
         wall_s=reply.wall_s / num_tests,
         memory_mb=reply.peak_bytes / MIB,
         message=ruling.message,
@@ -112,7 +106,7 @@ def read_job(outcome: Outcome, spec: JobSpec) -> Ran:
         raise ChildFault(f"the child could not be locked down: {reply.fault}")
     if frames and frames[0].kind is not Kind.LOADED:
         return ran([Answer(_failure(frames[0]))] * spec.num_runs)
-    answers = [_answer(frame, outputs, spec) for frame in frames[1 : spec.num_runs + 1]]
+    answers = [_answer(frame, outputs, spec) for frame in frames[1:]]
     num_missing = spec.num_runs - len(answers)
     # Before the ending: after the last answer it does not matter how the child exited.
     if num_missing == 0:
@@ -120,21 +114,23 @@ def read_job(outcome: Outcome, spec: JobSpec) -> Ran:
     if is_malformed:
         broken = Answer(Ruling(Verdict.WRONG_ANSWER, "the answer is malformed"))
         return ran(answers + [broken] * num_missing)
-    end = _end(reply, spec, is_full=len(result) > spec.output_bytes)
+    # Python ignores SIGXFSZ, so the kernel shows this limit only as a failed write.
+    is_full = len(result) > spec.output_bytes
+    ruling = too_much("returned", spec.output_bytes) if is_full else ended(reply, spec)
     is_late = reply.ending in (Ending.CPU, Ending.WALL)
     # The time that was left for this run depends on the runs before it.
-    is_early = reply.ending == Ending.CPU and reply.cpu_s < spec.cpu_s
-    if is_late and spec.num_tests > 1 and (answers or is_early):
+    if is_late and answers and spec.num_tests > 1:
         return ran(answers, is_slow=True)
     # The code itself did not finish, so no run can.
     if not frames:
-        return ran([end] * spec.num_runs)
+        return ran([Answer(ruling)] * spec.num_runs)
+    output = b""
     if spec.mode == Mode.STREAMS:
+        output = outputs[len(answers)]
         # The child exited during a run, without a frame: os._exit(0) after printing is a pass.
-        has_left = reply.ending == Ending.EXITED and reply.code == 0
-        ruling = Ruling() if has_left else end.ruling
-        end = _printed(outputs[len(answers)], spec, ruling, end.cpu_s)
-    return ran([*answers, end])
+        if reply.ending == Ending.EXITED and reply.code == 0:
+            ruling = Ruling()
+    return ran([*answers, _printed(output, spec, ruling)])
 
 
 def _answer(frame: Frame, outputs: Sequence[bytes], spec: JobSpec) -> Answer:
@@ -143,19 +139,19 @@ def _answer(frame: Frame, outputs: Sequence[bytes], spec: JobSpec) -> Answer:
     if spec.mode == Mode.STREAMS:
         is_done = kind is Kind.DONE or (kind is Kind.EXIT and frame.body == b"0")
         ruling = Ruling() if is_done else _failure(frame)
-        return _printed(outputs[frame.run], spec, ruling, frame.cpu_s)
+        return _printed(outputs[frame.run], spec, ruling)
     if spec.mode == Mode.CALLS:
         ruling = Ruling() if kind is Kind.VALUE else _failure(frame)
     else:
         ruling = Ruling() if kind is Kind.PASSED else _failure(frame, _DECIDED)
-    return Answer(ruling, frame.body, frame.cpu_s)
+    return Answer(ruling, frame.body)
 
 
-def _printed(output: bytes, spec: JobSpec, ruling: Ruling, cpu_s: float) -> Answer:
+def _printed(output: bytes, spec: JobSpec, ruling: Ruling) -> Answer:
     """The answer of a stream run, whose ruling is different if it printed too much."""
     if len(output) > spec.output_bytes:
         ruling = too_much("printed", spec.output_bytes)
-    return Answer(ruling, output[: spec.output_bytes], cpu_s)
+    return Answer(ruling, output[: spec.output_bytes])
 
 
 # Without a message the body of the frame has it.
@@ -196,15 +192,6 @@ def too_much(verb: str, num_bytes: int) -> Ruling:
     return Ruling(Verdict.OUTPUT_LIMIT, f"{verb} more than {num_bytes // 1024} KB")
 
 
-def _end(reply: Reply, spec: JobSpec, *, is_full: bool) -> Answer:
-    """The answer of the run during which the child exited."""
-    # Python ignores SIGXFSZ, so the kernel shows this limit only as a failed write.
-    ruling = too_much("returned", spec.output_bytes) if is_full else ended(reply, spec)
-    # `watch` looks now and then: a program that was stopped has used its limit.
-    used = {Ending.SIGNALED: reply.cpu_s, Ending.CPU: spec.cpu_s}
-    return Answer(ruling, cpu_s=used.get(Ending(reply.ending), 0.0))
-
-
 def ended(
     reply: Reply, spec: JobSpec | CommandSpec, said: str = "", *, has_no_memory: bool = False
 ) -> Ruling:
@@ -217,7 +204,7 @@ def ended(
         case Ending.CPU:
             return Ruling(Verdict.TIMEOUT, f"used more than {spec.cpu_s:g} s of CPU time")
         case Ending.WALL:
-            return Ruling(Verdict.TIMEOUT, f"slept for {spec.sleep_s:g} s")
+            return Ruling(Verdict.TIMEOUT, f"slept for {spec.cpu_s + SLEEP_S:g} s")
         case Ending.FAULT | Ending.CANCELLED:
             raise ChildFault(reply.fault or "the job was cancelled")
         case Ending.SIGNALED:
@@ -256,7 +243,7 @@ def read_command(outcome: Outcome, spec: CommandSpec, memory_marks: Sequence[str
         # Its end: a traceback names the error last.
         said = printable(errors[-_MESSAGE_CHARS:], _MESSAGE_CHARS)
         ruling = ended(reply, spec, said, has_no_memory=has_no_memory)
-    return Ran(reply, [Answer(ruling, output[:most], reply.cpu_s)])
+    return Ran(reply, [Answer(ruling, output[:most])])
 
 
 def read_check(outcome: Outcome, spec: CommandSpec, form: str) -> Ruling:

@@ -41,13 +41,8 @@ class Run(NamedTuple, Generic[T]):
         return self.read(await self.cells.run(self.work))
 
 
-NO_CELL = "no cell could run the program"
-
-
-async def tried(work: Callable[[], Awaitable[T]], failure: str = NO_CELL) -> T:
-    """The result of work. Raises InfrastructureError, which starts with `failure`, if no cell could
-    do it.
-    """
+async def tried(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of work. Raises InfrastructureError if no cell could do it."""
     problem: Exception | None = None
     for _ in range(_TRIES):
         try:
@@ -55,7 +50,9 @@ async def tried(work: Callable[[], Awaitable[T]], failure: str = NO_CELL) -> T:
         # Only these two: any other error is a fault of the verifier, and must be seen.
         except (CellFailed, ChildFault) as error:
             problem = error
-    raise InfrastructureError(f"{failure}, tried {_TRIES} times: {problem}") from problem
+    raise InfrastructureError(
+        f"no cell could run the program in {_TRIES} attempts: {problem}"
+    ) from problem
 
 
 async def ran_of(asked: Run[Ran] | Ran) -> Ran:
@@ -145,15 +142,10 @@ class Program:
     cells: Cells
     limits: Limits
 
-    @property
-    def stop(self) -> bool:
-        """Return whether its results end at the first failure, which decides."""
-        return self.request.stop_at_first_failure is not False
-
     def is_decided(self, results: Sequence[TestResult]) -> bool:
         """Return whether no further test is to run."""
         # A policy gains nothing from later tests once one has failed.
-        if self.stop:
+        if self.request.stop_at_first_failure:
             return bool(results) and results[-1].verdict is not Verdict.PASS
         # Each timeout takes the whole limit: a program that loops would hold a cell for minutes.
         num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
@@ -163,7 +155,7 @@ class Program:
         """Add the results of the tests that did not run because other tests used up their time."""
         message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
         late = result_of(Ruling(Verdict.TIMEOUT, message))
-        if self.stop:
+        if self.request.stop_at_first_failure:
             return results
         return results + [late] * (num_tests - len(results))
 
@@ -217,8 +209,7 @@ class Program:
                         ruling = await rule(question, answer.output)
                     if ruling.verdict is not Verdict.PASS:
                         break
-                cpu_s = sum(answer.cpu_s for answer in answers)
-                results.append(result_of(ruling, ran.reply, cpu_s, len(shared)))
+                results.append(result_of(ruling, ran.reply, len(shared)))
                 if is_partial or self.is_decided(results):
                     break
         return results
@@ -227,12 +218,13 @@ class Program:
         """One child that answers the questions of tests."""
         questions = [question for test in tests for question in test]
         payload: list[Any] = [self.request.code]
+        stops = self.request.stop_at_first_failure
         limits = self.limits
         files = []
         if mode is Mode.CALLS:
             # Only call tests are in the style of LeetCode.
             has_call_names = questions[0].types != "python"
-            payload += [[tuple(call[:2]) for call in questions], self.stop, has_call_names]
+            payload += [[tuple(call[:2]) for call in questions], stops, has_call_names]
         elif mode is Mode.STREAMS:
             limits = limits.with_output_of(questions)
             for test in questions:
@@ -244,7 +236,7 @@ class Program:
                 (each.imports, test.code, sorted(each.own), each.needs_pytest)
                 for each, test in asked
             ]
-            files = [packed((setup, codes, self.stop))]
+            files = [packed((setup, codes, stops))]
         return self.job(
             mode,
             *payload,
