@@ -189,7 +189,7 @@ class Tests(Runner):
         try:
             os.write(self._requests, request + b"\n")
         except OSError:
-            self._settle(Kind.ERROR, b'"the program ended the process"')
+            self._settle(b'"the program ended the process"')
 
     def _passed(self, value: Any, depth: int) -> Any:
         """A value of the test that is not plain, for the program."""
@@ -209,7 +209,7 @@ class Tests(Runner):
         tagged = values.named(value, depth)
         if "o" in tagged:
             kind = Kind.ERROR if self._num_answers else Kind.BROKEN_TEST
-            self._settle(kind, b'"a value of the test cannot be passed to another process"')
+            self._settle(b'"a value of the test cannot be passed to another process"', kind)
         return tagged
 
     def _call(self, number: int, args: Sequence[Any], keywords: dict[str, Any]) -> None:
@@ -217,15 +217,15 @@ class Tests(Runner):
         try:
             result = RETURN, [self._callbacks[number](*args, **keywords)]
         except AssertionError as error:
-            self._settle(Kind.FAILED, describe(error))
+            self._settle(describe(error), Kind.FAILED)
         except Exception as error:  # noqa: BLE001  the program may catch it
             result = RAISE, [type(error).__name__, str(error)]
         self._send(*result, {})
 
-    def _settle(self, kind: Kind, body: bytes) -> NoReturn:
+    def _settle(self, body: bytes, kind: Kind = Kind.ERROR) -> NoReturn:
         """Fix the result, whatever the test does with the exception."""
         self._settled = self._settled or (kind, body)
-        raise ProgramFailed(kind, body)
+        raise ProgramFailed
 
     def _read(self, run: int) -> Frame:
         line = next(self._answers, None)
@@ -234,14 +234,14 @@ class Tests(Runner):
             reason = b'"the program ended the process, or its answer was malformed"'
             if run < 0:
                 return Frame(run, Kind.ERROR, reason)
-            self._settle(Kind.ERROR, reason)
+            self._settle(reason)
         return frame
 
     def _value(self, frame: Frame) -> Any:
         if frame.kind not in _ANSWERS:
-            self._settle(Kind.ERROR, b'"the program sent a frame that is not an answer"')
+            self._settle(b'"the program sent a frame that is not an answer"')
         if frame.kind not in (Kind.VALUE, Kind.ERROR):
-            self._settle(frame.kind, frame.body)
+            self._settle(frame.body, frame.kind)
         value = self._decoded(frame)
         if frame.kind is Kind.VALUE:
             return value
@@ -252,9 +252,9 @@ class Tests(Runner):
             # Not a subclass of NameError: a variable without a value is an error like any other.
             is_fatal = not _FATAL.isdisjoint(names) or names[0] == "NameError"
         except (LookupError, TypeError, ValueError):
-            self._settle(Kind.ERROR, b'"the exception is malformed"')
+            self._settle(b'"the exception is malformed"')
         if is_fatal:
-            self._settle(Kind.ERROR, body)
+            self._settle(body)
         message = text.partition(": ")[2]
         try:
             error = kind(message)
@@ -280,9 +280,9 @@ class Tests(Runner):
         try:
             return values.decode(frame.body, self._object)
         except ValueError:
-            self._settle(Kind.ERROR, b'"the returned value is malformed"')
+            self._settle(b'"the returned value is malformed"')
         except MemoryError:
-            self._settle(Kind.MEMORY, b"0")
+            self._settle(b"0", Kind.MEMORY)
 
     def _object(self, tag: str, body: Any) -> Any:
         if tag == "u" or type(body) is str:

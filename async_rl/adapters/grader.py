@@ -36,14 +36,15 @@ async def scores_of(
         )
     # Apart: errors and tasks name the address, and must not name the token.
     server, _, token = address.rstrip("/").partition("/token/")
-    async with (
-        VerifierPool(token, [server], limit_s=timeout_s) as verifier,
-        asyncio.TaskGroup() as group,
-    ):
-        scores = [
-            group.create_task(_score(verifier, response, row))
-            for response, row in zip(responses, rows, strict=True)
-        ]
+    verifier = VerifierPool(token, [server], limit_s=timeout_s)
+    try:
+        async with asyncio.TaskGroup() as group:
+            scores = [
+                group.create_task(_score(verifier, response, row))
+                for response, row in zip(responses, rows, strict=True)
+            ]
+    finally:
+        await verifier.close()
     return [score.result() for score in scores]
 
 

@@ -15,7 +15,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
 import httpx
 import numpy as np
@@ -51,7 +50,7 @@ _LATENCIES_KEPT = 2048
 _SHORT_PAUSE_S = 0.05
 
 
-class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
+class VerifierPool:
     """Servers that judge programs.
 
     token: of all servers; urls: the first servers; limit_s: of one answer; max_calls: calls of
@@ -210,9 +209,6 @@ class VerifierPool(AbstractAsyncContextManager["VerifierPool"]):
         for server in self._servers.values():
             await server.close()
         await self._http.aclose()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class VerifierClient(VerifierPool):
