@@ -11,7 +11,6 @@ from typing import Any
 
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
 from async_rl.core.programs import Checker
-from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.compiling import Compiler
 from async_rl.rewards.verifier.languages import places_of, table
@@ -94,10 +93,6 @@ class CommandJudge:
         """One run of a checker, as of Compiler. Raises InfrastructureError."""
         compiler = await self.require(checker.language)
         program = await compiler.program(checker.code, self._headers)
-        if isinstance(program.product, str):
-            headers = ", ".join(self._headers) or "none"
-            reason = f"the checker does not compile (headers: {headers}): {program.product}"
-            return Ruling(Verdict.TEST_ERROR, reason)
         return compiler.check(program, checker, files, limits)
 
     @property

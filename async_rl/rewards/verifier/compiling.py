@@ -72,12 +72,11 @@ Product = bytes | str
 class Compiled(NamedTuple):
     """A program that is ready to run: an executable, an archive or the source itself.
 
-    names: of `source_names`; content: the product, sealed if it runs by itself.
+    content: the product, sealed if it runs by itself; names: of `source_names`.
     """
 
-    product: Product
+    content: Product | Executable
     names: dict[str, str]
-    content: bytes | Executable = b""
 
 
 class Compiler:
@@ -148,17 +147,15 @@ class Compiler:
             work = command(spec, b"", texts, MESSAGE_CHARS)
             run = Run(self.cells, work, partial(_product, spec=spec))
             product = await self._memo.get(key, partial(tried, run.once))
-        if isinstance(product, str):
+        if isinstance(product, str) or self.row.run.program:
             return Compiled(product, names)
-        if self.row.run.program:
-            return Compiled(product, names, product)
         # Sealed once for all tests of the program; in a thread, because it copies megabytes.
-        return Compiled(product, names, await asyncio.to_thread(Executable, product))
+        return Compiled(await asyncio.to_thread(Executable, product), names)
 
     def run(self, program: Compiled, stdin: str, limits: Limits) -> Run[Ran] | Ran:
         """One run of a program; its compile error is the result of each run."""
-        if isinstance(program.product, str):
-            return never_ran(Ruling(Verdict.COMPILE_ERROR, program.product))
+        if isinstance(program.content, str):
+            return never_ran(Ruling(Verdict.COMPILE_ERROR, program.content))
         spec = self._spec(program, limits)
         work = command(spec, stdin.encode(errors="replace"), [program.content], spec.file_bytes)
         read = partial(read_command, spec=spec, memory_marks=self.row.run.memory_marks)
@@ -166,8 +163,11 @@ class Compiler:
 
     def check(
         self, program: Compiled, checker: Checker, files: Sequence[bytes], limits: Limits
-    ) -> Run[Ruling]:
+    ) -> Run[Ruling] | Ruling:
         """One run of a checker. files: input, output (empty if it interacts) and answer."""
+        if isinstance(program.content, str):
+            reason = f"the checker does not compile: {program.content}"
+            return Ruling(Verdict.TEST_ERROR, reason)
         spec = self._spec(program, limits)
         spec = spec._replace(
             # The feedback directory is the working directory.
@@ -187,11 +187,11 @@ class Compiler:
         memory = limits.memory_bytes + run.extra_mb * MIB
         files = []
         scratch_bytes = SCRATCH_BYTES
-        if run.program:
+        if isinstance(program.content, bytes):
             # The program is a file for its runtime: its source, or the archive that was compiled.
             files = ["program"] if self.row.compile else self._fill([self.row.source], places)
             # The program is a file in the scratch, and must leave the usual room.
-            scratch_bytes += 2 * len(program.product)
+            scratch_bytes += 2 * len(program.content)
         return self._command(
             run,
             places,

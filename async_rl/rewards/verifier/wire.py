@@ -1,7 +1,7 @@
 """Requests and answers of other systems' verifiers, so that their clients can use this one
 unchanged: AReaL's two forms and SandboxFusion's form.
 
-Invariants: an infrastructure failure is an answer that the client retries (a 503, errorType
+Invariants: an infrastructure failure is an answer that the client retries (errorType
 SystemError, a 504), never an answer that it scores. Fields without a meaning here are ignored, as
 in the originals; a request that cannot be served (an unknown language, remote tests, files) is a
 400.
