@@ -180,7 +180,7 @@ class Comparison(NamedTuple):
 
 def _lines(text: str) -> Iterator[list[str]]:
     """The tokens of each line, without leading and trailing empty lines."""
-    return map(str.split, text.strip().split("\n"))
+    return (line.split() for line in text.strip().split("\n"))
 
 
 def _single(text: str) -> Iterator[list[str]]:

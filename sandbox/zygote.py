@@ -54,7 +54,7 @@ def main(
         linux.die_with(host)
         os.chdir("/")
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    works = Commands(proc) if kind == COMMANDS else Jobs(level, readable, proc)
+    works: Commands | Jobs = Commands(proc) if kind == COMMANDS else Jobs(level, readable, proc)
     _serve(_socket.socket(fileno=descriptor), works.run, watch.number_of_self(proc))
 
 
