@@ -53,7 +53,7 @@ class Line:
         """
         if not self.is_known:
             await self._repeat()
-        executed = await self._execute(request, directory, step)
+        executed = await self._call(request.kind, directory, request.body, step)
         self.work += executed.tokens
         if executed.error:
             raise DataError(executed.error)
@@ -99,7 +99,6 @@ class Line:
         """Execute again what the newest whole state lacks. Raises DataError if that is impossible:
         all states are damaged, and the requests that they have are gone.
         """
-        await self._backend.find_learner(self.run_id)
         damaged: list[tuple[Path, str]] = []
         first = 0
         for seq_id, path in self._states():
@@ -121,7 +120,7 @@ class Line:
             if request.body is None:
                 reason = damaged[0][1] if damaged else "its states are gone"
                 raise DataError(f"{self.run_id} is lost: {reason}; load its newest checkpoint")
-            executed = await self._execute(request, request.directory)
+            executed = await self._call(request.kind, request.directory, request.body)
             if checksum(executed.body) != request.outcome:
                 _log.error("%s was answered in another way before", request.request_id)
         for path, _ in damaged:
@@ -129,20 +128,19 @@ class Line:
             path.rename(path.with_name(f"damaged-{path.name}"))
         self.is_known = True
 
-    async def _execute(self, request: Request, directory: str, step: int = 0) -> Executed:
-        started_s = self._store.now()
-        executed = await self._call(request.kind, directory, request.body or b"", step)
-        if request.kind in CHANGING and not executed.error:
-            self._unsaved_s += self._store.now() - started_s
-            if request.kind in ("forward_backward", "optim_step"):
-                self._has_gradients = request.kind == "forward_backward"
-        return executed
-
     async def _call(
-        self, kind: str, path: Path | str = "", body: bytes = b"", step: int = 0
+        self, kind: str, path: Path | str = "", body: bytes | None = None, step: int = 0
     ) -> Executed:
-        operation = cast(Operation, kind)
         request = Execute(
-            run_id=self.run_id, operation=operation, body=body, path=str(path), step=step
+            run_id=self.run_id,
+            operation=cast(Operation, kind),
+            body=body or b"",
+            path=str(path),
+            step=step,
         )
-        return await self._backend.execute(request)
+        started_s = self._store.now()
+        executed = await self._backend.execute(request)
+        if kind in CHANGING and not executed.error:
+            self._unsaved_s += self._store.now() - started_s
+            self._has_gradients = kind == "forward_backward"
+        return executed

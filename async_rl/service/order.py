@@ -91,9 +91,8 @@ class Order:
             other.work = max(other.work, self._least_work)
         line = min(ready, key=lambda line: line.work)
         self._least_work = line.work
-        waiting = "owner=? AND answered_s IS NULL AND kind!='sample' ORDER BY seq_id"
-        request = self._store.one(Request, waiting, line.run_id)
-        assert request is not None
+        first = "owner=? AND answered_s IS NULL AND kind!='sample' ORDER BY seq_id LIMIT 1"
+        (request,) = self._store.all(Request, first, line.run_id)
         for other in self._lines.values():
             if self._is_alone and other is not line:
                 await other.leave()

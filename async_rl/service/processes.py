@@ -1,10 +1,11 @@
 """The learner and the generators of a service, as its front calls them."""
 
 import collections
+import contextlib
 import logging
 from typing import Any
 
-from async_rl.core.errors import DataError, DeadlineExceeded, Unavailable
+from async_rl.core.errors import Unavailable
 from async_rl.protocol.base import Message
 from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import Execute, Executed, LoadSlot, Sample, Sampled
@@ -22,51 +23,52 @@ class Processes:
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self._directory = context.directory
-        self._learners: dict[str, Member] = {}
-        """The life of the learner that has each training run."""
+        self._learner: Member | None = None
+        """The life that has executed the requests so far."""
         self._busy = collections.Counter[Life]()
         self._broken: set[Life] = set()
 
-    async def find_learner(self, run_id: str) -> None:
-        """Wait for a learner, which then executes the requests of a training run."""
-        while (member := self._directory.find("learner")) is None:
-            with self._context.activity.waiting("the learner"):
-                await self._directory.changed(self._directory.revision)
-        self._learners[run_id] = member
-
     async def execute(self, request: Execute) -> Executed:
-        """Let the learner of the run execute a request; Unavailable if it left."""
-        executed: Executed = await self._call(self._learners[request.run_id], request)
+        """Let the learner execute a request. Unavailable if it left: its successor, which executes
+        the next request, has no run.
+        """
+        while self._learner is None:
+            self._learner = self._directory.find("learner")
+            if self._learner is None:
+                await self._wait_for("the learner")
+        try:
+            executed: Executed = await self._call(self._learner, request)
+        except Unavailable:
+            self._learner = None
+            raise
         return executed
 
     async def _call(self, member: Member, request: Message) -> Any:
         return await self._context.incarnation_of(member).call(request, timeout_s=_LONGEST_S)
 
+    async def _wait_for(self, process: str) -> None:
+        with self._context.activity.waiting(process):
+            await self._directory.changed(self._directory.revision)
+
     async def sample(self, request: Sample) -> Sampled:
         """Let the least busy generator draw the sequences, another one if it leaves."""
         while True:
-            revision = self._directory.revision
-            usable = [
-                member
+            usable = {
+                life_of(member): member
                 for member in self._directory.of_role("generator")
                 if member.state != DRAINING and life_of(member) not in self._broken
-            ]
+            }
             if not usable:
-                with self._context.activity.waiting("a generator"):
-                    await self._directory.changed(revision)
+                await self._wait_for("a generator")
                 continue
-            member = min(usable, key=lambda member: self._busy[life_of(member)])
-            life = life_of(member)
+            life = min(usable, key=self._busy.__getitem__)
             self._busy[life] += 1
             try:
-                sampled: Sampled = await self._call(member, request)
-            except DeadlineExceeded:
-                raise
+                sampled: Sampled = await self._call(usable[life], request)
+                return sampled
             except Unavailable as error:
                 _log.warning("sample %s moves: %s", request.request_id, error)
                 self._broken.add(life)
-            else:
-                return sampled
             finally:
                 self._busy[life] -= 1
 
@@ -75,8 +77,6 @@ class Processes:
         names. Raises DataError if a generator refuses them.
         """
         for member in self._directory.of_role("generator"):
-            try:
+            # One that leaves has a successor, which is one of the others.
+            with contextlib.suppress(Unavailable):
                 await self._call(member, request)
-            except Unavailable as error:
-                if self._directory.find(member.name) == member:
-                    raise DataError(f"{member.name}: {error}") from error

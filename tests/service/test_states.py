@@ -82,20 +82,18 @@ class Learner:
         self._model_path = model_path
         self._directory = directory
         self._request_s = request_s
-        self._known: set[str] = set()
+        self._has_left = False
         self.clock = Clock()
         self.runs = make_runs(model_path)
         self.num_repeated = 0
 
     def kill(self) -> None:
-        self._known.clear()
+        self._has_left = True
         self.runs = make_runs(self._model_path)
 
-    async def find_learner(self, run_id: str) -> None:
-        self._known.add(run_id)
-
     async def execute(self, request: Execute) -> Executed:
-        if request.run_id not in self._known:
+        if self._has_left:
+            self._has_left = False
             raise Unavailable("it left")
         self.clock.now_s += self._request_s
         is_new = request.operation not in ("restore", "save_state")

@@ -46,10 +46,6 @@ class Learner(Played):
         await asyncio.sleep(self._rng.expovariate(1 / self._mean_s))
         return executed
 
-    async def find_learner(self, run_id: str) -> None:
-        await asyncio.sleep(self._rng.expovariate(1 / self._mean_s))
-        await super().find_learner(run_id)
-
 
 class _Clock:
     """The loop's; now_s: of no use here."""
