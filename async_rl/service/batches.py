@@ -84,8 +84,8 @@ def check_data(
         examples.append(
             Example(
                 index=index,
-                tokens=datum.tokens.astype(np.int64),
-                targets=targets.astype(np.int64),
+                tokens=datum.tokens,
+                targets=targets,
                 inputs=inputs,
             )
         )

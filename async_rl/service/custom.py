@@ -16,7 +16,7 @@ from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
-from async_rl.service.forms import CUSTOM, OPERATIONS, Node, Nodes, read_graph
+from async_rl.service.forms import CUSTOM, Node, Nodes, read_graph
 from async_rl.service.losses import Loss, Row
 
 _MODULES: Sequence[Any] = (torch, F, operator, torch._C._nn)
@@ -127,7 +127,7 @@ def _call(node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return first[args[1]]
     has_tensor = any(isinstance(x, Tensor) for x in _leaves((args, kwargs)))
     # Numbers and texts alone could grow without bounds.
-    if name not in OPERATIONS or not has_tensor:
+    if not has_tensor:
         raise ValueError(f"{node.target} of {node.name} is not for these arguments")
     if node.op == "call_method":
         return getattr(Tensor, name)(*args, **kwargs)

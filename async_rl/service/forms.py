@@ -170,7 +170,7 @@ class NewSampler(msgspec.Struct):
 class Chunk(msgspec.Struct):
     """Part of a prompt."""
 
-    type: str = "encoded_text"
+    type: Literal["encoded_text"] = "encoded_text"
     tokens: list[Token] = []
 
 
@@ -196,8 +196,8 @@ class Cells(msgspec.Struct):
 
     data: list[Annotated[int, Meta(ge=-1, lt=2**31)]]
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=2, max_length=2)]
-    sparse_crow_indices: list[int] | None = None
-    sparse_col_indices: list[int] | None = None
+    sparse_crow_indices: list[Number] | None = None
+    sparse_col_indices: list[Number] | None = None
 
 
 class AskSample(msgspec.Struct):

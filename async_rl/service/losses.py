@@ -29,7 +29,7 @@ SOFT = "cross_entropy"
 
 @frozen
 class Example:
-    """A checked datum: tokens int64 [N]; targets int64 and inputs, numbers, [N] or [N, K]."""
+    """A checked datum: tokens [N]; targets and inputs, numbers, [N] or [N, K]."""
 
     index: int
     tokens: AnyArray

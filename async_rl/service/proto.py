@@ -28,15 +28,10 @@ _INT32 = np.dtype("<i4")
 _DTYPES: Mapping[int, np.dtype[Any]] = {1: _FLOAT32, 2: _INT64, 3: _INT32}
 
 
-def _classes() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("messages.json").read_text()
-    file = json_format.Parse(text, descriptor_pb2.FileDescriptorProto())
-    # A separate pool: the client's has messages of the same names.
-    found: dict[str, Any] = message_factory.GetMessages([file])
-    return found
-
-
-_CLASSES = _classes()
+_TEXT = resources.files(__package__).joinpath("messages.json").read_text()
+_FILE = json_format.Parse(_TEXT, descriptor_pb2.FileDescriptorProto())
+# A separate pool: the client's has messages of the same names.
+_CLASSES: Mapping[str, Any] = message_factory.GetMessages([_FILE])
 SampleResponse: Any = _CLASSES["tinker.SampleResponse"]
 ForwardBackwardOutput: Any = _CLASSES["tinker.ForwardBackwardOutput"]
 ForwardBackwardRequest: Any = _CLASSES["tinker.ForwardBackwardRequest"]
@@ -75,19 +70,13 @@ class Drawn:
     run_id: str
 
     def datum(self, advantage: float) -> Datum:
-        """Return the sequence as a row for a loss with log-probs and advantages, with its origin.
-        Every sampled token has this advantage, the prompt 0.
+        """Return the sequence as a row for a loss with log-probs and advantages, with the origin of
+        its targets. Every sampled token has this advantage, the prompt 0.
         """
-        size = len(self.prompt)
         whole = np.r_[self.prompt, self.tokens]
-        prompt = np.zeros(size - 1, np.float32)
-
-        def spans(start: int, end: int) -> Spans:
-            own = self.sequence_id
-            before = {"sequence_id": own, "offset": start, "length": size - start}
-            drawn = ProvenanceSpan(sampled_tokens={"sequence_id": own, "length": end})
-            return ProvenanceSpan(prompt_tokens=before), drawn
-
+        prompt = np.zeros(len(self.prompt) - 1, np.float32)
+        before = {"sequence_id": self.sequence_id, "offset": 1, "length": len(prompt)}
+        drawn = {"sequence_id": self.sequence_id, "length": len(self.tokens)}
         return Datum(
             tokens=whole[:-1],
             inputs={
@@ -95,8 +84,10 @@ class Drawn:
                 "logprobs": np.r_[prompt, self.logprobs],
                 "advantages": np.r_[prompt, np.full(len(self.tokens), advantage, np.float32)],
             },
-            input_spans=spans(0, len(self.tokens) - 1),
-            target_spans=spans(1, len(self.tokens)),
+            target_spans=[
+                ProvenanceSpan(prompt_tokens=before),
+                ProvenanceSpan(sampled_tokens=drawn),
+            ],
         )
 
 
@@ -147,16 +138,21 @@ def parse_forward_backward(body: bytes) -> ForwardBackward:
 
 
 def _datum(index: int, datum: Any) -> Datum:
-    name = f"datum {index}"
     parts = [np.empty(0, np.int32)]
-    for chunk in datum.model_input:
-        if not chunk.HasField("encoded_text"):
-            raise DataError(f"{name} has a chunk that is not text; only tokens can be trained")
-        parts.append(_array(chunk.encoded_text.tokens, _INT32, f"{name}: tokens"))
-    inputs = datum.loss_fn_inputs
+    inputs: dict[str, AnyArray] = {}
+    field = "model_input"
+    try:
+        for chunk in datum.model_input:
+            if not chunk.HasField("encoded_text"):
+                raise ValueError("a chunk is not text; only tokens can be trained")
+            parts.append(np.frombuffer(chunk.encoded_text.tokens, _INT32))
+        for field, tensor in datum.loss_fn_inputs.items():
+            inputs[field] = _array(tensor)
+    except ValueError as error:
+        raise DataError(f"datum {index}: {field}: {error}") from error
     return Datum(
         tokens=np.concatenate(parts),
-        inputs={field: _tensor(inputs[field], f"{name}: {field}") for field in inputs},
+        inputs=inputs,
         input_spans=datum.model_input_spans,
         target_spans=datum.loss_fn_input_spans,
     )
@@ -179,53 +175,40 @@ def encode_batch(
     return bytes(request.SerializeToString())
 
 
-def _tensor(tensor: Any, name: str) -> AnyArray:
-    """Return a Tensor as an array, a sparse one with zeros. Raises DataError if bytes, type and
-    shape do not agree. name: for the error.
+def _array(tensor: Any) -> AnyArray:
+    """Return the values of a Tensor, a sparse one with zeros. Raises ValueError if bytes, type and
+    shape do not agree.
     """
     dtype = _DTYPES.get(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is None or min(shape, default=0) < 0:
-        raise DataError(
-            f"{name} has the dtype {tensor.dtype} and the shape {shape}; send float32 or int64"
+        raise ValueError(
+            f"it has the dtype {tensor.dtype} and the shape {shape}; send float32 or int64"
         )
-    if tensor.HasField("sparse_csr"):
-        return _dense(tensor.sparse_csr, dtype, shape, name)
-    array = _array(tensor.dense, dtype, name)
-    try:
+    if not tensor.HasField("sparse_csr"):
         # A vector may come without a shape.
-        return array.reshape(shape or -1)
-    except ValueError as error:
-        raise DataError(f"{name} has {array.size} values, and the shape {shape}") from error
-
-
-def _dense(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> AnyArray:
-    values = _array(sparse.values, dtype, name)
-    crow = _array(sparse.crow_indices, _INT64, name)
-    col = _array(sparse.col_indices, _INT64, name)
-    cells = cells_of(crow, col, len(values), shape, name)
+        return np.frombuffer(tensor.dense, dtype).reshape(shape or -1)
+    sparse = tensor.sparse_csr
+    indices = (sparse.crow_indices, sparse.col_indices)
+    rows, columns = cells_of(*(np.frombuffer(part, _INT64) for part in indices), shape)
     array = np.zeros(shape, dtype)
-    array[cells] = values
+    array[rows, columns] = np.frombuffer(sparse.values, dtype).reshape(len(columns))
     return array
 
 
-def cells_of(
-    crow: IntArray, col: IntArray, size: int, shape: tuple[int, ...], name: str
-) -> tuple[IntArray, IntArray]:
-    """Return the rows and columns of the values of a CSR matrix. Raises DataError if it is none.
-    name: for the error.
-    """
+def cells_of(crow: IntArray, col: IntArray, shape: tuple[int, ...]) -> tuple[IntArray, IntArray]:
+    """Return rows and columns of the values of a CSR matrix. Raises ValueError if it is none."""
     is_valid = (
         len(shape) == 2
         and shape[0] * shape[1] <= _MOST_CELLS
         and len(crow) == shape[0] + 1
         and crow[0] == 0
         and (np.diff(crow) >= 0).all()
-        and crow[-1] == len(col) == size
+        and crow[-1] == len(col)
         and ((col >= 0) & (col < shape[1])).all()
     )
     if not is_valid:
-        raise DataError(f"{name} is not a CSR matrix of the shape {shape}")
+        raise ValueError(f"it is not a CSR matrix of the shape {shape}")
     return np.repeat(np.arange(shape[0]), np.diff(crow)), col
 
 
@@ -234,12 +217,6 @@ def fill(tensor: Any, values: AnyArray) -> None:
     tensor.dtype = 1 if values.dtype.kind == "f" else 2
     tensor.dense = values.astype(_DTYPES[tensor.dtype]).tobytes()
     tensor.shape.extend(values.shape)
-
-
-def _array(content: bytes, dtype: np.dtype[Any], name: str) -> AnyArray:
-    if len(content) % dtype.itemsize:
-        raise DataError(f"{name} has {len(content)} bytes, no multiple of {dtype.itemsize}")
-    return np.frombuffer(content, dtype)
 
 
 def forward_backward_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:

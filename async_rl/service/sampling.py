@@ -46,10 +46,6 @@ def sample_of(
 ) -> Sample:
     """Return the request for a generator. Raises DataError if no generator can answer it."""
     params = form.sampling_params
-    prompt = form.prompt
-    for chunk in prompt.chunks:
-        if chunk.type != "encoded_text":
-            forms.refuse("images and sounds")
     tokens = prompt_of(form)
     if not 0 < len(tokens) < model.context_tokens:
         raise DataError(
@@ -68,13 +64,9 @@ def sample_of(
     num_columns = form.topk_prompt_logprobs + num_chosen + form.prompt_alt_tokens_k
     if num_columns > MOST_COLUMNS:
         raise DataError(f"{num_columns} tokens at a position are more than {MOST_COLUMNS}")
-    # No cell of a chosen token is read where it is -1.
-    named = {*tokens.tolist(), *ids}
-    if chosen is not None:
-        named.update(chosen.clip(0).flat)
-    for token in named:
-        if not 0 <= token < model.vocab_size:
-            raise DataError(f"token {token} is not below the vocabulary's {model.vocab_size}")
+    highest = max(tokens.max(), *ids, 0 if chosen is None else chosen.max(initial=0))
+    if highest >= model.vocab_size:
+        raise DataError(f"token {highest} is not below the vocabulary's {model.vocab_size}")
     room = model.context_tokens - len(tokens)
     return Sample(
         request_id=request_id,
@@ -109,10 +101,11 @@ def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
             f" the prompt but the first, and at most {MOST_COLUMNS} columns"
         )
     ids = np.full(cells.shape, -1)
-    places = _places(cells)
-    if len(cells.data) != ids[places].size:
-        raise DataError(f"{name} has {len(cells.data)} values, and the shape {cells.shape}")
-    ids[places] = np.reshape(cells.data, ids[places].shape)
+    try:
+        places = _places(cells)
+        ids[places] = np.reshape(cells.data, ids[places].shape)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}") from error
     return ids
 
 
@@ -122,13 +115,7 @@ def _places(cells: forms.Cells) -> Any:
     col = cells.sparse_col_indices
     if crow is None or col is None:
         return ...
-    return cells_of(
-        np.array(crow),
-        np.array(col),
-        len(cells.data),
-        tuple(cells.shape),
-        "target_prompt_logprobs",
-    )
+    return cells_of(np.array(crow, np.int64), np.array(col, np.int64), tuple(cells.shape))
 
 
 def prompt_of(form: forms.AskSample) -> IntArray:

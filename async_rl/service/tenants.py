@@ -26,7 +26,6 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.checksums import checksum, complete, damage, sums_of
 from async_rl.core.errors import DataError
-from async_rl.core.frozen import frozen
 from async_rl.learner.loading import load_policy, recompute_activations
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Moments
@@ -59,14 +58,6 @@ class Numbers(msgspec.Struct, kw_only=True):
     version: int = 0
 
 
-@frozen
-class State:
-    """A training run as it was once. tensors: as `Tenant.tensors`."""
-
-    numbers: Numbers
-    tensors: Mapping[str, Tensor]
-
-
 @contextlib.contextmanager
 def written(directory: Path) -> Iterator[Path]:
     """Yield an empty directory, which gets this name once what the block has written is on the
@@ -86,9 +77,9 @@ def written(directory: Path) -> Iterator[Path]:
         ) from error
 
 
-def read_state(directory: Path, base_sha256: str) -> State:
-    """Return numbers and tensors of a whole state. Raises DataError for a damaged one, and for one
-    of another base model.
+def read_state(directory: Path, base_sha256: str) -> tuple[Numbers, dict[str, Tensor]]:
+    """Return the numbers of a whole state, and its tensors as of `Tenant.tensors`. Raises DataError
+    for a damaged one, and for one of another base model.
     """
     if problem := damage(directory):
         raise DataError(f"{directory.name} cannot be read: {problem}")
@@ -98,7 +89,7 @@ def read_state(directory: Path, base_sha256: str) -> State:
         raise DataError(f"{directory.name} is not a state of a training run: {error}") from error
     if numbers.base_sha256 != base_sha256:
         raise DataError(f"{directory.name} is of another base model")
-    return State(numbers=numbers, tensors=load_file(directory / _TENSORS))
+    return numbers, load_file(directory / _TENSORS)
 
 
 def load_base(config: RunConfig, path: Path, device: torch.device) -> Policy:
@@ -165,14 +156,9 @@ class Tenant:
         """Start the optimizer anew."""
         Moments(self._optimizer, self._parameters, is_offloaded=False)
 
-    @property
-    def has_gradients(self) -> bool:
-        """Return whether a request after the newest step has left gradients."""
-        return any(parameter.grad is not None for parameter in self._parameters)
-
     def forget_gradients(self) -> None:
         """Clear the gradients without a step."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -221,18 +207,20 @@ class Tenant:
         return tensors
 
     @torch.no_grad()
-    def restore(self, state: State, *, with_moments: bool) -> None:
+    def restore(
+        self, numbers: Numbers, tensors: Mapping[str, Tensor], *, with_moments: bool
+    ) -> None:
         """Take over the tensors of a state; without moments the optimizer starts anew. Raises
         DataError before any change if they have other shapes.
         """
         own = self.tensors()
-        if {n: x.shape for n, x in own.items()} != {n: x.shape for n, x in state.tensors.items()}:
+        if {n: x.shape for n, x in own.items()} != {n: x.shape for n, x in tensors.items()}:
             raise DataError(
-                f"the checkpoint has {state.numbers.lora}, and this run {self.numbers.lora}; load"
-                " it as a new run"
+                f"the checkpoint has {numbers.lora}, and this run {self.numbers.lora}; load it as a"
+                " new run"
             )
         for name, tensor in own.items():
-            tensor.copy_(state.tensors[name])
+            tensor.copy_(tensors[name])
         if not with_moments:
             self.forget_moments()
 
@@ -246,9 +234,9 @@ class Tenant:
         if self._scaling is None:
             save_file({n: x.detach() for n, x in self.weights.items()}, directory / _WHOLE)
             return
-        adapter = Adapter(tensors=self.weights, scaling=self._scaling)
+        content = Adapter(tensors=self.weights, scaling=self._scaling).to_bytes()
         facts = {"task_type": "CAUSAL_LM", "base_model_name_or_path": self._lm.name_or_path}
-        write_peft(directory, adapter.to_bytes(), adapter.scaling, **facts)
+        write_peft(directory, content, self._scaling, **facts)
 
     def export(self, directory: Path) -> None:
         """Write base and adapter together as a Hugging Face model directory."""

@@ -109,15 +109,13 @@ class TrainingRuns:
         run = self.tenants.get(run_id)
         match request.operation:
             case "create_model":
-                if run is not None:
-                    raise DataError(f"{run_id} exists already")
                 lora = read(request.body, CreateModel).lora_config or LoraConfig(rank=0)
                 self._add(run_id, Numbers(lora=lora, base_sha256=self._base_sha256))
             case "restore" | "unload_model":
                 self._forget(run_id)
                 if request.path:
-                    state = read_state(Path(request.path), self._base_sha256)
-                    self._add(run_id, state.numbers).restore(state, with_moments=True)
+                    numbers, tensors = read_state(Path(request.path), self._base_sha256)
+                    self._add(run_id, numbers).restore(numbers, tensors, with_moments=True)
             case "load_weights":
                 self._load(run, request)
             case _ if run is None:
@@ -133,12 +131,12 @@ class TrainingRuns:
 
     def _load(self, run: Tenant | None, request: Execute) -> None:
         wanted = read(request.body, Load)
-        state = read_state(Path(request.path), self._base_sha256)
-        if run is not None and run.has_gradients:
+        numbers, tensors = read_state(Path(request.path), self._base_sha256)
+        if run is not None and run.num_tokens:
             raise DataError("gradients wait for their optim_step; load before forward_backward")
         version = 0 if run is None else run.numbers.version + 1
-        run = run or self._add(request.run_id, state.numbers)
-        run.restore(state, with_moments=wanted.optimizer)
+        run = run or self._add(request.run_id, numbers)
+        run.restore(numbers, tensors, with_moments=wanted.optimizer)
         run.numbers.version = version
 
     def _forward(self, run: Tenant, request: Execute) -> tuple[bytes, int]:

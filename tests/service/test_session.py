@@ -66,10 +66,9 @@ async def test_a_life_of_sampling_training_and_saving(tmp_path: Path, config: Ru
             logprobs, metrics = session.forward_backward([row, other.datum(-1)], "ppo")
             assert [len(values) for values in logprobs] == [6, 5]
             assert metrics["age_max:max"] == 0, "the origin of its tokens was checked"
-            lie = async_rl.Datum(
-                tokens=row.tokens + 1, inputs=row.inputs, input_spans=row.input_spans
-            )
-            with pytest.raises(DataError, match=r"datum 0: model_input\[0\] is 2, and 1 at 0 of"):
+            inputs = {**row.inputs, "target_tokens": row.inputs["target_tokens"] + 1}
+            lie = async_rl.Datum(tokens=row.tokens, inputs=inputs, target_spans=row.target_spans)
+            with pytest.raises(DataError, match=r"datum 0: target_tokens\[0\] is 3, and 2 at 1 of"):
                 session.forward_backward([lie], "ppo")
             assert session.step(1e-3)["chain"] > 0
             (again,) = session.sample([[1, 2, 3]], num_samples=2, max_tokens=2, temperature=0.5)
