@@ -29,8 +29,10 @@ from async_rl.runtime.start import Start
 
 # The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0
-_OF_SERVICES = ("learner", "gateway")
-"""Roles whose processes execute another program in a training service."""
+_OF_SERVICES = {"learner": "service.serving", "gateway": "service.front"}
+"""The programs of a training service, in place of those of these roles. No other run imports them:
+the gateway has no GPU, and needs neither optimizers nor checkpoints.
+"""
 
 
 def describe(error: BaseException) -> str:
@@ -43,12 +45,13 @@ def describe(error: BaseException) -> str:
 
 async def run_role(spec: ProcessSpec, run_dir: Path, log: logging.Logger) -> None:
     """Import the role's module and run it."""
-    is_service = contexts.load_config(run_dir).agent.is_service
-    program = "service" if is_service and spec.role in _OF_SERVICES else spec.role
+    program = f"processes.{spec.role}"
+    if contexts.load_config(run_dir).agent.is_service:
+        program = _OF_SERVICES.get(spec.role, program)
     # Imports make half a million objects that stay: searching them took a seventh of the start of a
     # learner, and each later full collection would search them again.
     gc.disable()
-    process = importlib.import_module(f"async_rl.processes.{program}")
+    process = importlib.import_module(f"async_rl.{program}")
     gc.freeze()
     gc.enable()
     async with open_context(spec, run_dir, log) as context:

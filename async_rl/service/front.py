@@ -32,7 +32,7 @@ from async_rl.service.address import FOLDER, address_of
 from async_rl.service.api import Api
 from async_rl.service.desk import Desk
 from async_rl.service.forms import Call, Named
-from async_rl.service.lists import GET_INFO, QUERIES, WEIGHTS_INFO
+from async_rl.service.lists import QUERIES
 from async_rl.service.order import SAVES
 from async_rl.service.processes import Processes
 from async_rl.service.sampling import Model
@@ -53,7 +53,7 @@ _CONFIG = {
 }
 
 
-async def serve(context: ProcessContext) -> None:
+async def run(context: ProcessContext) -> None:
     """Serve programs until the process has to stop."""
     await context.directory.changed(-1)  # the first member list
     spare_heap()
@@ -113,7 +113,7 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
         "GET get_server_capabilities": lambda _: models,
         "GET samples/{sequence_id}": api.sequence,
         f"GET {saved}/external_weights_urls": api.urls,
-        **{f"GET {path}": partial(api.shown, query) for path, query in QUERIES.items()},
+        **{request: partial(api.shown, query) for request, query in QUERIES.items()},
         "POST client/config": lambda _: _CONFIG,
         "POST client/dynamic_config": lambda _: {"sample_cancel_enabled": True},
         "POST telemetry": lambda _: {"status": "accepted"},
@@ -122,7 +122,6 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
         "POST sessions/{session_id}/finish": api.finish,
         "POST create_custom_loss": api.create_loss,
         "POST create_model": api.create_model,
-        "POST get_info": partial(api.shown, GET_INFO),
         "POST unload_model": api.unload,
         "POST forward_backward": api.forward_backward,
         "POST load_weights": api.load_weights,
@@ -130,7 +129,6 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
         "POST asample": desk.sample,
         "POST retrieve_future": partial(_retrieve, desk.store),
         "POST cancel_future": desk.cancel,
-        "POST weights_info": partial(api.shown, WEIGHTS_INFO),
         **{f"POST {kind}": partial(api.numbered, kind) for kind in ("optim_step", *SAVES)},
         f"DELETE {saved}": api.delete,
         f"PUT {saved}/ttl": api.set_ttl,

@@ -40,28 +40,24 @@ def _page(name: str, row: str, source: str) -> str:
 
 
 QUERIES: Mapping[str, str] = {
-    "sessions": _page("sessions", "json_quote(session_id)", "FROM sessions"),
-    "sessions/{session_id}": "SELECT json_object('display_name', display_name, 'user_metadata',"
+    "GET sessions": _page("sessions", "json_quote(session_id)", "FROM sessions"),
+    "GET sessions/{session_id}": "SELECT json_object('display_name', display_name, 'user_metadata',"
     " json(user_metadata), 'training_run_ids', (SELECT json_group_array(run_id) FROM runs WHERE"
     " session_id=:session_id), 'sampler_ids', (SELECT json_group_array(sampler_id) FROM samplers"
     " WHERE session_id=:session_id)) FROM sessions WHERE session_id=:session_id",
-    "training_runs": _page("training_runs", _RUN, "FROM runs"),
-    "training_runs/{run_id}": f"SELECT {_RUN} FROM runs WHERE run_id=:run_id",
-    "training_runs/{run_id}/checkpoints": "SELECT json_object('checkpoints',"
+    "GET training_runs": _page("training_runs", _RUN, "FROM runs"),
+    "GET training_runs/{run_id}": f"SELECT {_RUN} FROM runs WHERE run_id=:run_id",
+    "GET training_runs/{run_id}/checkpoints": "SELECT json_object('checkpoints',"
     f" (SELECT json_group_array(json(shown)) FROM (SELECT {_CHECKPOINT} AS shown {_LISTED} AND"
     " run_id=:run_id ORDER BY rowid DESC))) FROM runs WHERE run_id=:run_id",
-    "checkpoints": _page("checkpoints", _CHECKPOINT, _LISTED),
-    "samplers/{sampler_id}": "SELECT json_object('sampler_id', sampler_id, 'base_model', :name,"
+    "GET checkpoints": _page("checkpoints", _CHECKPOINT, _LISTED),
+    "GET samplers/{sampler_id}": "SELECT json_object('sampler_id', sampler_id, 'base_model', :name,"
     " 'model_path', model_path) FROM samplers WHERE sampler_id=:sampler_id",
+    "POST get_info": f"SELECT json_object('type', 'get_info', 'model_id', run_id, 'is_lora',"
+    f" {_IS_LORA}, 'lora_rank', {_RANK}, 'model_data', json_object('model_name', :name,"
+    " 'tokenizer_id', :tokenizer)) FROM runs WHERE run_id=:model_id",
+    "POST weights_info": "SELECT json_patch(lora, json_object('base_model', :name, 'is_lora',"
+    f" {_IS_LORA}, 'lora_rank', {_RANK})) FROM runs WHERE run_id IN (SELECT run_id FROM checkpoints"
+    " WHERE path=:tinker_path AND NOT is_gone AND name!='')",
 }
-"""By the path of GET."""
-GET_INFO = (
-    f"SELECT json_object('type', 'get_info', 'model_id', run_id, 'is_lora', {_IS_LORA},"
-    f" 'lora_rank', {_RANK}, 'model_data', json_object('model_name', :name, 'tokenizer_id',"
-    " :tokenizer)) FROM runs WHERE run_id=:model_id"
-)
-WEIGHTS_INFO = (
-    f"SELECT json_patch(lora, json_object('base_model', :name, 'is_lora', {_IS_LORA},"
-    f" 'lora_rank', {_RANK})) FROM runs WHERE run_id IN (SELECT run_id FROM checkpoints WHERE"
-    " path=:tinker_path AND NOT is_gone AND name!='')"
-)
+"""By the request."""

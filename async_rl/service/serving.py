@@ -9,17 +9,17 @@ woken by: the front; `stopping` (leave: the front executes again what no state h
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from async_rl.protocol.base import Message
 from async_rl.protocol.service import Execute
 from async_rl.runtime.context import ProcessContext
 from async_rl.service.training import TrainingRuns
+from async_rl.training.device import learner_device
 
 
-async def serve(context: ProcessContext, device: torch.device) -> None:
+async def run(context: ProcessContext) -> None:
     """Execute the requests of a service's training runs until the process has to stop."""
     loop = asyncio.get_running_loop()
+    device = learner_device(context.config.learner.gpus_each)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as thread:
         with context.activity("loading the model"):
             runs = await loop.run_in_executor(

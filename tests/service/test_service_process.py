@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 from learner_support import make_config
-from training_support import CPU, RUN, SERVICE, create, data_request, make_datum, optim
+from training_support import RUN, SERVICE, create, data_request, make_datum, optim
 
 from async_rl.observability.activity import Activity
 from async_rl.observability.catalogue import describe
 from async_rl.protocol.service import Execute, Operation
-from async_rl.service.serving import serve
+from async_rl.service.serving import run
 
 
 class World:
@@ -53,7 +53,7 @@ async def test_requests_are_executed_in_order_and_new_steps_reported(
     model_path: Path, tmp_path: Path
 ) -> None:
     world = World(model_path, tmp_path)
-    process = asyncio.create_task(serve(world.context, CPU))
+    process = asyncio.create_task(run(world.context))
     await world.serving.wait()
     body = data_request([make_datum(np.random.default_rng(0), 9, "ppo")], "ppo")
     # Pipelined: all are sent before the first is answered.
