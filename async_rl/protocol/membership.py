@@ -95,7 +95,7 @@ class Members(Message):
     of any role; without counters.
 
     since: the revision that `members` replace or extend and that `left` leave; -1 = `members` are
-    all that serve. roles: of which a process serves, requested or not.
+    all that serve.
     """
 
     revision: int
@@ -103,7 +103,6 @@ class Members(Message):
     # Only the changes: the whole list to each process would grow with the square of their number.
     since: int = -1
     left: list[str] = []
-    roles: list[Role] = []
 
 
 class WatchMembers(Request):

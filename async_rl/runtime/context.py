@@ -88,20 +88,16 @@ def load_config(run_dir: Path) -> RunConfig:
 
 def load_control(run_dir: Path) -> Control:
     """Read the supervisor's address. Raises Unavailable if the run has none."""
-    path = run_dir / "control.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Control)
+        return msgspec.json.decode((run_dir / "control.json").read_bytes(), type=Control)
     except FileNotFoundError as error:
         raise Unavailable(
             f"{run_dir.name} has no processes yet; try again once async-rl status shows them"
         ) from error
-    except PermissionError as error:
-        raise Unavailable(
-            f"{run_dir.name} belongs to the user with id {path.stat().st_uid}; only that user can"
-            f" control it ({error})"
-        ) from error
     except (OSError, msgspec.DecodeError) as error:
-        raise Unavailable(f"{run_dir.name} has no supervisor: {error}") from error
+        raise Unavailable(
+            f"{run_dir.name} cannot be controlled by this user, or has no supervisor: {error}"
+        ) from error
 
 
 @dataclass(kw_only=True)

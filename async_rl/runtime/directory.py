@@ -10,7 +10,6 @@ import collections
 import contextlib
 import random
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -58,13 +57,10 @@ class Directory:
 
     def __init__(self) -> None:
         self.revision = -1
-        self._followed: frozenset[Role] | None = None
         self._members: dict[str, Member] = {}
         self._of_role: collections.defaultdict[Role, dict[str, Member]] = collections.defaultdict(
             dict
         )
-        self.roles: list[Role] = []
-        """The roles of which a process serves, followed or not."""
         self._changed = asyncio.Event()
 
     @property
@@ -83,7 +79,6 @@ class Directory:
         for member in members.members:
             self._members[member.name] = self._of_role[member.role][member.name] = member
         self.revision = members.revision
-        self.roles = members.roles
         # Waiters of the old event wake; the new one is for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
@@ -105,18 +100,12 @@ class Directory:
             for wait in waits:
                 wait.cancel()
 
-    def serving(self, role: Role) -> Collection[Member]:
-        """The members that serve as `role`, in the order in which they came."""
-        self._require(role)
-        return self._of_role[role].values()
-
     def of_role(self, role: Role) -> list[Member]:
         """Return the members that serve as `role`, by name."""
-        return sorted(self.serving(role), key=lambda member: member.name)
+        return sorted(self._of_role[role].values(), key=lambda member: member.name)
 
     def find(self, name_or_role: str) -> Member | None:
         """Return the member with this name, or the first of this role."""
-        self._require(name_or_role.partition("-")[0])
         # The name first: with thousands of members, a search for each call would take milliseconds.
         if name_or_role in self._members:
             return self._members[name_or_role]
@@ -127,18 +116,11 @@ class Directory:
         self, supervisor: SupervisorCalls, roles: frozenset[Role], *, call_timeout_s: float
     ) -> None:
         """Watch these roles of the supervisor's list until cancelled. Raises DeadlineExceeded."""
-        self._followed = roles
         while True:
             request = WatchMembers(
                 known_revision=self.revision, roles=sorted(roles), wait_s=_WATCH_S
             )
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
-
-    def _require(self, role: str) -> None:
-        # Otherwise the process would wait for ever for one that serves.
-        assert self._followed is None or role in self._followed, (
-            f"{role} is not in {sorted(self._followed or ())}; see protocol/membership.py FOLLOWED"
-        )
 
 
 class _Ended(Unavailable):

@@ -18,7 +18,6 @@ from async_rl.observability.activity import GAUGE
 from async_rl.protocol.membership import (
     DRAINING,
     ENDED,
-    FOLLOWED,
     READY,
     STARTING,
     Heartbeat,
@@ -135,10 +134,7 @@ class Registry:
 
     def mark_ended(self, name: str) -> None:
         """Mark the process as exited; it may be started again."""
-        entry = self._entries.get(name)
-        if entry is None:
-            return
-        member = entry.member
+        member = self._entries[name].member
         # A fresh entry: its next life starts without counters, devices and address.
         self._enter(
             Member(name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time())
@@ -186,7 +182,6 @@ class Registry:
             since=revision,
             members=[member for member in reversed(current.values()) if member is not None],
             left=[name for name, member in current.items() if member is None],
-            roles=[role for role in FOLLOWED if directory.serving(role)],
         )
 
     def pools(self) -> list[PoolCount]:
