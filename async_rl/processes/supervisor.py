@@ -8,6 +8,7 @@ root cause)
 """
 
 import asyncio
+import logging
 import os
 import platform
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError, InfrastructureError, RunFailed, root_cause
-from async_rl.core.machine import Machine, this_machine
+from async_rl.core.machine import this_machine
 from async_rl.monitoring import events
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
@@ -40,6 +41,7 @@ from async_rl.wire.addresses import supervisor_host
 from async_rl.wire.keys import Keys, create_keys, write_private
 from async_rl.wire.rpc import RpcServer
 
+_log = logging.getLogger(__name__)
 _FINAL_EVALUATION_S = 60.0  # the final numbers are worth a minute, not an endless wait
 _CLOSE_S = 10.0  # generators, verifiers and the buffer have nothing to save
 
@@ -60,11 +62,14 @@ class Supervisor:
         self._config = config
         self._run_dir = run_dir.absolute()
         self._launcher = launcher
-        self._log = configure_logging(self._run_dir, "supervisor")
+        configure_logging(self._run_dir, "supervisor")
         self._console = Console(config, self._run_dir)
         self._registry = Registry()
         self._liveness = Liveness(
-            self._registry, config.timeouts, is_local=config.launcher.is_one_machine
+            self._registry,
+            config.timeouts,
+            is_local=config.launcher.is_one_machine,
+            is_endless=config.agent.is_external,
         )
         self._stop = StopRequest()
 
@@ -85,7 +90,6 @@ class Supervisor:
                 registry=self._registry,
                 liveness=self._liveness,
                 console=self._console,
-                log=self._log,
             ) as monitor:
                 events.note(self._run_dir, "start", f"pid {os.getpid()}", step=step)
                 self._console.started(monitor.tensorboard_url, monitor.prometheus_url)
@@ -112,7 +116,7 @@ class Supervisor:
         try:
             await supervising
         except asyncio.CancelledError:
-            self._log.warning("stopped immediately; resume continues from the last checkpoint")
+            _log.warning("stopped immediately; resume continues from the last checkpoint")
         except BaseExceptionGroup as group:
             raise root_cause(group) from group
 
@@ -121,15 +125,14 @@ class Supervisor:
         preparing = asyncio.create_task(
             prepare(self._run_dir, self._console.preparing), name="prepare"
         )
+        self._stop.graceful.add_done_callback(lambda _: preparing.cancel())
         try:
-            started: set[asyncio.Future[Any]] = {preparing, self._stop.graceful}
-            await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
+            model_path = await preparing
+        except asyncio.CancelledError:
+            # A stop of any kind, while no process of the run exists.
             if self._stop.graceful.done():
                 return
-            model_path = preparing.result()
-        finally:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
+            raise
         try:
             host = await self._launcher.open()
             await self._with_children(keys, monitor, model_path, host)
@@ -142,7 +145,15 @@ class Supervisor:
         connections = Connections(keys, self._registry.directory)
         machine = this_machine()
         self._registry.wanted = wanted_counts(self._config, self._run_dir)
-        fleet = self._make_fleet(machine)
+        fleet = Fleet(
+            processes(self._config, machine, self._registry.wanted),
+            run_dir=self._run_dir,
+            launcher=self._launcher,
+            registry=self._registry,
+            liveness=self._liveness,
+            max_restarts=self._config.supervisor.max_restarts,
+            timeouts=self._config.timeouts,
+        )
         scaler = Scaler(
             config=self._config,
             run_dir=self._run_dir,
@@ -151,7 +162,6 @@ class Supervisor:
             registry=self._registry,
             connect=connections,
             shape=read_shape(model_path),
-            log=self._log,
         )
         service = ControlService(
             registry=self._registry,
@@ -160,8 +170,8 @@ class Supervisor:
             fleet=fleet,
             scaler=scaler,
             stop=self._stop,
-            log=self._log,
         )
+        fleet.on_loss = service.report_loss
         bind_host = supervisor_host(self._config.network, host)
         # A free port, because no other socket of a run has a fixed one that a firewall could allow.
         with RpcServer(bind_host, 0, keys, service.handlers(), gather_s=GATHER_S) as server:
@@ -170,8 +180,6 @@ class Supervisor:
             keeping = asyncio.create_task(fleet.run(), name="fleet")
             watching = [
                 asyncio.create_task(service.refresh(), name="refresh"),
-                asyncio.create_task(monitor.report_stalls(), name="stalls"),
-                asyncio.create_task(service.report_losses(), name="losses"),
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]
             try:
@@ -187,18 +195,6 @@ class Supervisor:
                 await asyncio.gather(keeping, serving, *watching, return_exceptions=True)
                 # Last: the fleet and the scaler call through these.
                 await connections.close()
-
-    def _make_fleet(self, machine: Machine) -> Fleet:
-        return Fleet(
-            processes(self._config, machine, self._registry.wanted),
-            run_dir=self._run_dir,
-            launcher=self._launcher,
-            registry=self._registry,
-            liveness=self._liveness,
-            max_restarts=self._config.supervisor.max_restarts,
-            timeouts=self._config.timeouts,
-            log=self._log,
-        )
 
     def _announce(self, address: str, model_path: Path) -> None:
         """Write `control.json`, through which children and the command line find the supervisor."""
@@ -238,7 +234,7 @@ class Supervisor:
         fleet.terminate_roles(["learner"])
         timeout_s = self._config.timeouts.stop_s
         if not await fleet.all_ended(["learner"], timeout_s=timeout_s):
-            self._log.warning(
+            _log.warning(
                 "the learner did not end within %g s and is killed; resume continues from the last"
                 " checkpoint",
                 timeout_s,
@@ -257,15 +253,15 @@ class Supervisor:
         is_stopped = self._stop.graceful.done() or self._stop.immediate.done()
         if cause:
             outcome = "failed"
-            self._log.error("%s", cause)
+            _log.error("%s", cause)
         else:
             outcome = "stopped" if is_stopped else "finished"
-            self._log.info("the run has %s", outcome)
+            _log.info("the run has %s", outcome)
         # The exit code and the terminal must tell the end even if the disk is full.
         try:
             outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
             events.note(self._run_dir, outcome, cause, step=step)
         except (OSError, InfrastructureError) as error:
-            self._log.error("the outcome cannot be written: %s", error)
+            _log.error("the outcome cannot be written: %s", error)
         self._console.end(outcome, cause, step)
         return 1 if cause else 0

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import contextlib
 import logging
 import re
 import signal
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +18,7 @@ from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
-# A process that crashes in a loop must not take the cores of other processes.
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 10.0
+_log = logging.getLogger(__name__)
 _LAST_LINES = 15
 _LAST_ERRORS = 3
 # vLLM's message for an engine process that failed: the cause is in the output alone.
@@ -39,26 +34,6 @@ class End:
     child: Child
     reason: str
     is_own_failure: bool
-
-
-class Restarts:
-    """The restarts of one process, or of the learner's ranks together."""
-
-    def __init__(self, max_restarts: int, window_s: float) -> None:
-        self._max_restarts = max_restarts
-        self._window_s = window_s
-        self._times_s: collections.deque[float] = collections.deque()
-
-    def next_pause_s(self) -> float | None:
-        """Return the seconds to wait before the next start; None after too many restarts."""
-        now = time.monotonic()
-        # Old restarts do not count: a run of weeks may lose a machine now and then.
-        self._times_s.append(now)
-        while now - self._times_s[0] > self._window_s:
-            self._times_s.popleft()
-        if len(self._times_s) > self._max_restarts:
-            return None
-        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,7 +52,6 @@ class Child:
     registry: Registry
     liveness: Liveness
     stopping: asyncio.Event
-    log: logging.Logger
     is_added: bool = False
     was_ready: bool = False
     is_leaving: bool = False
@@ -104,10 +78,6 @@ class Child:
         if self.is_leaving:
             handle.kill()
         return handle
-
-    def is_life(self, pid: int) -> bool:
-        """Return whether this is the process of the present life."""
-        return self.handle is not None and self.handle.pid == pid
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -150,11 +120,11 @@ class Child:
     async def _until_lost(self, handle: ProcessHandle) -> str:
         """As Liveness.until_lost; the start time starts once the process has its resources."""
         if not await in_time(handle.placed(), _PLACED_SOON_S):
-            self.log.warning("%s waits for %s", self.name, handle.waits_for)
+            _log.warning("%s waits for %s", self.name, handle.waits_for)
             await handle.placed()
         if handle.pid:
             self.registry.record_pid(self.name, handle.pid)
-            self.log.info("%s started, pid %d", self.name, handle.pid)
+            _log.info("%s started, pid %d", self.name, handle.pid)
         return await self.liveness.until_lost(self.name)
 
     def _end(self, code: int, silence: str, why: str) -> End:
@@ -186,16 +156,17 @@ class Child:
 
 def errors_in(path: Path) -> str:
     """Return the last exceptions that an output names, one per line; empty without any."""
-    with contextlib.suppress(OSError):
-        named = _EXCEPTION.findall(path.read_text(errors="replace"))
-        named = [line for line in named if _ELSEWHERE not in line]
-        return "\n".join(f"  {line}" for line in list(dict.fromkeys(named))[-_LAST_ERRORS:])
-    return ""
+    named = [line for line in _EXCEPTION.findall(_output(path)) if _ELSEWHERE not in line]
+    return "\n".join(f"  {line}" for line in list(dict.fromkeys(named))[-_LAST_ERRORS:])
 
 
 def _last_lines(path: Path) -> str:
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return "(none)"
+    lines = _output(path).splitlines()
     return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (nothing)"
+
+
+def _output(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

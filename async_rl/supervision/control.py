@@ -20,13 +20,14 @@ from async_rl.protocol.membership import (
     WatchMembers,
 )
 from async_rl.supervision.clock import in_time
-from async_rl.supervision.fleet import Fleet
+from async_rl.supervision.fleet import Fleet, Loss
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 from async_rl.supervision.scaler import Scaler
 from async_rl.wire.rpc import Handler
 
+_log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
 _ANSWERS_PER_S = 500
 """Answers with changes of the member list, to all processes together: 2,048 of them learn of a
@@ -81,7 +82,6 @@ class ControlService:
     fleet: Fleet
     scaler: Scaler
     stop: StopRequest
-    log: logging.Logger
 
     def handlers(self) -> dict[type[Message], Handler]:
         """The handler of each message."""
@@ -100,7 +100,7 @@ class ControlService:
 
     async def _register(self, message: Register) -> Message:
         self.registry.register(message)
-        self.log.info("%s serves at %s", message.name, message.address or "(no address)")
+        _log.info("%s serves at %s", message.name, message.address or "(no address)")
         return Ok()
 
     async def _heartbeat(self, message: Heartbeat) -> Message:
@@ -116,14 +116,12 @@ class ControlService:
             self.monitor.refresh()
             await asyncio.sleep(_REFRESH_S)
 
-    async def report_losses(self) -> None:
-        """Report processes that were lost, until cancelled."""
-        while True:
-            loss = await self.fleet.losses.get()
-            if loss.is_final:
-                self.scaler.give_up(loss.spec, loss.reason)
-            else:
-                self.monitor.on_restart(loss.spec.name, loss.reason)
+    def report_loss(self, loss: Loss) -> None:
+        """Report a process that was lost."""
+        if loss.is_final:
+            self.scaler.give_up(loss.spec, loss.reason)
+        else:
+            self.monitor.on_restart(loss.spec.name, loss.reason)
 
     async def _watch_members(self, message: WatchMembers) -> Message:
         roles = frozenset(message.roles)

@@ -15,7 +15,8 @@ Rules
 import asyncio
 import functools
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from async_rl.config.timeouts import TimeoutsConfig
@@ -24,15 +25,19 @@ from async_rl.core.frozen import frozen
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
-from async_rl.supervision.child import Child, End, Restarts
+from async_rl.supervision.child import Child, End
 from async_rl.supervision.clock import in_time
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
+_log = logging.getLogger(__name__)
 # A rank that loses its peer may report an error before the peer's end is noticed. The real cause is
 # the peer, so the fleet waits for its end.
 _AFTERMATH_S = 2.0
+# A process that crashes in a loop must not take the cores of other processes.
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
 
 
 @frozen
@@ -47,8 +52,8 @@ class Loss:
 class Fleet:
     """The children of one run.
 
-    children: by name, including those that are leaving. losses: every loss, for metrics and
-    the scaler. failed: the reason why the run cannot continue.
+    children: by name, including those that are leaving. on_loss: called with every loss, for
+    metrics and the scaler. failed: the reason why the run cannot continue.
     """
 
     def __init__(
@@ -61,7 +66,6 @@ class Fleet:
         liveness: Liveness,
         max_restarts: int,
         timeouts: TimeoutsConfig,
-        log: logging.Logger,
     ) -> None:
         self._stopping = asyncio.Event()
         self._make_child = functools.partial(
@@ -71,16 +75,14 @@ class Fleet:
             registry=registry,
             liveness=liveness,
             stopping=self._stopping,
-            log=log,
         )
         self.children: dict[str, Child] = {spec.name: self._make_child(spec=spec) for spec in specs}
         self._run_dir = run_dir
         self._registry = registry
         self._max_restarts = max_restarts
         self._timeouts = timeouts
-        self._log = log
         self._group = asyncio.TaskGroup()
-        self.losses: asyncio.Queue[Loss] = asyncio.Queue()
+        self.on_loss: Callable[[Loss], None]
         loop = asyncio.get_running_loop()
         self.learner_done: asyncio.Future[None] = loop.create_future()
         self.failed: asyncio.Future[RunFailed] = loop.create_future()
@@ -121,7 +123,7 @@ class Fleet:
 
     def note_fatal(self, message: ReportFatal) -> None:
         """Record the root cause that a process reports before it exits."""
-        self._log.error("%s failed: %s", message.name, message.text)
+        _log.error("%s failed: %s", message.name, message.text)
         child = self._living(message.name, message.pid)
         if child is not None:
             child.failure = message.text
@@ -129,7 +131,7 @@ class Fleet:
 
     def expel(self, message: Expel) -> None:
         """Kill a generator that the learner removed; it restarts as any lost process."""
-        self._log.warning("the learner removed %s: %s", message.name, message.reason)
+        _log.warning("the learner removed %s: %s", message.name, message.reason)
         child = self._living(message.name, message.pid)
         if child is not None:
             child.expelled = message.reason
@@ -140,9 +142,9 @@ class Fleet:
         replaced.
         """
         child = self.children.get(name)
-        if child is not None and child.is_life(pid):
-            return child
-        return None
+        if child is None or child.handle is None or child.handle.pid != pid:
+            return None
+        return child
 
     def begin_stop(self) -> None:
         """Restart no process from now on, and kill none because it is silent."""
@@ -186,14 +188,15 @@ class Fleet:
         self._registry.forget(child.name)
         child.has_left.set()
         if reason:
-            self.losses.put_nowait(Loss(spec=child.spec, reason=reason, is_final=True))
+            self.on_loss(Loss(spec=child.spec, reason=reason, is_final=True))
 
     async def _keep(self, children: Sequence[Child]) -> str:
         """Keep one process, or several that live and die together.
 
         Return the reason why an added process is given up; otherwise an empty string.
         """
-        restarts = Restarts(self._max_restarts, self._timeouts.restart_window_s)
+        window_s = self._timeouts.restart_window_s
+        restarted_s: list[float] = []
         while not (self._stopping.is_set() or children[0].is_leaving):
             end = await self._live_together(children)
             if end is None:
@@ -206,27 +209,28 @@ class Fleet:
             if end.is_own_failure and child.is_added and not child.was_ready:
                 return end.reason
             is_final = child.spec.role == "learner" or child.ends_run or not child.was_ready
+            reason = f"{child.name} {end.reason}"
             if end.is_own_failure and is_final:
-                self._fail(f"{child.name} {end.reason}")
+                self._fail(reason)
                 return ""
-            pause_s = restarts.next_pause_s()
+            # Old restarts do not count: a run of weeks may lose a machine now and then.
+            now_s = time.monotonic()
+            restarted_s = [at_s for at_s in restarted_s if now_s - at_s <= window_s]
             # The cause is not temporary; restarting without limit would hide it.
-            if pause_s is None:
+            if len(restarted_s) >= self._max_restarts:
                 self._fail(
-                    f"{child.name} {end.reason}; it was restarted {self._max_restarts}"
-                    f" times within {self._timeouts.restart_window_s:g} s already"
-                    " (supervisor.max_restarts)"
+                    f"{reason}; it was restarted {self._max_restarts} times within"
+                    f" {window_s:g} s already (supervisor.max_restarts)"
                 )
                 return ""
-            await self._before_restart(children, f"{child.name} {end.reason}", pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** len(restarted_s))
+            restarted_s.append(now_s)
+            names = " and ".join(each.name for each in children)
+            _log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
+            for each in children:
+                self.on_loss(Loss(spec=each.spec, reason=reason))
+            await asyncio.sleep(pause_s)
         return ""
-
-    async def _before_restart(self, children: Sequence[Child], reason: str, pause_s: float) -> None:
-        names = " and ".join(child.name for child in children)
-        self._log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
-        for child in children:
-            self.losses.put_nowait(Loss(spec=child.spec, reason=reason))
-        await asyncio.sleep(pause_s)
 
     async def _live_together(self, children: Sequence[Child]) -> End | None:
         """Start all and wait until they exit; return the first end, or None if all have finished.
@@ -237,11 +241,11 @@ class Fleet:
             # The ranks find each other through this file, which has the addresses of earlier ranks.
             (self._run_dir / RENDEZVOUS_FILE).unlink(missing_ok=True)
         handles = [await child.start() for child in children]
-        lives = {
-            asyncio.create_task(child.live(handle), name=f"life of {child.name}"): child
+        lives = [
+            asyncio.create_task(child.live(handle), name=f"life of {child.name}")
             for child, handle in zip(children, handles, strict=True)
-        }
-        running: set[asyncio.Task[End | None]] = set(lives)
+        ]
+        running = set(lives)
         ends: list[End] = []
         try:
             while running and not ends:
@@ -251,8 +255,8 @@ class Fleet:
                 done, running = await asyncio.wait(running, timeout=_AFTERMATH_S)
                 ends += _ends(done)
             # The remaining ranks wait for a rank that has exited.
-            for life in running:
-                lives[life].kill()
+            for child in children:
+                child.kill()
             await asyncio.gather(*running)
         finally:
             for life in lives:

@@ -10,7 +10,7 @@ timeouts.silence_s. The buffer sees a lost generator leave the member list.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ from async_rl.core.errors import RunFailed
 from async_rl.monitoring.rates import commonest_failure
 from async_rl.monitoring.status import duration, wait_of
 from async_rl.protocol.membership import SILENT, Member
-from async_rl.supervision.clock import in_time
 from async_rl.supervision.registry import Registry
 
 _MISSED_BEATS = 2.5  # a single late heartbeat is normal, and people should learn of two
@@ -39,16 +38,32 @@ _CONDITIONS = {
 
 
 class Liveness:
-    """The silent and lost processes of one run.
+    """The silent and lost processes of one run, and its stalls.
 
-    is_local: the processes run on this machine, whose kernel knows their condition.
+    is_local: the processes run on this machine, whose kernel knows their condition. since_s: time
+    of the learner's last progress (a new version, or a new process), by the registry's clock.
+    stalled: the sentence of a stall that was reported; empty while the run advances.
+    A run without a learner step is reported at timeouts.stall_warning_s and stops at
+    timeouts.stall_s, unless its samples come from programs outside (`is_endless`): the next one may
+    start tomorrow.
     """
 
-    def __init__(self, registry: Registry, config: TimeoutsConfig, *, is_local: bool) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        config: TimeoutsConfig,
+        *,
+        is_local: bool,
+        is_endless: bool = False,
+    ) -> None:
         self._registry = registry
         self._config = config
         self._is_local = is_local
-        self._reported: dict[str, int] = {}
+        self._limit_s = math.inf if is_endless else config.stall_s
+        self._reported: set[tuple[str, int]] = set()
+        self._progress = (-1, -1)
+        self.since_s = registry.clock()
+        self.stalled = ""
 
     @property
     def heartbeat_s(self) -> float:
@@ -73,25 +88,32 @@ class Liveness:
     def members(self) -> list[Member]:
         """Return all processes; silent ones with state `silent` and the cause in `waits_for`."""
         silent_s = self.silent_s()
-        return [
-            self._as_silent(member, silent_s[member.name]) if member.name in silent_s else member
-            for member in self._registry.members
-        ]
+        members = []
+        for member in self._registry.members:
+            if member.name in silent_s:
+                condition = f"; {_condition(member.pid)}" if self._is_local else ""
+                text = (
+                    f"no heartbeat for {silent_s[member.name]:.0f} s, {member.state} before"
+                    f"{condition}; restarted at {self._config.silence_s:g} s"
+                )
+                member = replace(member, state=SILENT, waits_for=text)
+            members.append(member)
+        return members
 
     def changes(self) -> list[str]:
         """Return a sentence per process that became silent or recovered since the last call."""
-        sentences = []
-        for member in self.members():
-            reported_pid = self._reported.get(member.name)
-            if member.state == SILENT and reported_pid != member.pid:
-                self._reported[member.name] = member.pid
-                sentences.append(f"{member.name} is silent: {member.waits_for}")
-            elif member.state != SILENT and reported_pid is not None:
-                del self._reported[member.name]
-                # A process that exited or was replaced has not recovered.
-                if reported_pid == member.pid and self._registry.is_serving(member.name):
-                    sentences.append(f"{member.name} sends heartbeats again")
-        return sentences
+        silent = {(m.name, m.pid): m.waits_for for m in self.members() if m.state == SILENT}
+        members = self._registry.members
+        serving = {(m.name, m.pid) for m in members if self._registry.is_serving(m.name)}
+        news = [
+            f"{life[0]} is silent: {reason}"
+            for life, reason in silent.items()
+            if life not in self._reported
+        ]
+        # A process that exited or was replaced has not recovered.
+        recovered = sorted((self._reported & serving) - silent.keys())
+        self._reported = set(silent)
+        return news + [f"{name} sends heartbeats again" for name, _ in recovered]
 
     async def until_lost(self, name: str) -> str:
         """Return the reason once the process made no progress with its start, or stopped its
@@ -113,82 +135,29 @@ class Liveness:
             # No longer than the short limit: the process may register meanwhile.
             await asyncio.sleep(min(left_s, silence_s))
 
-    def _as_silent(self, member: Member, quiet_s: float) -> Member:
-        condition = f"; {_condition(member.pid)}" if self._is_local else ""
-        text = (
-            f"no heartbeat for {quiet_s:.0f} s, {member.state} before{condition}; restarted at"
-            f" {self._config.silence_s:g} s"
-        )
-        return replace(member, state=SILENT, waits_for=text)
-
-
-class StallWatch:
-    """Watches the learner's progress: a new version, or a new process.
-
-    since_s: time of the last progress, by the registry's clock.
-    A run without a learner step is reported at timeouts.stall_warning_s and stops at
-    timeouts.stall_s, unless its samples come from programs outside (`is_endless`): the next one may
-    start tomorrow.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        liveness: Liveness,
-        config: TimeoutsConfig,
-        *,
-        is_endless: bool = False,
-    ) -> None:
-        self._registry = registry
-        self._liveness = liveness
-        self._config = config
-        self._limit_s = math.inf if is_endless else config.stall_s
-        self._progress = (-1, -1)
-        self.since_s = registry.clock()
-        self._progressed = asyncio.Event()
-
-    def observe(self) -> None:
-        """Read the members."""
-        learners = [member for member in self._registry.members if member.role == "learner"]
+    def observe(self) -> bool:
+        """Read the members; return whether a stall has started or ended. Raises RunFailed at
+        timeouts.stall_s with the sentence, which names which process waits for what and since when.
+        """
+        members = self._registry.members
+        learners = [member for member in members if member.role == "learner"]
         progress = max(((m.version, m.pid) for m in learners), default=(-1, -1))
+        now_s = self._registry.clock()
         if progress != self._progress:
             self._progress = progress
-            self.since_s = self._registry.clock()
-            # `reports` sleeps until a deadline; only progress may wake it earlier.
-            self._progressed.set()
-
-    async def reports(self) -> AsyncIterator[str]:
-        """Yield a sentence when the run stalls, and an empty one when it continues.
-
-        The sentence names which process waits for what and since when. Raises RunFailed with it at
-        timeouts.stall_s.
-        """
-        config = self._config
-        while True:
-            while await self._progresses_within(config.stall_warning_s):
-                pass
-            yield self._sentence()
-            if not await self._progresses_within(self._limit_s):
-                raise RunFailed(f"{self._sentence()} (10 timeouts.start_s = {config.stall_s:g} s)")
-            yield ""
-
-    async def _progresses_within(self, limit_s: float) -> bool:
-        """Wait for a learner step until `limit_s` after the last one; return whether it came."""
-        while (left_s := self.since_s + limit_s - self._registry.clock()) > 0:
-            # The clock may be behind after a pause of the supervisor.
-            if await in_time(self._progressed.wait(), left_s):
-                # Cleared after the wait: progress that comes between two waits still counts.
-                self._progressed.clear()
-                return True
-        return False
-
-    def _sentence(self) -> str:
-        return sentence(
-            self._registry.members,
-            stalled_s=self._registry.clock() - self.since_s,
-            now_s=time.time(),
-            unheard_s=self._liveness.silent_s(),
-        )
+            self.since_s = now_s
+        before = self.stalled
+        stalled_s = now_s - self.since_s
+        if stalled_s < self._config.stall_warning_s:
+            self.stalled = ""
+        elif not before or stalled_s >= self._limit_s:
+            unheard_s = self.silent_s()
+            self.stalled = sentence(
+                members, stalled_s=stalled_s, now_s=time.time(), unheard_s=unheard_s
+            )
+        if stalled_s >= self._limit_s:
+            raise RunFailed(f"{self.stalled} (10 timeouts.start_s = {self._config.stall_s:g} s)")
+        return self.stalled != before
 
 
 def _condition(pid: int) -> str:

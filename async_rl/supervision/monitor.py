@@ -11,12 +11,12 @@ import functools
 import logging
 import time
 from pathlib import Path
-from typing import Self
 
 from msgspec.structs import replace
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.run import RunConfig
+from async_rl.core.closing import Closing
 from async_rl.core.errors import require_life
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint
@@ -29,14 +29,15 @@ from async_rl.observability.logs import log_path
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import ReportMetrics
-from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 from async_rl.wire.addresses import host_for_people
 
+_log = logging.getLogger(__name__)
 _LEARNER = "learner-0"
 
 
-class Monitor:
+class Monitor(Closing):
     """The numbers of one run, and the outputs that show them.
 
     step: the newest learner step, at first the step of the newest checkpoint. newest: the newest
@@ -52,30 +53,31 @@ class Monitor:
         registry: Registry,
         liveness: Liveness,
         console: Console,
-        log: logging.Logger,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._registry = registry
         self._liveness = liveness
         self._console = console
-        self._log = log
         self._rates = Rates(time.monotonic(), is_aside=functools.partial(evaluates_only, config))
-        self._stall_watch = StallWatch(
-            registry, liveness, config.timeouts, is_endless=config.agent.is_external
-        )
         self._learner_life = 0
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()
         self.newest: dict[str, float] = {}
         self.step = step
         self._started_s = time.time()
-        self._stalled = ""
         self._restarted_because: dict[str, str] = {}
         self._restarts: collections.Counter[str] = collections.Counter()
         # If one output cannot open, the stack closes those before it.
         with contextlib.ExitStack() as outputs:
-            self._recorder = _open_recorder(config, run_dir, outputs)
+            if config.monitoring.wandb is None:
+                recorder = Recorder(run_dir, config)
+            else:
+                wandb = WandbRun(config.monitoring.wandb, run_dir, config)
+                recorder = Recorder(
+                    run_dir, config, on_row=outputs.enter_context(contextlib.closing(wandb)).log
+                )
+            self._recorder = outputs.enter_context(contextlib.closing(recorder))
             self.tensorboard_url = ""
             host = host_for_people(config.network)
             port = config.monitoring.tensorboard_port
@@ -83,7 +85,7 @@ class Monitor:
                 file = log_path(run_dir, "tensorboard")
                 board = TensorBoard(run_dir, host=host, port=port, log=file)
                 self.tensorboard_url = outputs.enter_context(contextlib.closing(board)).url
-                log.info("TensorBoard at %s", self.tensorboard_url)
+                _log.info("TensorBoard at %s", self.tensorboard_url)
             self.prometheus_url = ""
             port = config.monitoring.prometheus_port
             if port is not None:
@@ -92,18 +94,23 @@ class Monitor:
                     host, port, run_dir.name, lambda: (self.step, dict(self.newest))
                 )
                 self.prometheus_url = outputs.enter_context(contextlib.closing(endpoint)).url
-                log.info("Prometheus endpoint at %s", self.prometheus_url)
+                _log.info("Prometheus endpoint at %s", self.prometheus_url)
             self._outputs = outputs.pop_all()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the outputs."""
         self._outputs.close()
 
     def refresh(self) -> None:
-        """Update progress, rates, silent processes and the live line from the newest heartbeats."""
-        self._stall_watch.observe()
+        """Update progress, rates, silent processes and the live line from the newest heartbeats.
+        Raises RunFailed if the run has stalled for too long.
+        """
+        # The learner of a service steps when a program asks, which may be tomorrow.
+        if not self._config.agent.is_service and self._liveness.observe():
+            stalled = self._liveness.stalled
+            if stalled:
+                _log.warning("%s", stalled)
+            self._recorder.note("stalled", stalled or "the run continues", self.step)
         self._rates.observe(self._registry.members)
         # Also between steps: status and console must not show numbers of the last step for minutes.
         self.newest.update(self._rates.now())
@@ -124,22 +131,11 @@ class Monitor:
             # heartbeat.
             members=self._liveness.members(),
             metrics=self.newest,
-            stalled=self._stalled,
+            stalled=self._liveness.stalled,
             restarted_because=self._restarted_because,
             restarts=self._restarts,
             pools=self._registry.pools(),
         )
-
-    async def report_stalls(self) -> None:
-        """Record each stall and its end."""
-        if self._config.agent.is_service:
-            # Its learner steps when a program asks, which may be tomorrow.
-            await asyncio.get_running_loop().create_future()
-        async for sentence in self._stall_watch.reports():
-            self._stalled = sentence
-            if sentence:
-                self._log.warning("%s", sentence)
-            self._recorder.note("stalled", sentence or "the run continues", self.step)
 
     def on_restart(self, name: str, reason: str) -> None:
         """Record that a process restarts."""
@@ -196,7 +192,7 @@ class Monitor:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            self._log.warning(
+            _log.warning(
                 "the evaluation of version %d did not arrive within %g s; the run finishes without"
                 " it",
                 step,
@@ -204,7 +200,7 @@ class Monitor:
             )
 
     def _note(self, kind: str, sentence: str, step: int) -> None:
-        self._log.warning("%s", sentence)
+        _log.warning("%s", sentence)
         self._recorder.note(kind, sentence, step)
 
     def _show(self) -> None:
@@ -214,12 +210,3 @@ class Monitor:
             self._registry.members,
             evaluated_step=max(self._evaluated, default=None),
         )
-
-
-def _open_recorder(config: RunConfig, run_dir: Path, outputs: contextlib.ExitStack) -> Recorder:
-    project = config.monitoring.wandb
-    if project is None:
-        return outputs.enter_context(contextlib.closing(Recorder(run_dir, config)))
-    wandb = outputs.enter_context(contextlib.closing(WandbRun(project, run_dir, config)))
-    recorder = Recorder(run_dir, config, on_row=wandb.log)
-    return outputs.enter_context(contextlib.closing(recorder))

@@ -42,6 +42,7 @@ from async_rl.supervision.clock import in_time
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
 
+_log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 _WITHOUT = {
     VERIFIERS: "nothing could be scored and every group would fail",
@@ -75,7 +76,6 @@ class Scaler:
     registry: Registry
     connect: Connections
     shape: ModelShape | None
-    log: logging.Logger
     group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     def __post_init__(self) -> None:
@@ -105,11 +105,11 @@ class Scaler:
         """Want one process less: this one was added and could not start."""
         pool = pool_of(spec.name)
         count = max(0, self.registry.wanted[pool] - 1)
-        self.log.error("%s %s", spec.name, reason)
+        _log.error("%s %s", spec.name, reason)
         self._want(pool, count, f"{spec.name} could not start")
 
     def _want(self, pool: str, count: int, reason: str) -> None:
-        self.log.info("%s=%d (was %d): %s", pool, count, self.registry.wanted[pool], reason)
+        _log.info("%s=%d (was %d): %s", pool, count, self.registry.wanted[pool], reason)
         self.registry.wanted[pool] = count
         # A crash never leaves half a file for resume.
         replace_synced(self.run_dir / SCALE_FILE, msgspec.json.encode(self.registry.wanted))
@@ -161,7 +161,7 @@ class Scaler:
                 self.fleet.add(spec)
 
     def _remove(self, child: Child) -> None:
-        self.log.info("%s leaves", child.name)
+        _log.info("%s leaves", child.name)
         # Its address, before a draining verifier is taken off the list.
         member = self.registry.directory.find(child.name)
         self.fleet.remove(child.name)
@@ -185,7 +185,7 @@ class Scaler:
                 child.kill()
         # Its exit frees GPUs, for which a process of another pool may wait.
         await in_time(child.has_left.wait(), self.config.timeouts.stop_s)
-        self.log.info("%s has left", child.name)
+        _log.info("%s has left", child.name)
         self._reconcile()
 
     async def drain(self, name: str, member: Member | None) -> float:
@@ -195,6 +195,6 @@ class Scaler:
             try:
                 await process.call(Drain(), timeout_s=self.config.timeouts.call_s)
             except InfrastructureError as error:
-                self.log.warning("%s cannot be drained: %s", name, error)
+                _log.warning("%s cannot be drained: %s", name, error)
                 return 0.0  # its groups go to another process without a delay
         return self.config.timeouts.drain_s

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import random
 import statistics
 import tempfile
@@ -63,7 +62,6 @@ class _Fleet:
             activity=Activity(),
             incarnation="one",
             host="127.0.0.1",
-            log=logging.getLogger(__name__),
             directory=self._directory,
             supervisor=self,
             incarnation_of=lambda member: self,

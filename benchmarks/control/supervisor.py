@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import logging
 import random
 import signal
 import tempfile
@@ -46,7 +45,6 @@ CHANGES_PER_S = 0.5
 NUM_WATCHERS = 4  # they follow generators, as learner and buffer do; their bytes are counted
 
 _CONFIG = compose("grpo_code", ["monitoring.tensorboard_port=null"])
-_LOG = logging.getLogger("supervisor")
 
 
 async def serve(directory: Path, num_members: int) -> None:
@@ -63,7 +61,6 @@ async def serve(directory: Path, num_members: int) -> None:
         registry=registry,
         liveness=liveness,
         console=Console(_CONFIG, directory, terminal=terminal),
-        log=_LOG,
     ) as monitor:
         service = ControlService(
             registry=registry,
@@ -72,7 +69,6 @@ async def serve(directory: Path, num_members: int) -> None:
             fleet=unused,
             scaler=unused,
             stop=StopRequest(),
-            log=_LOG,
         )
         registry.add("learner-0", "learner", 1)
         for index in range(num_members):

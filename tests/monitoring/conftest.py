@@ -37,6 +37,7 @@ def monitor_of(config: RunConfig, tmp_path: Path) -> Callable[..., Monitor]:
         monitoring = replace(config.monitoring, tensorboard_port=None, **settings)
         own = replace(config, monitoring=monitoring)
         registry = Registry()
+        configure_logging(tmp_path, "supervisor")
         return Monitor(
             own,
             tmp_path,
@@ -44,7 +45,6 @@ def monitor_of(config: RunConfig, tmp_path: Path) -> Callable[..., Monitor]:
             registry=registry,
             liveness=Liveness(registry, own.timeouts, is_local=True),
             console=Console(own, tmp_path),
-            log=configure_logging(tmp_path, "supervisor"),
         )
 
     return make

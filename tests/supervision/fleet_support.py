@@ -1,7 +1,6 @@
 """A fleet of scripted processes in virtual time."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,7 +108,7 @@ class World:
         ranks: int = 1,
     ) -> None:
         self.registry = virtual_registry()
-        self._losses: list[Loss] = []
+        self.losses: list[Loss] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: (
                 asyncio.get_running_loop().call_soon(on_start, self, process) and None
@@ -120,16 +119,10 @@ class World:
             launcher=self.launcher,
             registry=self.registry,
             max_restarts=MAX_RESTARTS,
-            log=logging.getLogger("test"),
             **surroundings(self.registry, tmp_path),
         )
+        self.fleet.on_loss = self.losses.append
         self.role: Role = role
-
-    @property
-    def losses(self) -> list[Loss]:
-        while not self.fleet.losses.empty():
-            self._losses.append(self.fleet.losses.get_nowait())
-        return self._losses
 
     @property
     def lost(self) -> list[str]:

@@ -67,11 +67,11 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
         running = asyncio.create_task(world.fleet.run())
         await world.until_serving()
         world.fleet.add(spec("generator", 1))
-        event = await world.fleet.losses.get()
+        await world.fleet.children["generator-1"].has_left.wait()
         assert not world.fleet.failed.done()
         world.fleet.kill_all()
         await running
-        assert world.losses == []
+        (event,) = world.losses
         return event
 
     left = virtually(main())

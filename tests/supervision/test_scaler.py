@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -44,15 +43,14 @@ class ScaledRun:
         self.registry = virtual_registry()
         self.registry.wanted = wanted_counts(config, run_dir)
         self.launcher = ScriptedLauncher(self.serve)
-        log = logging.getLogger("test")
         self.fleet = Fleet(
             processes(config, machine, self.registry.wanted),
             launcher=self.launcher,
             registry=self.registry,
             max_restarts=MAX_RESTARTS,
-            log=log,
             **surroundings(self.registry, run_dir),
         )
+        self.fleet.on_loss = lambda _: None
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
         self.scaler = Scaler(
             config=config,
@@ -62,7 +60,6 @@ class ScaledRun:
             registry=self.registry,
             connect=connect,
             shape=None if machine is MACHINE else model_shape(config),
-            log=log,
         )
 
     def serve(self, spec: ProcessSpec, process: Scripted) -> None:

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from pathlib import Path
 
 import pytest
 from composing import compose
-from fleet_support import LIMITS, virtual_registry, virtually
+from fleet_support import LIMITS
 from members import heartbeat
 
 from async_rl.core.errors import RunFailed
 from async_rl.monitoring.console import Console
 from async_rl.protocol.membership import Register
-from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
 
-def watch(registry: Registry) -> StallWatch:
+def watch(registry: Registry) -> Liveness:
     registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
-    return StallWatch(registry, Liveness(registry, LIMITS, is_local=True), LIMITS)
+    return Liveness(registry, LIMITS, is_local=True)
 
 
-def beat(registry: Registry, stall_watch: StallWatch, version: int, pid: int = 1) -> None:
+def beat(registry: Registry, stall_watch: Liveness, version: int, pid: int = 1) -> bool:
     waiting = heartbeat("learner-0", pid=pid, waits_for="a batch", version=version)
     registry.beat(waiting)
-    stall_watch.observe()
+    return stall_watch.observe()
 
 
 def test_each_stall_is_told_once_and_taken_back_and_the_last_ends_the_run() -> None:
-    async def main() -> None:
-        registry = virtual_registry()
-        stall_watch = watch(registry)
-        beat(registry, stall_watch, 1)
-        reports = stall_watch.reports()
-        for version in (1, 2, 3):
-            assert f"no learner step after version {version}" in await anext(reports)
-            beat(registry, stall_watch, version + 1)
-            assert await anext(reports) == ""
-        assert "no learner step after version 4" in await anext(reports)
-        failure = r"version 4 for 20 min 0 s: .*learner-0.*\(10 timeouts\.start_s = 1200 s\)"
-        with pytest.raises(RunFailed, match=failure):
-            await anext(reports)
-
-    virtually(main())
+    now_s = 0.0
+    registry = Registry(lambda: now_s)
+    stall_watch = watch(registry)
+    for version in (1, 2, 3):
+        assert beat(registry, stall_watch, version) == (version > 1)
+        assert stall_watch.stalled == ""
+        now_s += LIMITS.stall_warning_s
+        assert stall_watch.observe()
+        assert f"no learner step after version {version}" in stall_watch.stalled
+        assert not stall_watch.observe()
+    beat(registry, stall_watch, 4)
+    now_s += LIMITS.stall_s
+    failure = r"version 4 for 20 min 0 s: .*learner-0.*\(10 timeouts\.start_s = 1200 s\)"
+    with pytest.raises(RunFailed, match=failure):
+        stall_watch.observe()
 
 
 def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
@@ -70,22 +68,20 @@ def test_programs_of_others_are_waited_for_without_a_limit(
     """A service is idle by design; a run without its agents is told to be stalled."""
     config = compose(conf, ["monitoring.tensorboard_port=null", *words])
 
-    async def main() -> None:
-        registry = virtual_registry()
-        watch(registry)
-        with Monitor(
-            config,
-            tmp_path,
-            step=0,
-            registry=registry,
-            liveness=Liveness(registry, config.timeouts, is_local=True),
-            console=Console(config, tmp_path),
-            log=logging.getLogger("test"),
-        ) as monitor:
-            reporting = asyncio.create_task(monitor.report_stalls())
-            await asyncio.sleep(2 * config.timeouts.stall_s)
-            assert not reporting.done()
-            assert bool(monitor.status().stalled) == is_reported
-            reporting.cancel()
-
-    virtually(main())
+    now_s = 0.0
+    registry = Registry(lambda: now_s)
+    watch(registry)
+    with Monitor(
+        config,
+        tmp_path,
+        step=0,
+        registry=registry,
+        liveness=Liveness(
+            registry, config.timeouts, is_local=True, is_endless=config.agent.is_external
+        ),
+        console=Console(config, tmp_path),
+    ) as monitor:
+        monitor.refresh()
+        now_s = 2 * config.timeouts.stall_s
+        monitor.refresh()
+        assert bool(monitor.status().stalled) == is_reported

@@ -48,7 +48,7 @@ from async_rl.protocol.control import Scale
 from async_rl.rewards.verifier import client
 from async_rl.runs.status import config_of
 from async_rl.runtime import attached, context, directory
-from async_rl.supervision import registry
+from async_rl.supervision import child, control, fleet, monitor, registry, scaler
 from async_rl.supervision.clock import AwakeClock
 from async_rl.training import checkpoints
 from async_rl.wire.keys import Keys
@@ -532,7 +532,9 @@ class World:
         yield directory, "random", self.rng
         yield supervisor, "RpcServer", network.Server
         yield supervisor, "create_keys", lambda directory: KEYS
-        yield supervisor, "configure_logging", lambda run_dir, name: self._logger(name)
+        yield supervisor, "configure_logging", _Nothing
+        for module in (supervisor, child, control, fleet, monitor, scaler):
+            yield module, "_log", self._logger("supervisor")
         yield supervisor, "Console", _Nothing
         yield supervisor, "read_shape", lambda model_path: None
         yield supervisor, "prepare", _prepared
