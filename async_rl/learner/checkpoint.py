@@ -42,7 +42,7 @@ from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import MOMENTS, Trained
 from async_rl.learner.sharding import BACKEND, Ranks, chunk, local, num_shards
 from async_rl.learner.staging import Staging
-from async_rl.weights.files import CODES
+from async_rl.weights.tensors import CODES
 
 _RANDOM = "random"
 _CUDA_RANDOM = "random.cuda"

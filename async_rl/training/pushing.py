@@ -227,7 +227,7 @@ class Pusher:
                     "version %d, load %d: %s", load.version, load.number, error
                 )
             sent.set()
-            cut_off = self._membership.sent(load.number, is_late=is_late)
+            cut_off = self._membership.sent(load, is_late=is_late)
             await expel(self._context, cut_off, "it alone gave up a broadcast to it alone")
             self._wake.set()
 
@@ -236,10 +236,6 @@ class Pusher:
         if self._answers:
             records.append(self._context.run_dir / PUSHES_FILE, self._answers)
             self._answers.clear()
-
-    def _release(self, load: Load) -> None:
-        self._membership.release(load.number)
-        self._wake.set()
 
     async def _push(
         self, manifest: Manifest, load: Load, route: Route, sent: asyncio.Event | None
@@ -262,7 +258,7 @@ class Pusher:
                 handover=self._device.handover,
                 timeout_s=deadline_s,
                 num_readers=len(self._routes),
-                release=functools.partial(self._release, load),
+                release=self._wake.set,
                 sent=sent,
             )
             push_s = time.monotonic() - started_s
@@ -272,7 +268,7 @@ class Pusher:
             probed = self._prober.compare(life, answer, expected)
         except (TimeoutError, DeadlineExceeded) as error:
             reason = str(error) or f"it did not answer a probe within {deadline_s:g} s"
-            cut_off = self._membership.expire(load.number)
+            cut_off = self._membership.expire(load)
         except (ConfigError, Superseded):
             # The file cannot be written, or another learner publishes: no generator is to blame.
             raise
@@ -282,9 +278,9 @@ class Pusher:
             self._follow()
             gave_up = isinstance(error, BroadcastBroken)
             outcome = Answer.GAVE_UP if gave_up else Answer.FAILED
-            cut_off = self._membership.answer(load.number, life, outcome)
+            cut_off = self._membership.answer(load, life, outcome)
         else:
-            cut_off = self._membership.answer(load.number, life, Answer.LOADED)
+            cut_off = self._membership.answer(load, life, Answer.LOADED)
         self._answers.append(
             Pushed(
                 version=load.version,

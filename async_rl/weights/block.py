@@ -14,7 +14,7 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from async_rl.core.closing import Closing
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.weights import Difference, Manifest, TensorEntry
+from async_rl.protocol.weights import Difference, Manifest
 from async_rl.weights.changes import Changes, Comparison, listed
 from async_rl.weights.tensors import (
     ALIGN,
@@ -238,16 +238,13 @@ class SharedTensorsReader(MappedBlock):
                 f"version {self._manifest.version} was overwritten while it was read"
             )
 
-    def tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
-        """Yield each entry with its bytes, a view of the block that is valid until `close`."""
+    def tensors(self) -> Tensors:
+        """Yield each tensor with its name, a view of the block that is valid until `close`. Raises
+        WeightsError.
+        """
         for entry in self._manifest.tensors:
-            yield entry, self.content[entry.offset : entry.offset + entry.size_bytes]
-
-
-def tensor_views(reader: SharedTensorsReader) -> Tensors:
-    """Yield each tensor with its name, valid until the reader is closed; raises WeightsError."""
-    for entry, data in reader.tensors():
-        yield entry.name, tensor_of(entry, data)
+            data = self.content[entry.offset : entry.offset + entry.size_bytes]
+            yield entry.name, tensor_of(entry, data)
 
 
 def verify_block(manifest: Manifest) -> None:

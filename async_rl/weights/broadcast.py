@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from async_rl.config.run import AutoTransfer, CollectiveTransfer
+from async_rl.config.run import AutoTransfer
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,
@@ -68,8 +68,7 @@ class Broadcaster(Sender):
     def __init__(self, learner: LearnerSide, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(learner)
         self._clock = clock
-        self._transfer = learner.config.transfer
-        assert isinstance(self._transfer, AutoTransfer | CollectiveTransfer)
+        self._is_auto = isinstance(learner.config.transfer, AutoTransfer)
         self._device_name = device_name(learner.device)
         self._rank = SendingRank(learner.device, host=learner.host, clock=clock)
         # The other ranks that map the block, with their devices; None until they were asked.
@@ -96,7 +95,7 @@ class Broadcaster(Sender):
 
     def reaches(self, member: Member) -> bool:
         """With transfer=auto only generators on other GPUs than the learner; else all."""
-        if not isinstance(self._transfer, AutoTransfer):
+        if not self._is_auto:
             return True
         is_apart = not {_CPU, self._device_name} & set(member.devices)
         return bool(member.devices) and self._device_name != _CPU and is_apart

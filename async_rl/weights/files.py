@@ -22,17 +22,15 @@ import torch
 
 from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile, TensorEntry
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.changes import Changes
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.tensors import TensorSpec, checksum, require_checksum
+from async_rl.weights.tensors import CODES, TensorSpec, checksum, require_checksum
 
 _SUFFIX = ".safetensors"
-CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int16": "I16", "uint8": "U8"}
-"""The names that safetensors has for torch's dtypes."""
 # The format aligns the data to 8 bytes, and readers map it into memory.
 _ALIGN = 8
 Buffer = bytes | memoryview
@@ -96,24 +94,15 @@ class FileSender(Sender):
 
         Raises ConfigError if the file cannot be written.
         """
-
-        def content() -> Iterator[Buffer]:
-            with SharedTensorsReader(manifest) as reader:
-                yield _header(manifest)
-                for _, data in reader.tensors():
-                    yield data.numpy().data
-                # A new version in the block would have mixed two versions in the file.
-                reader.verify_unchanged()
-
-        return StoredFile(url=self._store(manifest, "version", content()))
+        with SharedTensorsReader(manifest) as reader:
+            url = self._store(manifest, "version", _pieces(manifest, reader.content))
+            # A new version in the block would have mixed two versions in the file.
+            reader.verify_unchanged()
+        return StoredFile(url=url)
 
     def _write_changes(self, manifest: Manifest, changes: Changes) -> StoredFile:
-        lists = changes.difference.manifest
-        content: list[Buffer] = [_header(lists)]
-        for entry in lists.tensors:
-            data = changes.content[entry.offset : entry.offset + entry.size_bytes]
-            content.append(data.numpy().data)
-        url = self._store(manifest, "changes", content)
+        lists = _pieces(changes.difference.manifest, changes.content)
+        url = self._store(manifest, "changes", lists)
         return StoredFile(url=url, difference=changes.difference)
 
     def _write_adapter(self, manifest: Manifest, adapter: Adapter) -> StoredFile:
@@ -194,7 +183,7 @@ class FileReader:
 
     def __init__(self) -> None:
         self._block: SharedTensors | None = None
-        self._announced: Manifest | None = None
+        self._tensors: list[TensorEntry]  # of the block
         self._one_at_a_time = threading.Lock()
 
     def localize(self, manifest: Manifest, source: Source) -> tuple[Manifest, Source]:
@@ -223,7 +212,13 @@ class FileReader:
         return local
 
     def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
-        block = self._block_for(manifest)
+        if self._block is None or self._tensors != manifest.tensors:
+            self.close()
+            self._block = SharedTensors(
+                (entry.name, entry.dtype, entry.shape, entry.size_bytes)
+                for entry in manifest.tensors
+            )
+            self._tensors = manifest.tensors
         difference = source.difference
         content = manifest if difference is None else difference.manifest
         expected = _header(content)
@@ -237,25 +232,21 @@ class FileReader:
         data = (np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes)
         tensors = map(torch.from_numpy, data)
         if difference is None:
-            return block.write(manifest.version, tensors)
-        return block.change(manifest.version, difference, tensors)
-
-    def _block_for(self, manifest: Manifest) -> SharedTensors:
-        announced = self._announced
-        if self._block is None or announced is None or announced.tensors != manifest.tensors:
-            self.close()
-            self._block = SharedTensors(
-                (entry.name, entry.dtype, entry.shape, entry.size_bytes)
-                for entry in manifest.tensors
-            )
-            self._announced = manifest
-        return self._block
+            return self._block.write(manifest.version, tensors)
+        return self._block.change(manifest.version, difference, tensors)
 
     def close(self) -> None:
         """Free the block."""
         if self._block is not None:
             self._block.close()
             self._block = None
+
+
+def _pieces(manifest: Manifest, block: torch.Tensor) -> Iterator[Buffer]:
+    """Yield the content of a file with the tensors of a block, uint8 [its size]."""
+    yield _header(manifest)
+    for entry in manifest.tensors:
+        yield block[entry.offset : entry.offset + entry.size_bytes].numpy().data
 
 
 def _header(manifest: Manifest) -> bytes:

@@ -166,7 +166,12 @@ class _Gate:
     def _watch(self) -> None:
         while not self._is_over.wait(_LOOK_S):
             self._announce()
-            self._admit_announced()
+            before = len(self._admitted)
+            # Numbered from 1. None is removed: `check` accepts the peers that were admitted once.
+            while self._store.check([key := _dial(self._address, len(self._admitted) + 1)]):
+                self._admitted.append(msgspec.json.decode(self._store.get(key), type=_End))
+            if len(self._admitted) > before:
+                admit(self._fd, self._admitted)
 
     def _announce(self) -> None:
         for end in _sockets(psutil.CONN_SYN_SENT):
@@ -175,14 +180,6 @@ class _Gate:
                 self._announced.add(dial)
                 number = self._store.add(_dials(end.raddr), 1)
                 self._store.set(_dial(end.raddr, number), msgspec.json.encode(end.laddr))
-
-    def _admit_announced(self) -> None:
-        before = len(self._admitted)
-        # Numbered from 1. None is removed: `check` accepts the peers that were admitted once.
-        while self._store.check([key := _dial(self._address, len(self._admitted) + 1)]):
-            self._admitted.append(msgspec.json.decode(self._store.get(key), type=_End))
-        if len(self._admitted) > before:
-            admit(self._fd, self._admitted)
 
 
 def _dials(target: _End) -> str:

@@ -19,7 +19,7 @@ from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, Source
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensorsReader, tensor_views
+from async_rl.weights.block import SharedTensorsReader
 from async_rl.weights.changes import Changes
 from async_rl.weights.membership import Life, Load, Membership
 from async_rl.weights.tensors import Tensors
@@ -150,5 +150,5 @@ def receive_block(manifest: Manifest) -> Iterator[Tensors]:
     """Yield views of the block. Verify its checksum before with `verify_block`."""
     with SharedTensorsReader(manifest) as reader:
         # The header once more: a learner that wrote during the reading has torn the views.
-        yield tensor_views(reader)
+        yield reader.tensors()
         reader.verify_unchanged()

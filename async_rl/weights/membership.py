@@ -5,12 +5,11 @@ Pure: no clock, no socket. `training/pushing.py` makes the calls and owns the de
 A load is one try of fixed members to load one version: a single member where each reads the
 weights for itself (a shared block, a file), several where they receive one broadcast. It is over
 when every member has answered or left, or at the deadline; a broadcast not before the learner has
-sent it or given up. A load reads the learner's block until `release` or `sent`: once a version is
-written to a file or sent, its members no longer need the block.
+sent it or given up. A load reads the learner's block until the caller clears `reads_block`, or
+`sent`: once a version is written to a file or sent, its members no longer need the block.
 
 Invariants
-- Loads are numbered and numbers are never reused. An answer to a load that is over, or from a life
-  that is not in it, changes nothing.
+- An answer to a load that is over, or from a life that is not in it, changes nothing.
 - Members join and leave between versions only: a joiner loads alone, and a generator that already
   has the version does not load it again.
 - A member that is silent at the deadline, or that failed for its own reason, is cut off. Members
@@ -53,10 +52,11 @@ class Answer(enum.Enum):
     FAILED = enum.auto()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Load:
     """One try to load a version. `members` never change; `missing` have not answered or left.
 
+    reads_block: until its members no longer need the learner's block, which the caller notes.
     awaits_sender: a broadcast that the learner still sends.
     """
 
@@ -91,7 +91,7 @@ class Membership:
         self._cut_off: set[Life] = set()
         self._retries_alone: set[Life] = set()
         self._loaded: dict[Life, int] = {}
-        self._loads: dict[int, Load] = {}
+        self._loads: set[Load] = set()
         # Without this index, the loads of a fleet that loads separately would each be compared with
         # all other loads.
         self._is_in: dict[Life, Load] = {}
@@ -99,12 +99,12 @@ class Membership:
     @property
     def is_free(self) -> bool:
         """No load reads the block, so the version may change."""
-        return not any(load.reads_block for load in self._loads.values())
+        return not any(load.reads_block for load in self._loads)
 
     @property
     def loading(self) -> set[int]:
         """The versions that are being loaded."""
-        return {load.version for load in self._loads.values()}
+        return {load.version for load in self._loads}
 
     @property
     def is_loading(self) -> bool:
@@ -135,7 +135,7 @@ class Membership:
         self._loaded = {
             life: version for life, version in self._loaded.items() if life in self._present
         }
-        for load in list(self._loads.values()):
+        for load in list(self._loads):
             gone = load.missing - self._present
             if gone:
                 load.missing -= gone
@@ -173,34 +173,26 @@ class Membership:
             missing=set(members),
             awaits_sender=awaits_sender,
         )
-        self._loads[load.number] = load
+        self._loads.add(load)
         for life in members:
             self._is_in[life] = load
             # Unknown until it answers: a load that breaks may leave either version.
             self._loaded.pop(life, None)
         return load
 
-    def release(self, number: int) -> None:
-        """Note that the members of this load no longer need the block."""
-        load = self._loads.get(number)
-        if load is not None:
-            load.reads_block = False
-
-    def sent(self, number: int, *, is_late: bool) -> set[Life]:
+    def sent(self, load: Load, *, is_late: bool) -> set[Life]:
         """Note that the learner has sent a broadcast or given up. Returns lives to cut off.
 
         is_late: the learner was slower than the members wait.
         """
-        load = self._loads[number]
         load.reads_block = load.awaits_sender = False
         load.has_lost |= is_late
         return self._end_if_complete(load)
 
-    def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
+    def answer(self, load: Load, life: Life, answer: Answer) -> set[Life]:
         """Record the result of one member. Returns lives to cut off."""
-        load = self._loads.get(number)
         # A late answer: the load is over, or the process has been replaced.
-        if load is None or life not in load.missing:
+        if life not in load.missing:
             return set()
         load.missing.discard(life)
         # Removed here immediately; the caller has the supervisor end their processes.
@@ -216,15 +208,11 @@ class Membership:
                 cut_off = self._cut({life})
         return cut_off | self._end_if_complete(load)
 
-    def expire(self, number: int) -> set[Life]:
+    def expire(self, load: Load) -> set[Life]:
         """End a load at its deadline. Returns lives to cut off: those without an answer."""
-        load = self._loads.get(number)
-        if load is None:
-            return set()
         silent = load.missing
         load.missing = set()
-        if silent:
-            load.has_lost = True
+        load.has_lost |= bool(silent)
         return self._cut(silent) | self._end_if_complete(load)
 
     def all_have(self, version: int) -> bool:
@@ -234,9 +222,9 @@ class Membership:
         )
 
     def _end_if_complete(self, load: Load) -> set[Life]:
-        if load.missing or load.awaits_sender:
+        if load.missing or load.awaits_sender or load not in self._loads:
             return set()
-        del self._loads[load.number]
+        self._loads.remove(load)
         for life in load.members:
             del self._is_in[life]
         if load.has_lost:

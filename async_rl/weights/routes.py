@@ -120,7 +120,7 @@ class Route:
 
         timeout_s: of each request, from when it is sent, or from `sent` on: a sender that is slow
         is no fault of the member. num_readers: members that may read the same file at this time.
-        release: called once this member no longer reads the learner's block. Raises the error of
+        release: called once this load no longer reads the learner's block. Raises the error of
         the call, DeadlineExceeded, and WeightsError if the generator loaded another version.
         """
         while True:
@@ -137,6 +137,7 @@ class Route:
                     self.member.name,
                 )
             if not sender.reads_block:
+                load.reads_block = False
                 release()
             sender.took = max(sender.took, (manifest.version, took_s))
             # Reading a file may take as long as writing it, and all readers share the storage.

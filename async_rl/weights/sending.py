@@ -123,7 +123,12 @@ class SendingRank(Seated):
         """Take part in the broadcast of all pieces; see `send`."""
         seat = request.seat
         sent = request.manifest if seat.difference is None else seat.difference.manifest
-        way = self._way(communicator, min(seat.bucket_bytes, request.manifest.total_bytes))
+        way: Outgoing | Unstaged = Unstaged()
+        if communicator.device.type != "cpu":
+            if self._outgoing is None:
+                piece_bytes = min(seat.bucket_bytes, request.manifest.total_bytes)
+                self._outgoing = Outgoing(communicator.device, piece_bytes=piece_bytes)
+            way = self._outgoing
         ready_s = self._clock()
 
         def begun() -> Iterator[tuple[float, Callable[[], None]]]:
@@ -142,13 +147,6 @@ class SendingRank(Seated):
             for begun_s, finish in one_ahead(begun()):
                 finish()
                 self.piece_s = max(self.piece_s, self._clock() - begun_s)
-
-    def _way(self, communicator: Communicator, piece_bytes: int) -> Outgoing | Unstaged:
-        if communicator.device.type == "cpu":
-            return Unstaged()
-        if self._outgoing is None:
-            self._outgoing = Outgoing(communicator.device, piece_bytes=piece_bytes)
-        return self._outgoing
 
     def close(self, *then: Callable[[], None]) -> None:
         """End a broadcast, close the connections, free the block if it is mapped, and call `then`

@@ -14,12 +14,8 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 
 # A cache line, and a multiple of the 8 bytes that the checksum adds.
 ALIGN = 64
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int16": torch.int16,
-}
+CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int16": "I16", "uint8": "U8"}
+"""The names that safetensors has for torch's dtypes. Media carry these only."""
 
 
 def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
@@ -38,11 +34,9 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def dtype_of(entry: TensorEntry) -> torch.dtype:
     """Return the entry's dtype. Raises WeightsError for a dtype that no medium carries."""
-    dtype = _DTYPES.get(entry.dtype)
-    if dtype is None:
-        raise WeightsError(
-            f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
-        )
+    if entry.dtype not in CODES:
+        raise WeightsError(f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(CODES)}")
+    dtype: torch.dtype = getattr(torch, entry.dtype)
     return dtype
 
 

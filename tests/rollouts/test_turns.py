@@ -16,7 +16,7 @@ from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest
 from async_rl.rollouts.slots import Slots
-from async_rl.weights.block import SharedTensorsReader, tensor_views
+from async_rl.weights.block import SharedTensorsReader
 
 
 class Engine:
@@ -30,7 +30,7 @@ class Engine:
 
     async def load_weights(self, manifest: Manifest) -> LoadReport:
         with SharedTensorsReader(manifest) as reader:
-            self.weights = float(dict(tensor_views(reader))["w"])
+            self.weights = float(dict(reader.tensors())["w"])
         self.has_loaded.set()
         self.log.append(f"load {self.weights:g} v{manifest.version}")
         return LoadReport(version=manifest.version, pause_s=0.1)

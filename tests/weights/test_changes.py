@@ -18,7 +18,7 @@ from test_push import MEMBER
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_views
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.changes import Changes, Comparison, compared, listed
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import Load, life_of
@@ -49,7 +49,7 @@ class Generator:
         assert self.manifest is not None
         with SharedTensorsReader(self.manifest) as reader:
             reader.verify()
-            views = [view for _, view in tensor_views(reader)]
+            views = [view for _, view in reader.tensors()]
             return all(
                 torch.equal(view.view(torch.int16), tensor.view(torch.int16))
                 for view, tensor in zip(views, tensors, strict=True)

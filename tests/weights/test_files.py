@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensors, SharedTensorsReader, tensor_views
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.tensors import checksum, tensor_spec
@@ -61,7 +61,7 @@ def publisher() -> SharedTensors:
 def read(manifest: Manifest) -> dict[str, torch.Tensor]:
     with SharedTensorsReader(manifest) as reader:
         reader.verify()
-        return {name: view.clone() for name, view in tensor_views(reader)}
+        return {name: view.clone() for name, view in reader.tensors()}
 
 
 def num_open() -> int:

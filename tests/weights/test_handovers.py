@@ -148,7 +148,7 @@ class World(RuleBasedStateMachine):
         elif letter.kind is Kind.SLEEP:
             learner.handovers.sleeps(letter.life)
         elif letter.load is not None:
-            self._expel(learner.membership.answer(letter.load.number, letter.life, Answer.LOADED))
+            self._expel(learner.membership.answer(letter.load, letter.life, Answer.LOADED))
 
     # ---- the learner
 
@@ -240,7 +240,7 @@ class World(RuleBasedStateMachine):
     def _give_up(self, letter: Letter) -> None:
         assert self.learner is not None
         if letter.load is not None:
-            self._expel(self.learner.membership.expire(letter.load.number))
+            self._expel(self.learner.membership.expire(letter.load))
         else:
             self._expel({letter.life})
 

@@ -27,14 +27,14 @@ def test_a_hanging_member_is_cut_off_and_the_survivors_try_again_under_a_new_att
     fleet = fleet_of(A, B, C)
     first = fleet.begin([A, B, C])
     assert first.number == 1
-    fleet.answer(first.number, A, Answer.GAVE_UP)
-    fleet.answer(first.number, B, Answer.GAVE_UP)
-    assert fleet.expire(first.number) == {C}
+    fleet.answer(first, A, Answer.GAVE_UP)
+    fleet.answer(first, B, Answer.GAVE_UP)
+    assert fleet.expire(first) == {C}
     second = fleet.begin(fleet.behind())
     assert second.members == {A, B}
     assert second.number > first.number
-    fleet.answer(second.number, A, Answer.LOADED)
-    fleet.answer(second.number, B, Answer.LOADED)
+    fleet.answer(second, A, Answer.LOADED)
+    fleet.answer(second, B, Answer.LOADED)
     assert fleet.all_have(1)
 
 
@@ -43,15 +43,15 @@ def test_a_member_that_times_out_among_healthy_ones_retries_alone_and_is_removed
 ):
     fleet = fleet_of(A, B, C)
     load = fleet.begin([A, B, C])
-    fleet.answer(load.number, C, Answer.LOADED)
+    fleet.answer(load, C, Answer.LOADED)
     for life in (A, B):
-        assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
+        assert fleet.answer(load, life, Answer.GAVE_UP) == set()
     first = fleet.begin(fleet.next_together([A, B, C]))
     assert first.members == {A}
-    assert fleet.answer(first.number, A, Answer.GAVE_UP) == {A}
+    assert fleet.answer(first, A, Answer.GAVE_UP) == {A}
     second = fleet.begin(fleet.next_together([A, B, C]))
     assert second.members == {B}
-    assert fleet.answer(second.number, B, Answer.LOADED) == set()
+    assert fleet.answer(second, B, Answer.LOADED) == set()
     assert fleet.behind() == set()
     assert fleet.all_have(1)
 
@@ -64,10 +64,10 @@ def test_members_that_gave_up_because_the_sender_was_late_retry_together_and_non
     for lives in ([A, B, C], [A]):
         load = fleet.begin(fleet.next_together(lives), awaits_sender=True)
         for life in lives:
-            assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
+            assert fleet.answer(load, life, Answer.GAVE_UP) == set()
         assert fleet.next_together(lives) == set(), "the sender still sends"
         assert not fleet.is_free
-        assert fleet.sent(load.number, is_late=True) == set()
+        assert fleet.sent(load, is_late=True) == set()
         assert fleet.is_free
         assert fleet.next_together(lives) == set(lives)
 
@@ -75,16 +75,16 @@ def test_members_that_gave_up_because_the_sender_was_late_retry_together_and_non
 def test_a_member_that_gives_up_alone_on_a_punctual_sender_is_cut_off() -> None:
     fleet = fleet_of(A)
     load = fleet.begin([A], awaits_sender=True)
-    assert fleet.answer(load.number, A, Answer.GAVE_UP) == set()
-    assert fleet.sent(load.number, is_late=False) == {A}
+    assert fleet.answer(load, A, Answer.GAVE_UP) == set()
+    assert fleet.sent(load, is_late=False) == {A}
 
 
 def test_who_failed_by_itself_is_cut_off_and_those_who_gave_up_with_it_try_again_together() -> None:
     fleet = fleet_of(A, B, C)
     load = fleet.begin([A, B, C])
-    assert fleet.answer(load.number, C, Answer.FAILED) == {C}
+    assert fleet.answer(load, C, Answer.FAILED) == {C}
     for life in (A, B):
-        assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
+        assert fleet.answer(load, life, Answer.GAVE_UP) == set()
     assert not load.is_whole
     assert fleet.next_together([A, B, C]) == {A, B}
 
@@ -93,15 +93,15 @@ def test_a_life_that_has_the_number_of_an_earlier_process_starts_anew() -> None:
     """Linux uses the numbers of processes again."""
     fleet = fleet_of(A, B)
     load = fleet.begin([A, B])
-    assert fleet.answer(load.number, A, Answer.FAILED) == {A}
+    assert fleet.answer(load, A, Answer.FAILED) == {A}
     for present in ([B], [A, B]):
         fleet.follow(present)
-    fleet.expire(load.number)
+    fleet.expire(load)
     assert fleet.behind() == {A}
     fleet = fleet_of(A, B)
     load = fleet.begin([A, B])
-    fleet.answer(load.number, B, Answer.LOADED)
-    fleet.answer(load.number, A, Answer.GAVE_UP)
+    fleet.answer(load, B, Answer.LOADED)
+    fleet.answer(load, A, Answer.GAVE_UP)
     for present in ([B], [A, B, C]):
         fleet.follow(present)
     assert fleet.next_together([A, B, C]) == {A, C}, "it does not retry alone"
@@ -109,7 +109,7 @@ def test_a_life_that_has_the_number_of_an_earlier_process_starts_anew() -> None:
 
 def test_a_joiner_loads_alone() -> None:
     fleet = fleet_of(A)
-    fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
+    fleet.answer(fleet.begin([A]), A, Answer.LOADED)
     fleet.follow([A, B])
     assert fleet.behind() == {B}
     fleet.close()
@@ -118,7 +118,7 @@ def test_a_joiner_loads_alone() -> None:
 
 def test_what_a_member_has_is_not_known_while_it_loads() -> None:
     fleet = fleet_of(A)
-    fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
+    fleet.answer(fleet.begin([A]), A, Answer.LOADED)
     assert fleet.all_have(1)
     fleet.publish(2)
     fleet.begin([A])
@@ -139,7 +139,7 @@ def test_no_joint_load_begins_beside_another_and_one_who_loads_for_itself_is_in_
     assert fleet.next_together([A, B]) == {A, B}
     load = fleet.begin([A])
     assert fleet.next_together([A, B]) == set()
-    fleet.answer(load.number, A, Answer.LOADED)
+    fleet.answer(load, A, Answer.LOADED)
     fleet.begin([C])
     assert fleet.next_together([A, B]) == {B}
 
@@ -147,14 +147,14 @@ def test_no_joint_load_begins_beside_another_and_one_who_loads_for_itself_is_in_
 def test_a_version_may_come_while_somebody_loads_what_the_block_is_not_needed_for() -> None:
     fleet = fleet_of(A, B)
     first, second = fleet.begin([A]), fleet.begin([B])
-    fleet.release(first.number)
+    first.reads_block = False
     assert not fleet.is_free
     assert fleet.loading == {1}
-    fleet.answer(second.number, B, Answer.LOADED)
+    fleet.answer(second, B, Answer.LOADED)
     assert fleet.is_free
     fleet.publish(2)
     assert fleet.behind() == {B}
-    fleet.answer(first.number, A, Answer.LOADED)
+    fleet.answer(first, A, Answer.LOADED)
     assert fleet.behind() == {A, B}
 
 
@@ -244,7 +244,7 @@ class Fleet(RuleBasedStateMachine):
             )  # what was there when the last byte was read
             assert load.version == self.serves[life], "the block changed under a reader"
         self.ended.append((load, life))
-        self._expel(self.fleet.answer(load.number, life, answer))
+        self._expel(self.fleet.answer(load, life, answer))
         self._forget_ended()
 
     @precondition(lambda self: self.loading)
@@ -252,14 +252,14 @@ class Fleet(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.loading)))
         self.copied.setdefault(number, self.block)
-        self.fleet.release(number)
+        self.loading[number][0].reads_block = False
 
     @precondition(lambda self: self._sending())
     @rule(data=st.data(), is_late=st.booleans())
     def send(self, data: st.DataObject, is_late: bool) -> None:
         number = data.draw(st.sampled_from(self._sending()))
         self.copied.setdefault(number, self.block)
-        cut = self.fleet.sent(number, is_late=is_late)
+        cut = self.fleet.sent(self.loading[number][0], is_late=is_late)
         assert not (is_late and cut)
         self._expel(cut)
         self._forget_ended()
@@ -271,7 +271,7 @@ class Fleet(RuleBasedStateMachine):
         load, _ = self.loading[data.draw(st.sampled_from(numbers))]
         self.ended.extend((load, life) for life in load.missing)
         silent = set(load.missing)
-        cut = self.fleet.expire(load.number)
+        cut = self.fleet.expire(load)
         assert silent <= cut
         self._expel(cut)
         self._forget_ended()
@@ -281,7 +281,7 @@ class Fleet(RuleBasedStateMachine):
     def stale_answer(self, data: st.DataObject, answer: Answer) -> None:
         load, life = data.draw(st.sampled_from(self.ended))
         behind, free = self.fleet.behind(), self.fleet.is_free
-        assert self.fleet.answer(load.number, life, answer) == set()
+        assert self.fleet.answer(load, life, answer) == set()
         assert (self.fleet.behind(), self.fleet.is_free) == (behind, free)
 
     @rule()
@@ -320,16 +320,16 @@ class Fleet(RuleBasedStateMachine):
         the newest version.
         """
         for number in self._sending():
-            self._expel(self.fleet.sent(number, is_late=False))
+            self._expel(self.fleet.sent(self.loading[number][0], is_late=False))
         for number in list(self.loading):
-            self._expel(self.fleet.expire(number))
+            self._expel(self.fleet.expire(self.loading[number][0]))
         assert self.fleet.is_free
         self.block += 1
         self.fleet.publish(self.block)
         while behind := self.fleet.behind():
             load = self.fleet.begin(behind)
             for life in behind:
-                self._expel(self.fleet.answer(load.number, life, Answer.LOADED))
+                self._expel(self.fleet.answer(load, life, Answer.LOADED))
         survivors = self.present - self.expelled
         assert self.fleet.all_have(self.block) == bool(survivors)
 
