@@ -8,7 +8,7 @@ variant, or a mapping with the name as `kind` and some of its parameters.
 import copy
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def choices_first(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def _is_choice(path: str, value: Any) -> bool:
     """Return whether setting this value at this path chooses a variant."""
     setting = find(path)
-    return isinstance(value, str) and setting is not None and setting.is_choice
+    return isinstance(value, str) and setting is not None and setting.choices != ()
 
 
 def put(tree: Tree, path: str, value: Any) -> None:
@@ -66,20 +66,22 @@ def expand(tree: Tree) -> None:
     """In place: write every choice as a mapping, with the parameters that are not given."""
     # variants.yaml lists an outer choice before the choices inside its variants.
     for choice, by_kind in variants().items():
-        *parents, leaf = choice.split(".")
-        for parent in _nodes(tree, parents):
-            # list: the loop replaces entries of the mapping.
-            for name in list(parent) if leaf == "*" else [leaf]:
-                node = _as_mapping(parent.get(name))
-                if isinstance(node, dict):
-                    parent[name] = _complete(node, by_kind)
+        place, _, leaf = choice.rpartition(".")
+        parent = value_at(tree, place)
+        if not isinstance(parent, dict):
+            continue
+        # list: the loop replaces entries of the mapping.
+        for name in list(parent) if leaf == "*" else [leaf]:
+            node = _as_mapping(parent.get(name))
+            if isinstance(node, dict):
+                parent[name] = _complete(node, by_kind)
 
 
 def _complete(node: Tree, by_kind: dict[str, Tree]) -> Tree:
     """A choice with the parameters of its variant that are not given."""
     kind = node.get(KIND)
     # `module:function` chooses the plug-in of that name.
-    if isinstance(kind, str) and ":" in kind and kind not in by_kind and FUNCTION in by_kind:
+    if isinstance(kind, str) and ":" in kind and FUNCTION in by_kind:
         node = {**node, KIND: FUNCTION, "fn": kind}
     # An unknown variant is left to the schema. A copy, because `put` changes trees in place.
     defaults = copy.deepcopy(by_kind.get(str(node.get(KIND)), {}))
@@ -97,12 +99,8 @@ def _as_mapping(value: Any) -> Any:
     return {KIND: value} if isinstance(value, str) else value
 
 
-def _nodes(tree: Any, names: list[str]) -> Iterator[Tree]:
-    """Yield the mappings at a path; `*` in the path stands for any name."""
-    if not isinstance(tree, dict):
-        return
-    if not names:
-        yield tree
-        return
-    for name in list(tree) if names[0] == "*" else names[:1]:
-        yield from _nodes(tree.get(name), names[1:])
+def value_at(tree: Any, path: str) -> Any:
+    """The value of a setting or section; None where it is missing. An empty path is the tree."""
+    for name in filter(None, path.split(".")):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

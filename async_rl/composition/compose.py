@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.composition import schema
-from async_rl.composition.choices import Tree, expand, put, variants
+from async_rl.composition.choices import CONF_DIR, Tree, expand, put, variants
 from async_rl.composition.files import QUICKSTART, Source, compose_files, resolved, source_of
 from async_rl.composition.hardware import fit_to_machine
 from async_rl.composition.overrides import Overrides, read_overrides
@@ -57,7 +57,7 @@ def recompose(written: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The resolved configuration of a run with `key=value` overrides, validated and checked as
     `compose` does.
     """
-    source = Source(conf="config.yaml", folder=None, content={})
+    source = Source(conf="config.yaml", folder=CONF_DIR, content={})
     config = _validated(as_builtins(written), read_overrides(overrides, []), source)
     check(config)
     return config
@@ -96,7 +96,7 @@ def to_yaml(config: RunConfig) -> str:
 
 def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
     source = source_of(conf)
-    given = read_overrides(overrides, source.directories)
+    given = read_overrides(overrides, [source.folder, CONF_DIR])
     chosen = dict(schema.flatten(source.content)) | given.values
     for path, value in chosen.items():
         if value == OPEN:

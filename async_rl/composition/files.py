@@ -42,18 +42,13 @@ def names() -> list[str]:
 
 @frozen
 class Source:
-    """The configuration that a person names. folder: of the person's own file, None for a name from
-    conf/; content: the settings in that file alone, empty for a name from conf/.
+    """The configuration that a person names. folder: of the person's own file, or conf/; content:
+    the settings in that file alone, empty for a name from conf/.
     """
 
     conf: str
-    folder: Path | None
+    folder: Path
     content: Tree
-
-    @property
-    def directories(self) -> list[Path]:
-        """The folders with groups of files (task, model, algorithm, hardware) to choose from."""
-        return [*filter(None, [self.folder]), CONF_DIR]
 
 
 def source_of(conf: str) -> Source:
@@ -66,16 +61,9 @@ def source_of(conf: str) -> Source:
     if conf not in names():
         raise ConfigError(
             f"conf={conf}: neither a name from conf/ nor a yaml file;"
-            f" {hint(conf, among=names())}{_foreign(path)}"
+            f" {hint(conf, among=names())}; a file of another trainer needs async-rl migrate"
         )
-    return Source(conf=conf, folder=None, content={})
-
-
-def _foreign(path: Path) -> str:
-    """The remedy for a file that is not ours."""
-    if path.is_file():
-        return f"; a file of another trainer needs: async-rl migrate {path}"
-    return ""
+    return Source(conf=conf, folder=CONF_DIR, content={})
 
 
 def _read_user_file(conf: str, path: Path) -> Tree:
@@ -94,12 +82,16 @@ def _read_user_file(conf: str, path: Path) -> Tree:
     try:
         node = OmegaConf.load(path)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(_unreadable(conf, path, error)) from error
+        raise ConfigError(
+            f"conf={conf}: cannot be read as yaml text in UTF-8 ({_one_line(error)}); look for a"
+            " tab, a name that is set twice, a bracket or a quote that is not closed, and for a"
+            " missing colon, there and in the lines before"
+        ) from error
     defaults = node.get("defaults") if isinstance(node, DictConfig) else None
     if not isinstance(defaults, ListConfig):
         raise ConfigError(
             f"conf={conf}: must start with the configuration that it builds on, as in 'defaults:"
-            f" [ppo_code, _self_]'{_foreign(path)}"
+            " [ppo_code, _self_]'; a file of another trainer needs async-rl migrate"
         )
     if "_self_" not in defaults:
         # The file's own settings win over those it builds on. Hydra does the same, with a warning.
@@ -121,11 +113,11 @@ def compose_files(
     for name, function in hardware.resolvers(machine, fitting).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     with readable_errors(source, groups):
-        if source.folder is None:
-            tree, preset = _hydra_once(source.conf, tuple(groups), fitting)
-        else:
+        if source.content:
             words = (*groups, f"hydra.searchpath=['file://{source.folder}']")
             tree, preset = _hydra(USER_CONFIG, words, fitting)
+        else:
+            tree, preset = _hydra_once(source.conf, tuple(groups), fitting)
     if preset == hardware.CLUSTER and not is_cluster:
         raise ConfigError(
             "hardware=cluster with launcher=local: the preset divides the nodes of a cluster; set"
@@ -168,43 +160,20 @@ def readable_errors(source: Source, groups: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except MissingConfigException as error:
-        raise ConfigError(_missing(source, groups, error)) from error
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        key = error.full_key if isinstance(error, OmegaConfBaseException) else None
-        if not key:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"conf={source.conf}: {reason}") from error
+        options = ", ".join(error.options or names())
+        # An override names a file as the user's own file does.
         raise ConfigError(
-            f"conf={source.conf}: the ${{...}} in {key} cannot be resolved; it must name a"
-            " setting, as in ${num_steps}"
+            f"conf={source.conf} with {' '.join(groups) or 'its defaults'}: there is no file"
+            f" conf/{error.missing_cfg_file}; there are {options} (a model is named by model.path)"
+        ) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"conf={source.conf}: {_one_line(error)}; each ${{...}} must name a setting"
         ) from error
 
 
-def _missing(source: Source, groups: Sequence[str], error: MissingConfigException) -> str:
-    """The problem of an override, or of a file, that names a file which does not exist."""
-    group, _, name = str(error.missing_cfg_file).rpartition("/")
-    options = error.options if group and error.options else names()
-    if f"{group}={name}" in groups:
-        hint = "; a model is named by model.path" if group == "model" else ""
-        return f"{group}={name}: conf/{group}/ has {', '.join(options)}{hint}"
-    return (
-        f"conf={source.conf}: defaults name {group or 'a file'} {name}, which does not"
-        f" exist; there are {', '.join(options)}"
-    )
-
-
-def _unreadable(conf: str, path: Path, error: Exception) -> str:
-    """The problem of a file that is not yaml."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return f"conf={conf}: cannot be read as yaml text; save it as UTF-8"
-    lines = [*path.read_text(encoding="utf-8").splitlines(), ""]
-    number = error.problem_mark.line
-    shown = lines[min(number, len(lines) - 1)].strip() or "the end of the file"
-    return (
-        f"conf={conf}, line {number + 1}: not readable as yaml at {shown!r} ({error.problem}); look"
-        " for a tab, a name that is set twice, a bracket or a quote that is not closed, and for a"
-        " missing colon, here and in the lines before"
-    )
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:

@@ -34,15 +34,11 @@ def preset_for(machine: Machine, *, is_cluster: bool) -> str:
 
 def described(machine: Machine) -> str:
     """Return a description of the machine."""
-    unusable = (
-        f" ({machine.unusable_gpus} unused: torch or vLLM is a CPU build)"
-        if machine.unusable_gpus
-        else ""
-    )
     gpus = f"{machine.num_gpus or 'no'} GPU{'' if machine.num_gpus == 1 else 's'}"
-    if machine.num_gpus and machine.gpu_mb:
+    if machine.gpu_mb:
         gpus += f" of {machine.gpu_mb >> 10} GB"
-    gpus += unusable
+    if machine.unusable_gpus:
+        gpus += f" ({machine.unusable_gpus} unused: torch or vLLM is a CPU build)"
     return f"{len(machine.cores)} cores, {gpus}, {machine.memory_mb >> 10} GB"
 
 

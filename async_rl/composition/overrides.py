@@ -4,7 +4,6 @@ Invariants: text needs no quotes (paths with spaces, names that look like number
 name the same setting, so their order does not matter.  The schema reports unknown settings.
 """
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,27 +27,18 @@ _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECA
 def as_words(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
     """Return overrides as `key=value` words. A mapping may be nested, and its keys may be dotted.
 
-    Raises ConfigError for values that no setting can have.
+    Raises ConfigError for a single string.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"{overrides}: is a single string; give a list, as in [{overrides!r}]")
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    return [
-        f"{path}={show(value, functools.partial(_text, path))}"
-        for path, value in schema.flatten(overrides)
-    ]
+    return [f"{path}={show(value, _text)}" for path, value in schema.flatten(overrides)]
 
 
-def _text(path: str, value: object) -> str:
-    if isinstance(value, Path):
-        value = str(value)
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) else _quoted(value)
-    raise ConfigError(
-        f"{path}: a {type(value).__name__} cannot be the value of a setting; give text, a number,"
-        " True, False, None, a list or a dict"
-    )
+def _text(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else _quoted(text)
 
 
 def _quoted(text: str) -> str:
@@ -99,12 +89,7 @@ def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Ove
                 groups.append(str(override.input_line))
             # As single settings, so that the rest of the section keeps its values.
             elif isinstance(value, dict):
-                inner = {str(key): entry for key, entry in value.items()}
-                values += schema.flatten(inner, f"{name}.")
-            elif name in schema.sections() and schema.find(name) is None:
-                raise ConfigError(
-                    f"{word}: {name} is a section; set one of its settings, {name}.<name>=<value>"
-                )
+                values += schema.flatten(value, f"{name}.")
             else:
                 values.append((name, value))
         except ConfigError as error:
@@ -120,21 +105,18 @@ def _name(word: str) -> str:
 
 def _parse(word: str) -> Override:
     """Read one override. Raises ConfigError if it is not of the form key=value."""
-    key, sign, value = word.partition("=")
+    key = word.partition("=")[0].lstrip("+~")
+    problem = (
+        f"{word}: is not of the form key=value with one value; write {key}=<value>, a list as"
+        f" {key}=[a,b], and text with other signs than letters and digits in quotes"
+    )
     try:
         override = OverridesParser.create().parse_override(_quoted_if_text(word))
     except HydraException as error:
-        remedy = f"cannot be read; put the value in quotes, '{key}=\"{value}\"'"
-        raise ConfigError(
-            f"{word}: {remedy if sign else 'is not of the form key=value'}"
-        ) from error
-    key = override.key_or_group
-    if override.is_delete() or override.is_add():
-        raise ConfigError(
-            f"{word}: settings can be neither added nor removed; write {key}=<value> to change one"
-        )
-    if override.is_sweep_override():
-        raise ConfigError(f"{word}: is a choice of several values; write a list as {key}=[a,b]")
+        raise ConfigError(problem) from error
+    # Settings can be neither added nor removed, and a run has one value of each.
+    if override.is_delete() or override.is_add() or override.is_sweep_override():
+        raise ConfigError(problem)
     return override
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from async_rl.composition.choices import FUNCTION
+from async_rl.composition.choices import FUNCTION, value_at, variants
 from async_rl.composition.schema import (
     KIND,
-    Setting,
     entry_of,
     find,
     flatten,
@@ -35,9 +34,6 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
     def likeness(candidate: str) -> float:
         own_leaf = candidate.rsplit(".", 1)[-1]
         by_leaf = difflib.SequenceMatcher(None, leaf, own_leaf).ratio()
-        # A short name is part of many names, so 4 letters are the least.
-        if min(len(leaf), len(own_leaf)) >= 4 and (leaf in own_leaf or own_leaf in leaf):
-            by_leaf = max(by_leaf, 0.85)
         by_path = difflib.SequenceMatcher(None, path, candidate).ratio()
         # People remember the last part; the path breaks ties between equal last parts.
         return max(by_path, 0.9 * by_leaf + 0.1 * by_path)
@@ -61,13 +57,6 @@ def known_names() -> dict[str, str]:
     return read_packaged(__package__, "known_names.yaml", dict[str, str])
 
 
-def value_at(tree: Any, path: str) -> Any:
-    """The value of a setting or section; None where it is missing."""
-    for name in path.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
-
-
 def unknown(path: str, value: str) -> str:
     """The problem of a key that does not exist."""
     inner = entry_of(path)
@@ -75,26 +64,12 @@ def unknown(path: str, value: str) -> str:
     best = known_names().get(path.rpartition(".")[2])
     if best is None or inner:
         best = nearest(path, among=inner or [*settings(), *sections()])
-    start = f"{path}={value}: there is no such setting"
-    if best is None and inner:
-        return f"{start}; there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}"
-    if best is None:
-        return f"{start}; --dry-run shows all that exist"
-    setting = find(best)
-    if setting is None:
-        inside = [p for p in settings() if p.startswith(best + ".")]
-        return f"{start}; the nearest is the section {best} with {', '.join(inside[:6])}"
-    return f"{start}; did you mean {best} ({setting.description})?"
-
-
-def of_another_variant(setting: Setting, value: Any, chosen: str) -> str:
-    """The problem of a parameter that the chosen variant does not have."""
-    choice, _, name = setting.path.rpartition(".")
-    owners = ", ".join(setting.variants)
-    return (
-        f"{setting.path}={show(value)}: {choice}={chosen} has no {name}, which belongs to {owners};"
-        f" leave it out, or set {choice}={setting.variants[0]}"
-    )
+    remedy = "--dry-run shows all that exist"
+    if best is not None:
+        setting = find(best)
+        meaning = "a section" if setting is None else setting.description
+        remedy = f"did you mean {best} ({meaning})?"
+    return f"{path}={value}: there is no such setting; {remedy}"
 
 
 def problems_of(tree: Mapping[str, Any]) -> dict[str, str]:
@@ -114,11 +89,17 @@ def _lines_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[tup
     path = _setting_path(error["loc"])
     value = error["input"]
     setting = find(path)
-    choice = path.rpartition(".")[0]
+    choice, _, name = path.rpartition(".")
     if error["type"] == "extra_forbidden" and setting is not None:
         chosen = value_at(tree, choice)[KIND]
-        if chosen not in setting.variants:  # else the choice itself is wrong, and reported
-            yield path, of_another_variant(setting, value, chosen)
+        by_kind = variants().get(choice) or variants()[f"{choice.rpartition('.')[0]}.*"]
+        owners = [kind for kind, given in by_kind.items() if name in given]
+        if chosen not in owners:  # else the choice itself is wrong, and reported
+            text = (
+                f"{path}={show(value)}: {choice}={chosen} has no {name}, which belongs to"
+                f" {', '.join(owners)}; leave it out, or set {choice}={owners[0]}"
+            )
+            yield path, text
     elif error["type"] == "extra_forbidden":
         # A section of an unknown name may have many values; each is reported in its own line.
         is_section = isinstance(value, Mapping) and bool(value)
@@ -129,28 +110,20 @@ def _lines_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[tup
         yield path, f"{path}={show(value_at(tree, path))}: {path} is a section; {remedy}"
     elif error["type"] == "missing" and value_at(tree, path) is None:
         yield path, f"{path} is missing: {setting.description}; set {path}=<value>"
-    elif setting.is_choice:
-        allowed = error.get("ctx", {}).get("expected", "").replace("'", "")
-        yield path, _wrong_choice(setting, value_at(tree, path), allowed)
     else:
+        given = value_at(tree, path)
         # The position in a list is the last part of the location.
         entry = f"entry {error['loc'][-1]} " if isinstance(error["loc"][-1], int) else ""
         message = error["msg"].replace("Field required", "is missing")
         must = entry + re.sub("^[A-Z][a-z]+ should", "must", message)
-        yield path, wrong_value(setting, value_at(tree, path), must)
-
-
-def _wrong_choice(setting: Setting, value: Any, allowed: str) -> str:
-    """allowed: the variants, if only some are possible with the choice around this one."""
-    if isinstance(value, Mapping) and KIND not in value:
-        given = ", ".join(value)
-        remedy = f"set {setting.path}=<one of {', '.join(setting.choices)}>"
-        return f"{setting.path}: {given} is given without a variant; {remedy}"
-    kind = value[KIND] if isinstance(value, Mapping) else value
-    if kind in setting.choices:
-        outer = setting.path.rpartition(".")[0]
-        return f"{setting.path}={kind}: must be {allowed} with the chosen {outer}"
-    return wrong_value(setting, kind, "")
+        if setting.choices:
+            given = given.get(KIND) if isinstance(given, Mapping) else given
+            # Some variants are impossible with the choice around this one, as pydantic says.
+            if given not in setting.choices:
+                own = ", or a function as in my.py:function" * (FUNCTION in setting.choices)
+                must = f"must be one of {', '.join(setting.choices)}{own}"
+        meaning = f" ({setting.description})" if setting.description else ""
+        yield path, f"{path}={show(given)}: {must}{meaning}"
 
 
 def _setting_path(location: tuple[int | str, ...]) -> str:
@@ -160,25 +133,10 @@ def _setting_path(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         setting = find(path)
-        if setting is not None and setting.is_choice:
+        if setting is not None and setting.choices:
             if part in (*setting.choices, KIND):
                 continue
         elif setting is not None and path not in mappings():
             break
         path = f"{path}.{part}".lstrip(".")
     return path
-
-
-def wrong_value(setting: Setting, value: Any, must: str) -> str:
-    """The problem of a value that does not fit its setting, in pydantic's words."""
-    shown = f"{setting.path}={show(value)}"
-    meaning = f" ({setting.description})" if setting.description else ""
-    if setting.choices:
-        best = nearest(str(value), among=setting.choices)
-        hint = f"; did you mean {best}?" if best else ""
-        own = ", or a function as in my.py:function" if FUNCTION in setting.choices else ""
-        return f"{shown}: must be one of {', '.join(setting.choices)}{own}{hint}{meaning}"
-    if setting.takes_text and isinstance(value, bool | int | float):
-        quoted = f"'{setting.path}=\"{show(value)}\"'"
-        return f"{shown}: must be text; put it in quotes: {quoted}{meaning}"
-    return f"{shown}: {must}{meaning}"

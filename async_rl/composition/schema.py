@@ -5,9 +5,8 @@ A choice is one setting, whose value is the name of a variant; the parameters of
 settings below it, and a parameter that several variants have is one setting.
 """
 
-import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from async_rl.config.base import as_builtins
@@ -24,25 +23,17 @@ KIND = "kind"
 
 @frozen
 class Setting:
-    """One leaf of the schema. spec: its JSON schema, with range and description; is_choice: its
-    value names a variant; variants: the variants of the enclosing choice that have this setting,
-    empty outside of a choice.
+    """One leaf of the schema. spec: its JSON schema, with range and description; choices: the
+    variants that its value may name, empty for other settings.
     """
 
-    path: str
     spec: Spec
-    is_choice: bool = False
-    variants: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
         """The string below the field, as one line; empty for an entry of a mapping."""
         return " ".join(str(self.spec.get("description", "")).split())
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values of a choice; empty for other settings."""
-        return tuple(self.spec.get("enum", ()))
 
     @property
     def is_list_of_strings(self) -> bool:
@@ -77,7 +68,9 @@ def kinds_of(section: Spec) -> tuple[str, ...]:
 @functools.cache
 def settings() -> dict[str, Setting]:
     """Every setting by its dotted path, in the order of the schema."""
-    return _by_path(_inside("", json_schema()))
+    found: dict[str, Setting] = {}
+    _add_section(found, "", json_schema())
+    return found
 
 
 @functools.cache
@@ -93,7 +86,9 @@ def mappings() -> dict[str, Spec]:
 @functools.cache
 def entry(mapping: str, name: str) -> dict[str, Setting]:
     """The settings of the entry `name` of a mapping, given its path."""
-    return _by_path(_field(f"{mapping}.{name}", mappings()[mapping]))
+    found: dict[str, Setting] = {}
+    _add_field(found, f"{mapping}.{name}", mappings()[mapping])
+    return found
 
 
 def entry_of(path: str) -> dict[str, Setting]:
@@ -118,44 +113,22 @@ def sections() -> frozenset[str]:
     )
 
 
-def _by_path(listed: Iterable[Setting]) -> dict[str, Setting]:
-    """One setting per path; the same parameter of several variants is one setting."""
-    result: dict[str, Setting] = {}
-    for setting in listed:
-        # The first variant describes a parameter that several have.
-        first = result.get(setting.path, setting)
-        owners = tuple(dict.fromkeys((*first.variants, *setting.variants)))
-        result[setting.path] = dataclasses.replace(first, variants=owners)
-    return result
-
-
-def _inside(path: str, section: Spec) -> Iterator[Setting]:
-    """Yield every setting of a section."""
+def _add_section(found: dict[str, Setting], path: str, section: Spec) -> None:
     for name, spec in section["properties"].items():
         if name != KIND:
-            yield from _field(
-                f"{path}.{name}".lstrip("."),
-                spec,
-                variants=kinds_of(section),
-            )
+            _add_field(found, f"{path}.{name}".lstrip("."), spec)
 
 
-def _field(path: str, spec: Spec, *, variants: tuple[str, ...] = ()) -> Iterator[Setting]:
-    """Yield the setting of a plain value or of a choice, then the settings of its sections."""
+def _add_field(found: dict[str, Setting], path: str, spec: Spec) -> None:
+    """Add the setting of a plain value or of a choice, then the settings of its sections."""
     members = members_of(spec)
-    kinds = [kind for member in members for kind in kinds_of(member)]
     # The schema of a choice is a union of sections; people set the name of one.
-    if kinds:
-        spec = {"enum": kinds, "description": spec.get("description", "")}
+    kinds = tuple(kind for member in members for kind in kinds_of(member))
     if kinds or not members:
-        yield Setting(
-            path=path,
-            spec=spec,
-            is_choice=bool(kinds),
-            variants=variants,
-        )
+        # The first variant describes a parameter that several have; it is one setting.
+        found.setdefault(path, Setting(spec=spec, choices=kinds))
     for member in members:
-        yield from _inside(path, member)
+        _add_section(found, path, member)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -179,5 +152,6 @@ def changes(before: RunConfig, after: RunConfig) -> Changes:
     # By path, so that a parameter of a variant that only one of the two chose counts as a change.
     old = dict(flatten(as_builtins(before)))
     new = dict(flatten(as_builtins(after)))
-    pairs = {path: (old.get(path), new.get(path)) for path in {**old, **new}}
-    return {path: (one, other) for path, (one, other) in pairs.items() if one != other}
+    return {
+        path: (old.get(path), new.get(path)) for path in old | new if old.get(path) != new.get(path)
+    }

@@ -69,8 +69,6 @@ def test_an_entry_of_a_mapping_can_be_given() -> None:
     assert config.generators.pools["big"].count == 2
 
 
-def test_what_no_setting_can_be_is_refused_with_its_path() -> None:
-    with pytest.raises(ConfigError, match=r"learner\.optimizer\.lr: a function cannot be"):
-        as_words({"learner": {"optimizer": {"lr": test_a_file_of_a_group_can_be_chosen}}})
+def test_a_single_text_is_refused_with_the_list_to_give() -> None:
     with pytest.raises(ConfigError, match=r"give a list, as in \['num_steps=1'\]"):
         as_words("num_steps=1")
