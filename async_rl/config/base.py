@@ -4,6 +4,7 @@ A section is immutable, rejects unknown fields and never converts text to number
 a field is its description; error messages and docs/configuration.md show it.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -65,17 +66,11 @@ def replace(section: AnySection, **changes: Any) -> AnySection:
 
 def with_settings(section: AnySection, settings: Mapping[str, Any]) -> AnySection:
     """Return a copy with other values of settings, by their paths below the section."""
-    changes: dict[str, dict[str, Any]] = {}
     for path, value in settings.items():
         name, _, rest = path.partition(".")
-        changes.setdefault(name, {})[rest] = value
-    return replace(
-        section,
-        **{
-            name: inner[""] if "" in inner else with_settings(getattr(section, name), inner)
-            for name, inner in changes.items()
-        },
-    )
+        inner = with_settings(getattr(section, name), {rest: value}) if rest else value
+        section = replace(section, **{name: inner})
+    return section
 
 
 def as_builtins(section: Section) -> dict[str, Any]:
@@ -87,7 +82,7 @@ def as_builtins(section: Section) -> dict[str, Any]:
 def show(value: Any, text: Callable[[Any], str] = str) -> str:
     """A value as a person would write it in an override. text: writes what is no number."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{show(inner, text)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -23,10 +23,14 @@ from async_rl.config.base import (
 from async_rl.config.plugins import DATA_SOURCE, is_plugin
 
 
+def is_source(name: str) -> bool:
+    """Return whether this names a function that yields rows, and not a file."""
+    return is_function(name) or (not Path(name).suffix and is_plugin(name, DATA_SOURCE))
+
+
 def _file_or_source(name: str) -> str:
     """A file of prompts as an absolute path; a data source keeps its name."""
-    is_source = is_function(name) or (not Path(name).suffix and is_plugin(name, DATA_SOURCE))
-    return name if is_source else absolute(name)
+    return name if is_source(name) else absolute(name)
 
 
 ORDERS = ("shuffled", "sequential", "pools", "priority")

@@ -82,15 +82,12 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
     """
     module, _, function = _target(setting, name, kind).rpartition(":")
     imported = _imported(f"{setting}={name}: {module}", module)
-    try:
-        # Not getattr: the __getattr__ of a module may return something for a misspelled name.
-        found = vars(imported)[function]
-    except KeyError as error:
-        raise ConfigError(
-            f"{setting}={name}: {module} has no {function}; name a function that it defines"
-        ) from error
+    # Not getattr: the __getattr__ of a module may return something for a misspelled name.
+    found = vars(imported).get(function)
     if not callable(found):
-        raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
+        raise ConfigError(
+            f"{setting}={name}: {module} has no function {function}; name one that it defines"
+        )
     try:
         # Checked here, because the first call comes minutes later, in a process on another node.
         named = [*kind.named, *wanted(found, kind)]
@@ -104,7 +101,7 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
         ) from error
     except ValueError:  # a function written in C has no signature to check
         pass
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 load_once = functools.cache(load_function)
@@ -124,15 +121,15 @@ def _target(setting: str, name: str, kind: Kind) -> str:
     """Return `module:function` of a name, which may name an entry point."""
     if is_function(name):
         return name
-    entry_points = metadata.entry_points(group=kind.group, name=name)
-    if not entry_points:
-        known = ", ".join(sorted(metadata.entry_points(group=kind.group).names)) or "none"
+    entry_points = metadata.entry_points(group=kind.group)
+    if name not in entry_points.names:
+        known = ", ".join(sorted(entry_points.names)) or "none"
         raise ConfigError(
             f"{setting}={name}: no installed package has an entry point of this name in the group"
-            f" {kind.group} (there are: {known}); install the package, or name a function as"
-            " package.module:function"
+            f" {kind.group} (there are: {known}); install the package, name a function as"
+            " package.module:function or file.py:function, or use a name of docs/configuration.md"
         )
-    return next(iter(entry_points)).value
+    return entry_points[name].value
 
 
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:

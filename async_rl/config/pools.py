@@ -85,6 +85,11 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
     return with_settings(config, changes) if changes else config
 
 
+def pool_configs(config: RunConfig) -> dict[str, RunConfig]:
+    """Return the configuration that each pool of generators reads, the main pool first."""
+    return {pool: config_of(config, pool) for pool in generator_pools(config)}
+
+
 def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     """Return the settings that this pool overrides, by their names in generators.pools."""
     settings = settings_of(config, pool)
@@ -98,12 +103,8 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
         and (not config.launcher.is_one_machine or not PLACES[name].startswith("launcher."))
     }
     if settings.tensor_parallel_size is not None:
-        given.setdefault(
-            "gpus_each",
-            float(settings.tensor_parallel_size * config.generation.vllm.num_stages)
-            if config.generators.gpus_each > 0
-            else 0.0,
-        )
+        num_parts = settings.tensor_parallel_size * config.generation.vllm.num_stages
+        given.setdefault("gpus_each", float(num_parts * (config.generators.gpus_each > 0)))
     return given
 
 
@@ -116,11 +117,8 @@ def work_of(config: RunConfig, pool: str) -> Work:
         return settings.work
     # One pool evaluates or all do, so that the pool of an evaluation never depends on which
     # generators are free.
-    return (
-        "train"
-        if any(other.work == "evaluation" for other in config.generators.pools.values())
-        else "both"
-    )
+    others = [pool.work for pool in config.generators.pools.values()]
+    return "train" if "evaluation" in others else "both"
 
 
 def purposes_of(config: RunConfig, pool: str) -> frozenset[Purpose]:
@@ -130,18 +128,12 @@ def purposes_of(config: RunConfig, pool: str) -> frozenset[Purpose]:
 
 def evaluates_only(config: RunConfig, process: str) -> bool:
     """Return whether the process of this name is a generator that never gets a training prompt."""
-    return (
-        pool_of(process).startswith(GENERATORS)
-        and work_of(config, pool_of(process)) == "evaluation"
-    )
+    return work_of(config, pool_of(process)) == "evaluation"
 
 
 def seat(config: RunConfig, process: str) -> int:
     """Return a number that is unique among the run's generators: the rank plus an offset per
     pool.
     """
-    pools = generator_pools(config)
-    pool = pool_of(process)
-    return int(process.rpartition("-")[2]) + SEATS_PER_POOL * (
-        pools.index(pool) if pool in pools else 0
-    )
+    number = generator_pools(config).index(pool_of(process))
+    return int(process.rpartition("-")[2]) + SEATS_PER_POOL * number

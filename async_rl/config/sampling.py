@@ -32,9 +32,10 @@ def supports_of(config: RunConfig) -> list[Support]:
 
 def support_of(entries: Sequence[str]) -> Support:
     """Return the support that name=value pairs describe. Raises ValueError."""
-    fields: dict[str, object] = {}
-    for name, text in by_name(entries).items():
-        fields[name] = text if name == "grammar" else json.loads(text)
+    fields = {
+        name: text if name == "grammar" else json.loads(text)
+        for name, text in by_name(entries).items()
+    }
     try:
         support = msgspec.convert(fields, Support, str_keys=True)
     except msgspec.ValidationError as error:
@@ -51,8 +52,8 @@ def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:
     """
     ranked = sorted(
         range(len(samples)),
-        # Longer samples first among equals, as in AReaL; then by number, so that the choice can be
-        # repeated.
-        key=lambda i: (-samples[i].score.reward, -samples[i].response_length, i),
+        # Longer samples first among equals, as in AReaL; then in their order, so that the choice
+        # can be repeated.
+        key=lambda i: (-samples[i].score.reward, -samples[i].response_length),
     )
     return [samples[i] for i in sorted(ranked[:count])]

@@ -61,7 +61,7 @@ def test_a_plugin_is_found_by_its_function_and_by_its_entry_point() -> None:
     [
         ("long_answers", REWARD, r"no installed package has an entry point .*there are: short_ans"),
         ("my_plugins.nothing:rows", DATA_SOURCE, "my_plugins.nothing cannot be imported"),
-        ("my_plugins.task:nothing", DATA_SOURCE, "my_plugins.task has no nothing"),
+        ("my_plugins.task:nothing", DATA_SOURCE, "my_plugins.task has no function nothing"),
         ("my_plugins.task:rows", REWARD, r"is called as rows\(sample\), which its parameters do"),
         ("my_plugins.task:rows", ENGINE, r"is called as rows\(config, model_path, seed=...\)"),
     ],
@@ -87,13 +87,13 @@ def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) 
         assert compose("grpo_code", [*words, f"data.train_files=[{name}]"]).data.train_files == [
             name
         ]
-    with pytest.raises(ConfigError, match=r"data.train_files=.*/other: the file's ending must"):
-        compose("grpo_code", [*words, "data.train_files=[other]"])
+    with pytest.raises(ConfigError, match=r"data.train_files: .*/other: unknown kind of file"):
+        preflight(compose("grpo_code", [*words, "data.train_files=[other]"]), this_machine())
 
 
 def test_an_engine_that_is_neither_provided_nor_a_plugin_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"generation.engine=vlm: must be one of vllm, hf, pack"):
-        compose("grpo_code", ["generation.engine=vlm"])
+    with pytest.raises(ConfigError, match=r"generation.engine=vlm: no installed package"):
+        preflight(compose("grpo_code", ["generation.engine=vlm"]), this_machine())
 
 
 OBJECTIVE = [f"{path}={value}" for path, value in USED.items() if path.startswith("algorithm.")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.base import as_builtins, show
+from async_rl.config.base import Section, show
 from async_rl.config.run import RunConfig
 from async_rl.core.packaged import read_packaged
 
@@ -49,7 +49,7 @@ def rows() -> list[Row]:
 
 def combination_problems(config: RunConfig) -> Iterator[str]:
     """Yield a line for each row whose conditions hold."""
-    values = _by_path(as_builtins(config), "")
+    values = dict(_by_path(config, ""))
     for row in rows():
         shown = _matching(row, values)
         if shown:
@@ -74,14 +74,10 @@ def _matching(row: Row, values: Mapping[str, Any]) -> list[str]:
     return [f"{path}={show(value)}" for path, value in compared.items()]
 
 
-def _by_path(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The settings by path; a choice has the name of its variant."""
-    values: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            values |= _by_path(value, f"{prefix}{name}.")
-        elif name == "kind":
-            values[prefix.removesuffix(".")] = value
+def _by_path(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the settings by path; a choice has the name of its variant."""
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from _by_path(value, f"{prefix}{name}.")
         else:
-            values[f"{prefix}{name}"] = value
-    return values
+            yield f"{prefix}{name}".removesuffix(".kind"), value

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from async_rl.config.pool_sizes import in_words_of, pool_counts
-from async_rl.config.pools import config_of, generator_pools
+from async_rl.config.pools import pool_configs
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 
@@ -16,41 +16,31 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     # The command line may run on a login node without GPUs.
     if not config.launcher.is_one_machine:
         return
-    of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
+    pools = {pool: own.generators for pool, own in pool_configs(config).items()}
     cores_of = {
-        in_words_of(pool, config, "generators.cores="): own.generators.cores
-        for pool, own in of_pools
+        in_words_of(pool, config, "generators.cores="): own.cores for pool, own in pools.items()
     }
-    for setting, cores in {
-        **cores_of,
-        "verifiers.cores=": config.verifiers.cores,
-        "learner.cores=": config.learner.cores,
-    }.items():
-        have = ", ".join(map(str, machine.cores))
+    cores_of["verifiers.cores="] = config.verifiers.cores
+    cores_of["learner.cores="] = config.learner.cores
+    have = ", ".join(map(str, machine.cores))
+    for setting, cores in cores_of.items():
         if missing := sorted(set(cores) - set(machine.cores)):
             yield (
                 f"{setting}{cores}: this machine does not have {', '.join(map(str, missing))}; name"
                 f" some of {have}, or [] for all"
             )
-        if len(set(cores)) < len(cores):
-            yield f"{setting}{cores}: names a core twice; name each core once"
     counts = pool_counts(config)
-    taken = [("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each)]
     # A pool of 0 generators takes no GPU yet; async-rl scale runs this check again with its counts.
-    taken[:0] = [
-        (in_words_of(p, config, "generators.gpus_each="), counts[p], own.generators.gpus_each)
-        for p, own in of_pools
-        if counts[p]
+    taken = [
+        (in_words_of(pool, config, "generators.gpus_each="), counts[pool], own.gpus_each)
+        for pool, own in pools.items()
+        if counts[pool]
     ]
+    taken.append(("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each))
     wanted = sum(count * each for _, count, each in taken)
     if wanted > machine.num_gpus:
+        users = " and ".join(f"{setting}{each:g} x {count}" for setting, count, each in taken)
         yield (
-            f"{' and '.join(f'{setting}{each:g} x {count}' for setting, count, each in taken)} need"
-            f" {wanted:g} GPUs, this machine has {machine.num_gpus}"
-            + (
-                f" and {machine.unusable_gpus} that the CPU build of torch or vLLM cannot use"
-                if machine.unusable_gpus
-                else ""
-            )
-            + "; lower them, or set them to 0 to use the CPU"
+            f"{users} need {wanted:g} GPUs, this machine has {machine.num_gpus} that torch and"
+            " vLLM can use; lower them, or set them to 0 to use the CPU"
         )

@@ -5,15 +5,11 @@ Part of `checks/run.py`, whose invariants hold here.
 
 import re
 from collections.abc import Iterator
-from typing import get_args
 
 from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
-from async_rl.config.pools import GATEWAYS, GENERATORS, PLACES, VERIFIERS
+from async_rl.config.pools import PLACES
 from async_rl.config.run import RunConfig
-from async_rl.core.types import Role
-
-_TAKEN = (*get_args(Role), GENERATORS, VERIFIERS, GATEWAYS)
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
@@ -58,8 +54,6 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
             f"{path}: becomes part of process names; use lowercase letters, digits and underscores,"
             " with a letter first"
         )
-    elif name in _TAKEN:
-        yield f"{path}: {name} is a reserved name; choose another"
     launcher = config.launcher
     for key, value in as_builtins(pool).items():
         place = PLACES.get(key, "")

@@ -5,19 +5,16 @@ Invariants: each problem is one line with path=value, the reason and the remedy;
 reported together; these checks read the configuration alone, `machine.py` reads the machine too.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from async_rl.config.checks.combinations import combination_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.sections import file_problems, launcher_problems
 from async_rl.config.checks.vllm_extra import extra_problems
-from async_rl.config.data import ORDERS
-from async_rl.config.generation import ENGINES
-from async_rl.config.plugins import ENGINE, SELECTION, Kind, is_plugin
+from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.policy_losses import BehaviorLoss
 from async_rl.config.pool_sizes import in_words_of
-from async_rl.config.pools import config_of, generator_pools
+from async_rl.config.pools import pool_configs
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import support_of
@@ -41,20 +38,22 @@ def problems(config: RunConfig) -> Iterator[str]:
     # A pool inherits settings, and with them problems of the main pool: report each once.
     yield from dict.fromkeys(_pools(config))
     yield from pool_problems(config)
-    yield from file_problems(config.data)
-    yield from _named("data.order", config.data.order, ORDERS, SELECTION)
+    for file in sorted({*config.data.train_files} & {*config.data.val_files}):
+        yield (
+            f"data.val_files={file}: is also in data.train_files, so nothing is held out; name a"
+            " file that is not used for training"
+        )
     yield from _sampling(config)
     yield from _batch(config)
     yield from _learner(config)
     yield from reward_problems(config)
     yield from _timeouts(config)
-    yield from launcher_problems(config)
+    yield from _launcher(config)
 
 
 def _pools(config: RunConfig) -> Iterator[str]:
     """Yield the problems of the configuration that each pool of generators reads."""
-    for pool in generator_pools(config):
-        own = config_of(config, pool)
+    for pool, own in pool_configs(config).items():
         for problem in (*combination_problems(own), *_engine(own)):
             yield in_words_of(pool, config, problem)
 
@@ -80,18 +79,9 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _named(setting: str, name: str, known: Sequence[str], kind: Kind) -> Iterator[str]:
-    if name not in known and not is_plugin(name, kind):
-        yield (
-            f"{setting}={name}: must be one of {', '.join(known)}, package.module:function, file.py"
-            f":function, or an entry point of {kind.group}"
-        )
-
-
 def _engine(config: RunConfig) -> Iterator[str]:
     vllm = config.generation.vllm
     generation = config.generation
-    yield from _named("generation.engine", generation.engine, ENGINES, ENGINE)
     if not generation.is_vllm:
         return
     gpus = config.generators.gpus_each
@@ -164,4 +154,25 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
             f" scoring call, not above sandbox.timeout_s={limit_s:g}{each}: the call would time"
             f" out first; raise timeouts.group_s above {4 * most * limit_s:g}, or lower"
             " sandbox.timeout_s"
+        )
+
+
+def _launcher(config: RunConfig) -> Iterator[str]:
+    cluster = config.launcher
+    if config.network.host.startswith("127.") and not cluster.uses_one_node:
+        yield (
+            f"network.host={config.network.host}: other machines cannot reach it; set"
+            " network.host=auto for the node's address"
+        )
+    if not isinstance(cluster, ClusterLaunch):
+        return
+    launches = [own.launcher for own in pool_configs(config).values()]
+    generator_cpus = [own.generator_cpus for own in launches if isinstance(own, ClusterLaunch)]
+    # The cluster would refuse such a process inside the job, after hours in the queue.
+    largest = max(config.verifiers.cells, cluster.learner_cpus, *generator_cpus)
+    if 0 < cluster.cpus_per_node < largest:
+        yield (
+            f"launcher.extra has --cpus-per-task={cluster.cpus_per_node}: a process needs {largest}"
+            " (verifiers.cells, launcher.generator_cpus, launcher.learner_cpus); raise it, or"
+            " remove it for exclusive nodes"
         )
