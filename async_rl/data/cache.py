@@ -4,6 +4,7 @@ Invariant: a lock is released with its owner, so a killed process does not block
 """
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SCRATCH_SUFFIX = ".build"
+_log = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
@@ -21,18 +23,14 @@ def cache_root() -> Path:
 
 
 def build_once(
-    target: Path,
-    build: Callable[[Path], None],
-    *,
-    on_wait: Callable[[Path], None] = lambda _: None,
-    is_complete: Callable[[Path], bool] = Path.exists,
+    target: Path, build: Callable[[Path], None], *, on_wait: Callable[[str], None] = _log.info
 ) -> Path:
-    """Return a file or directory of the cache; `build` makes it if it is not complete.
+    """Return a file or directory of the cache; `build` makes it if it does not exist.
 
     It is made in the same directory and renamed, so no process ever sees a part of it. on_wait:
-    called with the path of the lock if another process builds it.
+    called with a message if another process builds it.
     """
-    if is_complete(target):
+    if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(f"{target.name}.lock")
@@ -41,10 +39,10 @@ def build_once(
             # flock, because the kernel releases it when the process exits, however it exits.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_wait(lock)
+            on_wait(f"waiting for another process that makes {target} (lock {lock})")
             fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have built it while this one waited.
-        if not is_complete(target):
+        if not target.exists():
             # With the lock, these can only be the rest of a killed build.
             for leftover in target.parent.glob(f"{target.name}.*{_SCRATCH_SUFFIX}"):
                 shutil.rmtree(leftover)
@@ -53,8 +51,5 @@ def build_once(
             ) as scratch:
                 built = Path(scratch) / "built"
                 build(built)
-                # A directory can only replace an empty one.
-                if target.is_dir():
-                    shutil.rmtree(target)
                 built.rename(target)
     return target

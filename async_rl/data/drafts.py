@@ -6,7 +6,6 @@ Invariants
 - No row vanishes: each becomes a prompt or is rejected, with its origin and the reason.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
@@ -66,7 +65,11 @@ class Drafter:
         self._tokenizer = tokenizer
         self._names = _names(files)
         self._origins: dict[str, str] = {}
-        self._metadata = self._read_metadata()
+        file = config.data.metadata_file
+        # The embedded task has no files, so it has no ids to join.
+        rows = read_rows(file) if file is not None and files else ()
+        # Further columns by id. No row of a data file finds a row without an id.
+        self._metadata = {self._id(row): row for _, row in rows}
 
     def draft(self, file: str, number: int, placed: Placed) -> Draft | DataError:
         """The draft of a row, the number-th of its file, or why it becomes no prompt."""
@@ -97,9 +100,30 @@ class Drafter:
             return_token_type_ids=False,
             verbose=False,
         )["input_ids"]
+        data = self._config.data
         # The number before truncation: it distinguishes a cut prompt from one that fits exactly.
         for draft, ids in zip(drafts, rows, strict=True):
-            yield len(ids), self._encoded(draft, ids)
+            kept = fitted(ids, data.max_prompt_tokens, data.truncation)
+            if kept is None:
+                reason = (
+                    f"{draft.origin}: {len(ids)} tokens are over"
+                    f" data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
+                    " data.truncation=drop"
+                )
+                yield len(ids), PromptTooLong(reason)
+                continue
+            if data.fills_prompts:
+                kept = filled(kept, data.max_prompt_tokens)
+            # A prompt that was cut must be shown as the model reads it.
+            is_changed = len(kept) != len(ids)
+            prompt = Prompt(
+                prompt_id=draft.prompt_id,
+                text=self._tokenizer.decode(kept) if is_changed else draft.text,
+                token_ids=np.array(kept, dtype=np.int32),
+                data_source=draft.data_source,
+                problem=draft.problem,
+            )
+            yield len(ids), prompt
 
     def render(
         self, messages: list[dict[str, str]], *, is_chat: bool = False, end: str = "\n"
@@ -120,23 +144,6 @@ class Drafter:
             )
         return messages[0]["content"] + end
 
-    def _read_metadata(self) -> dict[str, Row]:
-        """Further columns by id, from data.metadata_file."""
-        file = self._config.data.metadata_file
-        metadata: dict[str, Row] = {}
-        # The embedded task has no files, so it has no ids to join.
-        if file is None or not self._names:
-            return metadata
-        for _, row in read_rows(file):
-            name = self._id(row)
-            if name is None:
-                raise DataError(
-                    f"data.metadata_file={file}: a row without an id; set data.id_key to the"
-                    " column with the id"
-                )
-            metadata[name] = row
-        return metadata
-
     def _id(self, row: Row) -> str | None:
         id_key = self._config.data.id_key
         for column in _ID_COLUMNS if id_key is None else (id_key,):
@@ -144,8 +151,9 @@ class Drafter:
                 return str(row[column])
         return None
 
-    def _check_id(self, name: str | None, row: Row) -> None:
+    def _draft(self, origin: str, prefix: str, number: int, row: Row) -> Draft:
         data = self._config.data
+        name = self._id(row)
         if name is None and data.id_key is not None:
             raise DataError(
                 f"no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
@@ -156,19 +164,16 @@ class Drafter:
                 f"the id {name[:40]!r}... has {len(name)} characters, over"
                 f" {MAX_ID_LENGTH}; shorten it, or set data.id_key to another column"
             )
-        if data.metadata_file is not None and name not in self._metadata:
-            raise DataError(
-                f"data.metadata_file={data.metadata_file} has no row with the id {name!r}; add it"
-            )
-
-    def _draft(self, origin: str, prefix: str, number: int, row: Row) -> Draft:
-        name = self._id(row)
-        self._check_id(name, row)
-        if name is not None:
+        if data.metadata_file is not None:
+            if name is None or name not in self._metadata:
+                raise DataError(
+                    f"data.metadata_file={data.metadata_file} has no row with the id {name!r}; add"
+                    " it"
+                )
             # A column of the row wins over one of the metadata: the row is the more specific
             # source.
-            row = {**self._metadata.get(name, {}), **row}
-        prompt_key = self._config.data.prompt_key
+            row = self._metadata[name] | row
+        prompt_key = data.prompt_key
         problem, shown = read_hidden(row, self._config)
         require_importable(problem, self._config.sandbox.packages)
         row = with_prompt(unfolded(row), prompt_key)
@@ -189,36 +194,15 @@ class Drafter:
             problem=problem,
         )
 
-    def _encoded(self, draft: Draft, ids: Sequence[int]) -> Prompt | DataError:
-        data = self._config.data
-        kept = fitted(ids, data.max_prompt_tokens, data.truncation)
-        if kept is None:
-            return PromptTooLong(
-                f"{draft.origin}: {len(ids)} tokens are over"
-                f" data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
-                " data.truncation=drop"
-            )
-        if data.fills_prompts:
-            kept = filled(kept, data.max_prompt_tokens)
-        # A prompt that was cut must be shown as the model reads it.
-        is_changed = len(kept) != len(ids)
-        return Prompt(
-            prompt_id=draft.prompt_id,
-            text=self._tokenizer.decode(kept) if is_changed else draft.text,
-            token_ids=np.array(kept, dtype=np.int32),
-            data_source=draft.data_source,
-            problem=draft.problem,
-        )
-
 
 def _names(files: Sequence[str]) -> dict[str, str]:
     """The prefix of the ids of each file's rows: its name, with the name of its folder if two files
     have the same name.
     """
-    paths = {file: PurePosixPath(file) for file in files}
-    stems = Counter(path.stem for path in paths.values())
+    stems = Counter(PurePosixPath(file).stem for file in files)
     names = {}
-    for file, path in paths.items():
+    for file in files:
+        path = PurePosixPath(file)
         # Two files named train.jsonl in different folders would otherwise produce equal ids.
         is_unique = stems[path.stem] == 1
         names[file] = path.stem if is_unique else f"{path.parent.name}/{path.stem}"
@@ -233,12 +217,10 @@ def _messages(
     names that the tests ask for that no message has.
     """
     prompt = row.get(prompt_key)
-    if prompt is None and prompt_key in row:
-        raise DataError(f"column {prompt_key!r} is null; write a prompt, or set data.bad_rows=drop")
     if prompt is None:
         raise DataError(
-            f"no column {prompt_key!r}, only {sorted(row)};"
-            f" {_nearest(prompt_key, row)}set data.prompt_key to the column with the prompt"
+            f"column {prompt_key!r} has no prompt, the columns are {sorted(row)}; set"
+            " data.prompt_key to the column with the prompt, or data.bad_rows=drop"
         )
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
@@ -257,11 +239,6 @@ def _messages(
     if missing := ", ".join(sorted(name for name in names if name not in text)):
         messages[-1]["content"] += f"\nYour code should define: {missing}"
     return messages
-
-
-def _nearest(name: str, row: Row) -> str:
-    best = difflib.get_close_matches(name, row, 1)
-    return f"did you mean {best[0]!r}? " if best else ""
 
 
 def fitted(

@@ -13,7 +13,6 @@ import codecs
 import contextlib
 import hashlib
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
@@ -21,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.plugins import DATA_SOURCE, is_plugin, load_function
+from async_rl.config.data import is_source
+from async_rl.config.plugins import DATA_SOURCE, load_function
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.data.cache import build_once, cache_root
@@ -31,14 +31,13 @@ Placed = tuple[str, Row | DataError]
 """A row, or why it cannot be read, with its origin."""
 _BATCH_ROWS = 1024
 """Rows of Parquet in memory at one time: as Python objects a file takes several times its size."""
-_log = logging.getLogger(__name__)
 
 
 def open_table(file: str) -> Table:
     """Return the rows of a local path, an fsspec URL or a function. Raises DataError here or when a
     row is read.
     """
-    if is_function_of_rows(file):
+    if is_source(file):
         function = load_function("data.train_files or data.val_files", file, DATA_SOURCE)
         return _placed_rows(file, function())
     suffix = PurePosixPath(file).suffix.lower()
@@ -49,12 +48,6 @@ def open_table(file: str) -> Table:
     with readable(file):
         table = _FORMATS[suffix](file=file, local=_local_copy(file, suffix))
     return table
-
-
-def is_function_of_rows(file: str) -> bool:
-    """Return whether this names a function that yields rows."""
-    # A file format first: the suffix of file.py:function is .py:function, which is none of them.
-    return PurePosixPath(file).suffix.lower() not in _FORMATS and is_plugin(file, DATA_SOURCE)
 
 
 def read_rows(file: str) -> Iterator[tuple[str, Row]]:
@@ -115,9 +108,6 @@ def _local_copy(file: str, suffix: str) -> Path:
     return build_once(
         cache_root() / "data" / f"{name}{suffix}",
         lambda copy: system.get_file(path, str(copy)),
-        on_wait=lambda lock: _log.info(
-            "waiting for another process that copies %s (lock %s)", file, lock
-        ),
     )
 
 

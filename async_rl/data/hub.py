@@ -59,8 +59,7 @@ def _downloaded(download: Callable[..., str], name: str, **what: Any) -> str:
     # The hub's own errors are OSErrors, except for a malformed name and for errors of its client.
     except (HFValidationError, httpx.HTTPError, OSError) as error:
         # Some errors of the hub continue with a page of advice, others have no text.
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else "no reason given"
+        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"model.path={name} is not a directory, not in the local hub cache, and cannot be"
             f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"

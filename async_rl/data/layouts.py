@@ -16,7 +16,7 @@ class Layout(msgspec.Struct, frozen=True):
     """A layout of rows; layouts.toml has the meaning of the fields."""
 
     name: str
-    form: Literal["own", "asserts", "script", "pairs", "verl", "answer"]
+    form: str
     has: list[str]
     tests: list[str] = []
     prompt: list[str] = []
@@ -31,14 +31,12 @@ class _Table(msgspec.Struct, frozen=True):
     sources: dict[str, Literal["gsm8k", "math", "pairs"]]
 
 
-_TABLE = read_packaged(__package__, "layouts.toml", _Table)
-REFUSED = _TABLE.refused
-SOURCES = _TABLE.sources
+TABLE = read_packaged(__package__, "layouts.toml", _Table)
 
 
 def unfolded(row: Row) -> Row:
     """The row with the keys that `inside` of layouts.toml names as columns."""
-    for column, names in _TABLE.inside.items():
+    for column, names in TABLE.inside.items():
         value = _decoded(row.get(column))
         if isinstance(value, dict):
             found = {name: value[name] for name in names if name in value}
@@ -48,7 +46,7 @@ def unfolded(row: Row) -> Row:
 
 def layout_of(row: Row) -> Layout | None:
     """The layout of an unfolded row, None if it has no tests."""
-    for layout in _TABLE.layouts:
+    for layout in TABLE.layouts:
         has_all = all(row.get(column) is not None for column in layout.has)
         if has_all and (layout.form != "own" or _is_own(row["tests"])):
             return layout
@@ -65,7 +63,7 @@ def with_prompt(row: Row, prompt_key: str) -> Row:
     layout = layout_of(row)
     columns = layout.prompt if layout is not None else []
     if not columns and row.get(prompt_key) is None:
-        columns = [column for column in _TABLE.prompts if row.get(column) is not None][:1]
+        columns = [column for column in TABLE.prompts if row.get(column) is not None][:1]
     texts = [row[column] for column in columns if row.get(column)]
     # A single column may be a chat.
     prompt = texts[0] if len(texts) == 1 else "\n\n".join(map(str, texts))

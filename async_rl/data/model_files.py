@@ -3,8 +3,8 @@
 Both the checks before a run and the preparation of its model report missing and damaged files.
 """
 
-import importlib.util
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,6 @@ from async_rl.planning.shape import refusal
 # Any of them is enough: the kinds of tokenizers have different files.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _INDEX = "model.safetensors.index.json"
-
-
-class _Tokenizer(msgspec.Struct, frozen=True):
-    """The part that every tokenizer.json has."""
-
-    model: dict[str, Any]
 
 
 def missing_parts(directory: Path) -> list[str]:
@@ -63,9 +57,13 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
         return
     try:
         fields = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-        named = _indexed_files(directory)
+        named = set()
+        # A model of several weight files has an index that names them.
+        for index in directory.glob(_INDEX):
+            content = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])
+            named |= {directory / name for name in content.get("weight_map", {}).values()}
         for tokenizer in directory.glob("tokenizer.json"):
-            msgspec.json.decode(tokenizer.read_bytes(), type=_Tokenizer)
+            msgspec.json.decode(tokenizer.read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError as error:
         yield (
             f"model.path={path}: config.json, tokenizer.json or {_INDEX} is damaged ({error}); copy"
@@ -74,18 +72,18 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
         return
     kind = fields.get("model_type")
     # Code of the model may register a type that no table of transformers has.
-    has_own_code = model.trust_remote_code or model.external_lib is not None
-    if not has_own_code and f'"{kind}"' not in _known_types():
-        yield (
-            f"model.path={path}: model_type={kind} of config.json is unknown to the installed"
-            " transformers; correct it, upgrade transformers, or name the module that registers it"
-            " (model.external_lib)"
-        )
-    if not has_own_code and (reason := refusal(fields)):
-        yield (
-            f"model.path={path}: the learner cannot train model_type={kind}: {reason}; use a model"
-            " that docs/models.md lists"
-        )
+    if not (model.trust_remote_code or model.external_lib):
+        if f'"{kind}"' not in _known_types():
+            yield (
+                f"model.path={path}: model_type={kind} of config.json is unknown to the installed"
+                " transformers; correct it, upgrade transformers, or name the module that registers"
+                " it (model.external_lib)"
+            )
+        if reason := refusal(fields):
+            yield (
+                f"model.path={path}: the learner cannot train model_type={kind}: {reason}; use a"
+                " model that docs/models.md lists"
+            )
     layers: set[str] = set()
     # Also files that only the index names: a download may have stopped in between.
     for file in sorted({*directory.glob("*.safetensors"), *named}):
@@ -106,19 +104,7 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
         )
 
 
-def _indexed_files(directory: Path) -> set[Path]:
-    """The files that an index of several weight files names."""
-    index = directory / _INDEX
-    if not index.is_file():
-        return set()
-    content = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])
-    return {directory / name for name in content.get("weight_map", {}).values()}
-
-
 def _known_types() -> str:
     """The source of the tables of transformers: importing them takes seconds and loads torch."""
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None
-    assert spec.origin is not None
-    tables = Path(spec.origin).parent.glob("models/auto/*.py")
-    return "".join(table.read_text() for table in tables)
+    tables = metadata.distribution("transformers").locate_file("transformers/models/auto")
+    return "".join(table.read_text() for table in Path(str(tables)).glob("*.py"))

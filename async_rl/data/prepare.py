@@ -26,7 +26,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once, cache_root
 from async_rl.data.embedded import TinyCoder, tiny_coder_of
 from async_rl.data.hub import from_hub
-from async_rl.data.model_files import lacking, missing_parts, no_directory
+from async_rl.data.model_files import lacking, no_directory
 
 RECIPE = (
     "concepts.toml",
@@ -51,17 +51,24 @@ def prepare_model(
     on_progress(fraction, text) is called during that time.  embedded: the model to build, whatever
     the configuration says.  Raises ConfigError if model.path or the cache is unusable.
     """
-    if config.model.path is not None:
-        return _overridden(_resolve(config.model.path, on_progress), config)
-    return _overridden(_embedded(config, embedded or tiny_coder_of(config), on_progress), config)
+    path = config.model.path
+    if path is None:
+        directory = _embedded(config, embedded or tiny_coder_of(config), on_progress)
+    else:
+        directory = Path(path).expanduser()
+        if not directory.is_dir():
+            # A misspelled directory must not be looked up at the hub under that name.
+            if is_local_model(path):
+                raise ConfigError(no_directory(path))
+            directory = from_hub(path, on_progress)
+        if problem := lacking(path, directory):
+            raise ConfigError(problem)
+        directory = directory.resolve()
+    return _overridden(directory, config) if config.model.override_config else directory
 
 
 def _overridden(directory: Path, config: RunConfig) -> Path:
-    """The directory, or one in the cache that differs from it in the fields that
-    model.override_config names.
-    """
-    if not config.model.override_config:
-        return directory
+    """A directory in the cache that differs in the fields that model.override_config names."""
     from transformers import AutoConfig
 
     import_external(config.model)
@@ -110,41 +117,19 @@ def cached_model_path(config: RunConfig, embedded: TinyCoder | None = None) -> P
 
 
 def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> Path:
+    from safetensors import SafetensorError  # of an extra
+
+    def build(directory: Path) -> None:
+        # Not at the top: it imports torch, which a run with another model does not need here.
+        tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
+        tiny_coder.make_tiny_coder(directory, embedded, on_progress)
+
     target = cached_model_path(config, embedded)
     try:
-        return build_once(
-            target,
-            lambda directory: _build(directory, embedded, on_progress),
-            on_wait=lambda lock: on_progress(
-                0.0, f"waiting for another run that makes the model (lock {lock})"
-            ),
-            is_complete=lambda directory: not missing_parts(directory),
-        )
-    except OSError as error:
+        return build_once(target, build, on_wait=lambda text: on_progress(0.0, text))
+    # A full disk is not an OSError while weights are written.
+    except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"the embedded model cannot be kept in {target.parent}: {error}; set XDG_CACHE_HOME to"
             " a writable directory with space"
         ) from error
-
-
-def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
-    # Not at the top: it imports torch, which a run with another model does not need here.
-    tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
-    safetensors = importlib.import_module("safetensors")
-    target.mkdir()
-    try:
-        tiny_coder.make_tiny_coder(target, embedded, on_progress)
-    except safetensors.SafetensorError as error:  # a full disk is not an OSError there
-        raise OSError(str(error)) from error
-
-
-def _resolve(path: str, on_progress: Progress) -> Path:
-    directory = Path(path).expanduser()
-    if not directory.is_dir():
-        # A misspelled directory must not be looked up at the hub under that name.
-        if is_local_model(path):
-            raise ConfigError(no_directory(path))
-        directory = from_hub(path, on_progress)
-    if problem := lacking(path, directory):
-        raise ConfigError(problem)
-    return directory.resolve()

@@ -40,7 +40,7 @@ from async_rl.core.types import (
     StdinTest,
 )
 from async_rl.data.files import Row
-from async_rl.data.layouts import REFUSED, SOURCES, layout_of, unfolded, unpacked
+from async_rl.data.layouts import TABLE, layout_of, unfolded, unpacked
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
 _REMEDY = (
@@ -76,10 +76,11 @@ def read_problem(row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     how: dict[str, Any] = {}
     if row.get("compare") is not None:
         how["rules"] = _read("compare", row["compare"], OutputRules, "see docs/verifier.md")
-    if row.get("generated_checker"):
-        how["checker"] = _checker({"code": row["generated_checker"], "form": "printed"})
-    if row.get("checker") is not None:
-        how["checker"] = _checker(row["checker"])
+    checker = row.get("checker")
+    if checker is None and row.get("generated_checker"):
+        checker = {"code": row["generated_checker"], "form": "printed"}
+    if checker is not None:
+        how["checker"] = _checker(checker)
     tests = [
         msgspec.structs.replace(test, **how) if isinstance(test, StdinTest) else test
         for test in tests
@@ -112,11 +113,10 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
                 f"the prompt defines class {node.name} for the test and the program, but"
                 " their objects are in two processes; leave the row out"
             )
-    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    if all(node.name == entry_point for node in functions):
+    functions = {node: node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+    if set(functions.values()) <= {entry_point}:
         return ""
-    written = [node for node in functions if node.name == entry_point]
-    module.body = [node for node in module.body if node not in written]
+    module.body = [node for node in module.body if functions.get(node) != entry_point]
     return ast.unparse(module)
 
 
@@ -133,10 +133,9 @@ def _checker(value: Any) -> Checker:
 
 def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
     given = row.get("language")
-    prints = [isinstance(test, StdinTest) for test in tests]
-    in_containers = [isinstance(test, ContainerTest) for test in tests]
+    kinds = {type(test) for test in tests}
     # Other tests are about words, or Python themselves; the column may then be a natural language.
-    if given is None or not any((*prints, *in_containers)):
+    if given is None or not kinds & {StdinTest, ContainerTest}:
         return PYTHON
     language = language_of(_text("language", given))
     if language is None:
@@ -144,7 +143,7 @@ def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
             f"language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
             " the column out for Python"
         )
-    if language != PYTHON and not all(prints) and not all(in_containers):
+    if language != PYTHON and kinds not in ({StdinTest}, {ContainerTest}):
         raise DataError(
             f"programs in {language} are judged by tests of standard input only, or all in"
             " containers; give tests of kind stdin, or set language=python"
@@ -179,13 +178,14 @@ def _read_layout(row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
     elif layout.form == "script":
         tests, setup = _script(row)
     elif layout.form == "pairs":
-        for column, allowed in REFUSED.items():
+        for column, allowed in TABLE.refused.items():
             # A row that has a checker can be interactive.
             is_checked = column == "interaction_format" and row.get("checker")
-            if not is_checked and row.get(column) is not None and row[column] not in allowed:
+            value = row.get(column) or ""
+            if value not in allowed and not is_checked:
                 raise DataError(
-                    f"{column}={str(row[column])[:80]}, but programs are judged by their"
-                    " standard output; leave the row out"
+                    f"{column}={str(value)[:80]}, but programs are judged by their standard output;"
+                    " leave the row out"
                 )
         # The columns of rStar-Coder are the keys of one object.
         for value in [row] if layout.has[0] == "inputs" else values:
@@ -222,7 +222,7 @@ def _ground_truth(row: Row) -> list[CodeTest]:
     model = row["reward_model"]
     source = row.get("data_source")
     truth = model.get("ground_truth") if isinstance(model, dict) else None
-    rule = SOURCES.get(source) if isinstance(source, str) else None
+    rule = TABLE.sources.get(source) if isinstance(source, str) else None
     if rule == "pairs":
         with at("reward_model.ground_truth"):
             return read_input_output(truth)
@@ -230,7 +230,7 @@ def _ground_truth(row: Row) -> list[CodeTest]:
         return [AnswerTest(rule=rule, expected=_text("reward_model.ground_truth", truth))]
     raise DataError(
         f"data_source={source} is unknown, so it cannot be scored; use one of"
-        f" {', '.join(sorted(SOURCES))}, or"
+        f" {', '.join(sorted(TABLE.sources))}, or"
         " add a column `tests`"
     )
 
@@ -239,8 +239,7 @@ def _read(column: str, value: Any, kind: Any, remedy: str) -> Any:
     """The value of a column that has an object, a list of objects, or the JSON text of one."""
     if isinstance(value, str):
         value = read_json(column, value)
-    is_list = isinstance(value, list)
-    value = [_without_absent(each) for each in value] if is_list else _without_absent(value)
+    value = [*map(_without_absent, value)] if isinstance(value, list) else _without_absent(value)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -61,28 +61,26 @@ def open_prompts(path: Path, config: RunConfig, *, vocabulary_size: int) -> RunP
     """Return the prompts of the run, which stay in the file except for the held-out prompts."""
     connection = opened(path)
 
-    def read(purpose: Purpose, row: int) -> Prompt:
-        query = f"SELECT prompt FROM {purpose} WHERE row=?"
+    @functools.lru_cache(maxsize=_NUM_KEPT)
+    def train(row: int) -> Prompt:
+        query = f"SELECT prompt FROM {Purpose.TRAIN} WHERE row=?"
         [(prompt,)] = connection.execute(query, (row,))
         return decode(prompt, Prompt)
 
-    def count(purpose: Purpose) -> int:
-        # Not count(*), which reads the whole file.
-        [(number,)] = connection.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {purpose}")
-        return int(number)
-
-    train = functools.partial(read, Purpose.TRAIN)
+    # Not count(*), which reads the whole file.
+    [(num_rows,)] = connection.execute(f"SELECT ifnull(max(row) + 1, 0) FROM {Purpose.TRAIN}")
+    held_out = connection.execute(f"SELECT prompt FROM {Purpose.EVAL} ORDER BY row")
     weights = sorted(config.data.weights.items())
     order = PromptOrder(
         config.seed,
-        count(Purpose.TRAIN),
+        num_rows,
         shuffle=config.data.order != "sequential",
         sources=[(_rows_of(connection, source), weight) for source, weight in weights],
     )
     return RunPrompts(
-        train=functools.lru_cache(maxsize=_NUM_KEPT)(train),
+        train=train,
         order=order,
-        held_out=[read(Purpose.EVAL, row) for row in range(count(Purpose.EVAL))],
+        held_out=[decode(prompt, Prompt) for (prompt,) in held_out],
         vocabulary_size=vocabulary_size,
     )
 
@@ -196,17 +194,12 @@ class PromptOrder:
         return k > self._eras[-1][0] and self._locate(k)[1] == 0
 
     def remove(self, indices: Sequence[int], k: int) -> None:
-        """These prompts are left out from position k on. Raises ValueError where that cannot be, or
-        nothing would remain.
+        """These prompts are left out from position k on, where `may_lose_at` is true. Some of the
+        active ones must remain.
         """
-        left = len(self.active) - len(indices)
-        if not self.may_lose_at(k) or left < 1:
-            raise ValueError(
-                f"{len(indices)} of {len(self.active)} prompts cannot leave at position {k}"
-            )
         epoch, _ = self._locate(k)
         self._left_epoch[list(indices)] = epoch
-        self._eras.append((k, epoch, left))
+        self._eras.append((k, epoch, len(self.active)))
         self._epoch = -1
 
     def _locate(self, k: int) -> tuple[int, int]:

@@ -53,7 +53,11 @@ def prepare_prompts(
 
     on_rows: called with the number of training rows that are written and the number that there are.
     """
-    key = _key(config)
+    # All settings that the prompts depend on, and the fields of a prompt. The content of the files
+    # is no part of it: a resumed run keeps its prompts if they change.
+    sections = [part.model_dump_json() for part in (config.data, config.reward, config.rollout)]
+    others = [config.model.path, config.sandbox.packages, config.evaluation.num_prompts]
+    key = hashlib.sha256(repr([message_schema(), *sections, *others]).encode()).hexdigest()
     if _has_prompts(path, key):
         return
     path.unlink(missing_ok=True)
@@ -223,9 +227,8 @@ def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prom
     limit = data.max_prompt_tokens
     num_prompts = 0
     num_cut = 0
-    num_over_long = 0
-    num_bad = 0
-    first_bad = ""
+    num_dropped = 0
+    first_dropped = ""
     for num_tokens, outcome in _outcomes(source, config, tokenizer):
         if isinstance(outcome, Prompt):
             num_prompts += 1
@@ -236,34 +239,12 @@ def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prom
         if (data.truncation if is_over_long else data.bad_rows) == "error":
             # The run's end should not wait for the rest of the rows; the command reads them all.
             raise DataError(f"{outcome} (async-rl data check lists every such row)")
-        num_over_long += is_over_long
-        num_bad += not is_over_long
-        if not is_over_long:
-            first_bad = first_bad or str(outcome)
-    total = num_prompts + num_over_long + num_bad
-    if num_over_long:
-        _log.warning(
-            "dropped %d of %d prompts over data.max_prompt_tokens=%d", num_over_long, total, limit
-        )
-    if num_bad:
-        _log.warning(
-            "dropped %d of %d rows that cannot be used, the first: %s", num_bad, total, first_bad
-        )
+        num_dropped += 1
+        first_dropped = first_dropped or str(outcome)
+    total = num_prompts + num_dropped
+    if num_dropped:
+        _log.warning("dropped %d of %d rows, the first: %s", num_dropped, total, first_dropped)
     if num_cut:
         _log.warning("cut %d of %d prompts to data.max_prompt_tokens=%d", num_cut, total, limit)
     if not num_prompts:
-        raise DataError(
-            f"all {total} prompts are over data.max_prompt_tokens={limit} or cannot be used; raise"
-            " data.max_prompt_tokens, or correct the rows that the log names"
-        )
-
-
-def _key(config: RunConfig) -> str:
-    """Return a name of all settings that the prompts depend on, and of the fields of a prompt.
-
-    The content of the files is no part of it: a resumed run keeps its prompts if they change.
-    """
-    sections = [part.model_dump_json() for part in (config.data, config.reward, config.rollout)]
-    others = [config.model.path, config.sandbox.packages, config.evaluation.num_prompts]
-    text = repr([message_schema(), *sections, *others])
-    return hashlib.sha256(text.encode()).hexdigest()
+        raise DataError(f"none of {total} rows can be used, the first: {first_dropped}")

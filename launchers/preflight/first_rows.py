@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from async_rl.config.data import is_source
 from async_rl.config.plugins import DATA_SOURCE, load_function
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, Unsupported
 from async_rl.core.types import ContainerTest
 from async_rl.data.drafts import Draft, Drafter
-from async_rl.data.files import is_function_of_rows, matching_files, open_table
+from async_rl.data.files import matching_files, open_table
 from async_rl.rewards.verifier.containers import Containers
 
 # Read within milliseconds, also by --dry-run; the preparation of the run checks every row.
@@ -39,7 +40,7 @@ def row_problems(config: RunConfig) -> Iterator[str]:
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
-        for name in filter(is_function_of_rows, patterns):
+        for name in filter(is_source, patterns):
             try:
                 load_function(setting, name, DATA_SOURCE)
             except ConfigError as error:
@@ -71,7 +72,7 @@ def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]
 def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft | str]:
     """Yield the drafts of the first rows, or the problem that stops the reading of a file."""
     # A remote file may take minutes to copy, and the rows of a function to make.
-    local = [name for name in patterns if "://" not in name and not is_function_of_rows(name)]
+    local = [name for name in patterns if "://" not in name and not is_source(name)]
     try:
         files = matching_files(local)
         drafter = Drafter(files, config, _PlainChat())

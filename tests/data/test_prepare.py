@@ -99,8 +99,6 @@ def test_what_a_killed_build_left_is_removed_and_the_model_built(small_config: R
     path = cached_model_path(small_config, SMALL_MODEL)
     left = path.with_name(f"{path.name}.abc123.build")
     left.mkdir(parents=True)
-    path.mkdir()
-    (path / "config.json").write_text("{}")
     assert prepare_model(small_config, silent, embedded=SMALL_MODEL) == path
     assert (path / "model.safetensors").is_file()
     assert not left.exists()
@@ -127,7 +125,7 @@ def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -
     second.join(timeout=30)
     assert not second.is_alive()
     assert len(told) == 1
-    assert told[0].startswith("waiting for another run")
+    assert told[0].startswith("waiting for another process")
 
 
 def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(
