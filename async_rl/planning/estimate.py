@@ -111,7 +111,12 @@ def gpu_memory_mb(config: RunConfig, role: Role, shape: ModelShape) -> int:
     if role == "learner" and config.learner.gpus_each > 0:
         memory = learner_memory(config, shape)
         most = max(memory.step, exported_bytes(config, shape))
-        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + most) + _sent_bytes(config, shape))
+        sent = 0
+        # The two pieces of a broadcast (weights/outgoing.py), which is sent while steps run.
+        is_sent = config.weights.transfer.kind in {"auto", "collective"}
+        if is_sent and config.learner.gpus_each >= 1:
+            sent = 2 * min(PIECE_BYTES, dtype_bytes(config) * shape.num_parameters)
+        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + most) + sent)
     if role == "generator" and config.generators.gpus_each > 0:
         vllm = config.generation.vllm
         # One sequence must fit, divided among the parts of the engine.
@@ -131,14 +136,6 @@ def exported_bytes(config: RunConfig, shape: ModelShape) -> float:
     largest = dtype_bytes(config) * shape.vocab_size * shape.hidden_size
     chunk = max(largest, DEVICE_CHUNK_BYTES)
     return float(published + min(published, chunk))
-
-
-def _sent_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """The two pieces of a broadcast (weights/outgoing.py), which is sent while steps run."""
-    is_possible = config.weights.transfer.kind in {"auto", "collective"}
-    if config.learner.gpus_each < 1 or not is_possible:
-        return 0
-    return 2 * min(PIECE_BYTES, dtype_bytes(config) * shape.num_parameters)
 
 
 def engine_mb(config: RunConfig, shape: ModelShape) -> int:

@@ -115,7 +115,10 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     else:
         step += gradients
     published: float = shape.num_parameters * dtype_bytes(config)
-    if dtype_bytes(config) == 2 and _sends_changes(config):
+    kind = config.weights.transfer.kind
+    is_broadcast = kind in {"auto", "collective"} and config.learner.gpus_each > 0
+    # Lists of changed words (weights/changes.py) are made for files and for broadcasts of GPUs.
+    if dtype_bytes(config) == 2 and (kind == "filesystem" or is_broadcast):
         published *= 1 + 2 * MOST_CHANGED
     return LearnerMemory(
         kept=kept,
@@ -127,26 +130,13 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     )
 
 
-def _sends_changes(config: RunConfig) -> bool:
-    """Return whether lists of changed words may be made (weights/changes.py): for files, and for
-    broadcasts between GPUs.
-    """
-    kind = config.weights.transfer.kind
-    is_broadcast = kind in {"auto", "collective"} and config.learner.gpus_each > 0
-    return kind == "filesystem" or is_broadcast
-
-
 def _frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The weights of all ranks that are never trained."""
-    if has_adapter(config):
-        # The base of an adapter is the reference too.
-        return FLOAT32_BYTES * shape.num_parameters
     reference = config.algorithm.reference
-    if reference is None:
-        return 0.0
-    # A reference that follows the policy in small steps is in float32.
-    size = FLOAT32_BYTES if reference.ref_ema_eta else dtype_bytes(config)
-    return size * shape.num_parameters
+    # In float32: the base of an adapter, a reference that follows the policy in small steps.
+    if has_adapter(config) or (reference and reference.ref_ema_eta):
+        return FLOAT32_BYTES * shape.num_parameters
+    return dtype_bytes(config) * shape.num_parameters if reference else 0.0
 
 
 def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
@@ -158,15 +148,18 @@ def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
     return FLOAT32_BYTES * shape.num_parameters * min(2, 1 + _num_copies(config))
 
 
+def _has_reference(config: RunConfig) -> bool:
+    """Whether a reference model is loaded; the base of an adapter is the reference too."""
+    return config.algorithm.reference is not None and not has_adapter(config)
+
+
 def _num_copies(config: RunConfig) -> int:
     """The models next to the policy: the critic's backbone and the reference."""
-    has_reference = config.algorithm.reference is not None and not has_adapter(config)
-    return has_own_critic(config) + has_reference
+    return has_own_critic(config) + _has_reference(config)
 
 
-def graph_tokens(config: RunConfig) -> int:
-    """Return the number of tokens that have their activations in memory together."""
-    most = min(config.learner.budget_tokens, minibatch_tokens(config))
+def _pass_tokens(config: RunConfig, most: int) -> int:
+    """The tokens of a pass that may have `most` of them: on a CPU fewer, that fit its cache."""
     if is_sharded(config):
         return most
     return min(most, max(CACHE_TOKENS, longest_sequence(config)))
@@ -196,7 +189,7 @@ def minibatch_tokens(config: RunConfig) -> int:
 def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The largest moment of a step beyond parameters, moments and gradients of the shards."""
     size = dtype_bytes(config)
-    tokens = graph_tokens(config)
+    tokens = _pass_tokens(config, min(config.learner.budget_tokens, minibatch_tokens(config)))
     is_frozen = has_adapter(config) and not has_own_critic(config)
     layer = tokens * _layer_bytes(config, shape)
     kept = layer * shape.num_layers
@@ -240,11 +233,8 @@ def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
     """
     if not is_sharded(config):
         return 0.0
-    roots = 1.0 * shape.root_parameters
-    if config.algorithm.reference is not None and not has_adapter(config):
-        roots *= 2
-    if has_own_critic(config):
-        roots += shape.vocab_size * shape.hidden_size
+    roots = shape.root_parameters * (1 + _has_reference(config))
+    roots += shape.vocab_size * shape.hidden_size * has_own_critic(config)
     learner = config.learner
     is_short = learner.gradient_checkpointing or learner.offload != "none"
     if learner.ranks == 1 and not is_short:
@@ -255,9 +245,7 @@ def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
 def _forward_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The largest moment of the passes without a gradient: no gradients and no other layers."""
     size = dtype_bytes(config)
-    tokens = config.learner.forward_tokens
-    if not is_sharded(config):
-        tokens = min(tokens, max(CACHE_TOKENS, longest_sequence(config)))
+    tokens = _pass_tokens(config, config.learner.forward_tokens)
     # Gate, up and their product next to the residual, its norm and the copies of both; the account
     # has the last hidden states of the models that ran before, too.
     widths = 3 * shape.mlp_width + (4 + _num_copies(config)) * shape.hidden_size
@@ -274,22 +262,16 @@ def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
     norm = FLOAT32_BYTES + size + before
     norms = 2 * norm * shape.hidden_size
     query = 3.0 * size
-    key = 2 * size * _key_share(config)
+    # On a GPU the keys of each response stand in one piece with a copy of its prompt's keys.
+    is_copied = config.learner.gpus_each > 0 and config.generation.group_size > 1
+    share = longest_sequence(config) / config.data.max_response_tokens if is_copied else 1.0
+    key = 2 * size * share
     if shape.has_qk_norm:
         query += FLOAT32_BYTES + before
         key += FLOAT32_BYTES + before
     attention = query * shape.query_width + key * shape.kv_width
     # Gate, its activation, up, and their product.
     return norms + attention + 4 * size * shape.mlp_width
-
-
-def _key_share(config: RunConfig) -> float:
-    """Return the keys that the backward pass keeps per token: on a GPU, the keys of each response
-    stand in one piece with a copy of its prompt's keys.
-    """
-    if config.learner.gpus_each == 0 or config.generation.group_size == 1:
-        return 1.0
-    return longest_sequence(config) / config.data.max_response_tokens
 
 
 def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:

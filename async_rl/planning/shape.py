@@ -2,8 +2,6 @@
 can train its family (families.toml).
 """
 
-import functools
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,15 @@ from typing import Any
 import msgspec
 
 from async_rl.core.frozen import frozen
+from async_rl.core.packaged import read_packaged
 
 # Families name the same numbers differently; the first name that is set counts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WITH_QK_NORM = ("qwen3", "olmo2", "olmoe", "gemma3")
+FAMILIES = read_packaged(__package__, "families.toml", dict[str, Any])
+"""trains: the models that train by model_type of config.json. renamed: the types among them whose
+tensors have other names than their files. refused: the reason of each refused type.
+"""
 
 
 @frozen
@@ -78,11 +81,11 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
     attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_width
     # Two norms.
     common = attention + 2 * hidden
-    feed_forward, active, mlp_width = _feed_forward(settings)
+    num_experts = next((settings[name] for name in _EXPERTS if settings.get(name)), 0)
+    feed_forward, active, mlp_width = _feed_forward(settings, num_experts)
     dense = 3 * hidden * settings["intermediate_size"]
-    num_dense = _num_dense_layers(settings)
+    num_dense = _num_dense_layers(settings) if num_experts else 0
     kind = settings.get("model_type", "")
-    trained, renamed, _ = families()
     root = (1 if settings.get("tie_word_embeddings") else 2) * vocab * hidden + hidden
     outside = root + layers * common + num_dense * dense
     return ModelShape(
@@ -99,14 +102,14 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
         mlp_width=mlp_width,
         has_qk_norm=kind.startswith(_WITH_QK_NORM),
         max_positions=settings["max_position_embeddings"],
-        is_loaded_whole=kind in renamed or (active < feed_forward and kind not in trained),
+        is_loaded_whole=kind in FAMILIES["renamed"]
+        or (active < feed_forward and kind not in FAMILIES["trains"]),
     )
 
 
-def _feed_forward(settings: Mapping[str, Any]) -> tuple[int, int, int]:
+def _feed_forward(settings: Mapping[str, Any], num_experts: int) -> tuple[int, int, int]:
     """The parameters of a layer's feed-forward part, those that a token uses, and their width."""
     hidden = settings["hidden_size"]
-    num_experts = next((settings[name] for name in _EXPERTS if settings.get(name)), 0)
     if not num_experts:
         width = settings["intermediate_size"]
         # Gate, up and down projection.
@@ -122,8 +125,6 @@ def _feed_forward(settings: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def _num_dense_layers(settings: Mapping[str, Any]) -> int:
     """Return how many layers of a mixture of experts have an ordinary feed-forward part."""
-    if not any(settings.get(name) for name in _EXPERTS):
-        return 0
     layers = settings["num_hidden_layers"]
     # Qwen: the listed layers, and all but every n-th. DeepSeek: the first ones.
     listed = set(settings.get("mlp_only_layers") or ())
@@ -146,14 +147,5 @@ def refusal(hf_config: Mapping[str, Any]) -> str:
     nothing is known.
     """
     fields = {**hf_config, **(hf_config.get("text_config") or {})}
-    known = families()[2].get(str(fields.get("model_type")), "")
+    known = FAMILIES["refused"].get(str(fields.get("model_type")), "")
     return next((reason for field, reason in _FIELDS.items() if fields.get(field)), known)
-
-
-@functools.cache
-def families() -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """Return the models that train by model_type of config.json, the types among them whose tensors
-    have other names than their files, and the reason of each refused type.
-    """
-    tree = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
-    return tree["trains"], tree["renamed"], tree["refused"]

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from async_rl.config.pool_sizes import pool_counts, process_name, role_of
-from async_rl.config.pools import config_of, generator_pools
+from async_rl.config.pools import config_of, pool_configs
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine
@@ -22,9 +22,6 @@ from async_rl.core.types import Role
 
 _FIXED: Mapping[str, Role] = {"buffer": "buffer", "learner": "learner"}
 """The role of each pool whose size never changes."""
-# On a full cluster a verifier, which can run on any node, must not take the node of a process that
-# needs GPUs.
-_START_ORDER = ("buffer", "learner", "generator", "verifier", "gateway")
 
 
 @frozen
@@ -53,10 +50,12 @@ def processes(
     """
     specs: list[ProcessSpec] = []
     fixed = {"buffer": 1, "learner": config.learner.ranks}
-    for pool, count in (fixed | dict(wanted or pool_counts(config))).items():
+    # Generators before verifiers: on a full cluster a verifier, which can run on any node, must not
+    # take the node of a process that needs GPUs.
+    for pool, count in {**fixed, **pool_counts(config), **(wanted or {})}.items():
         for _ in range(count):
             specs.append(joining(config, machine, pool, specs))
-    return sorted(specs, key=lambda spec: _START_ORDER.index(spec.role))
+    return specs
 
 
 def joining(
@@ -82,8 +81,7 @@ def joining(
     # start their own threads. Hyperthreads of a core share its arithmetic units.
     num_threads = 1
     if role in ("generator", "learner"):
-        ranks = num_sharing if role == "learner" else 1
-        num_cpus = len(cores) or len(machine.cores) // ranks
+        num_cpus = len(cores) or len(machine.cores) // (num_sharing if role == "learner" else 1)
         num_threads = max(1, num_cpus // machine.threads_per_core)
     env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if machine.num_gpus:
@@ -113,7 +111,7 @@ def _share(config: RunConfig, pool: str, role: Role) -> tuple[Sequence[int], flo
         case "generator":
             own = config_of(config, pool).generators
             # Pools with the same cores divide them as one pool would.
-            pools = [config_of(config, each).generators for each in generator_pools(config)]
+            pools = [each.generators for each in pool_configs(config).values()]
             num_sharing = sum(each.count for each in pools if each.cores == own.cores)
             return own.cores, own.gpus_each, num_sharing
         case "verifier":

@@ -22,7 +22,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.data.model_files import model_problems
 from async_rl.learner.loading import load_policy
 from async_rl.learner.pretrained import PretrainedWeights
-from async_rl.planning.shape import families, refusal
+from async_rl.planning.shape import FAMILIES, refusal
 from async_rl.weights.lora import merged_weights
 
 SIZES = table(__file__, "sizes")
@@ -101,7 +101,7 @@ LARGE = {"kimi_linear", "qwen3_5_moe_text", "nemotron_h"}
 """Refused families whose configurations have no small form with these sizes."""
 MULTIMODAL = {"llama4", "qwen3_5", "qwen3_5_moe"}
 """Refused as their language model is."""
-TRAINED, RENAMED, REFUSED = families()
+TRAINED, RENAMED, REFUSED = (FAMILIES[name] for name in ("trains", "renamed", "refused"))
 
 
 def save(path: Path, kind: str) -> PreTrainedModel:

