@@ -30,6 +30,12 @@ _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be re
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _LEAST_PACE_STEPS = 3  # the first steps wait for the first groups and are slower than later steps
 _TOLD = ("learner", "gateway", "generator")
+_SHOWN = (
+    ("reward/mean", "reward {:.2f}"),
+    ("eval/pass_at_1", "held-out {:.2f}{}"),
+    ("staleness/max_versions", "staleness {:.0f}"),
+)
+"""The metrics of the line; the second value is the step of the evaluation."""
 _BAR_WIDTH = 12  # the line next to it fits a terminal of 80 columns
 
 
@@ -83,13 +89,8 @@ class Console:
         left_s = self._left_s(step)
         if left_s is not None:
             parts.append(f"about {duration(left_s)} left")
-        if "reward/mean" in metrics:
-            parts.append(f"reward {metrics['reward/mean']:.2f}")
-        if "eval/pass_at_1" in metrics:
-            at_step = "" if evaluated_step is None else f" @{evaluated_step}"
-            parts.append(f"held-out {metrics['eval/pass_at_1']:.2f}{at_step}")
-        if "staleness/max_versions" in metrics:
-            parts.append(f"staleness {metrics['staleness/max_versions']:.0f}")
+        at_step = "" if evaluated_step is None else f" @{evaluated_step}"
+        parts += [form.format(metrics[name], at_step) for name, form in _SHOWN if name in metrics]
         if "throughput/generated_tokens_per_s" in metrics:
             rate = metrics["throughput/generated_tokens_per_s"]
             shown = f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
@@ -107,11 +108,11 @@ class Console:
         if 0 < step < self._first[0]:
             self._first = (step, self._clock())
         first, first_s = self._first
-        if step - first < _LEAST_PACE_STEPS or step >= self._config.num_steps:
-            return None
-        left_s = (self._config.num_steps - step) * (self._clock() - first_s) / (step - first)
+        left = self._config.num_steps - step
         # A service runs until it is stopped.
-        return None if self._config.agent.is_service else left_s
+        if step - first < _LEAST_PACE_STEPS or left <= 0 or self._config.agent.is_service:
+            return None
+        return left * (self._clock() - first_s) / (step - first)
 
     def note(self, text: str) -> None:
         """Print a message above the live line."""

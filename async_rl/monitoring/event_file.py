@@ -44,9 +44,8 @@ class EventFile:
     def scalar(self, name: str, value: float, step: int) -> None:
         """Add a point of a curve; with the first one, title with unit, and meaning."""
         summary = scalar_pb(name, value)
-        spec = describe(name)
         # Once per metric: with every point it would double the size of the file.
-        if spec is not None and name not in self._described:
+        if name not in self._described and (spec := describe(name)):
             self._described.add(name)
             metadata = summary.value[0].metadata
             metadata.display_name = with_unit(name, name)

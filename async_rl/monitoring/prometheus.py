@@ -19,7 +19,7 @@ from async_rl.observability.catalogue import describe
 
 
 class Endpoint:
-    """A server at `url`, until closed.
+    """A server at `url`, until closed, and its collector.
 
     run: the label `run` of all metrics; newest: returns the step and the newest value of each
     metric; called from the server's thread.
@@ -28,6 +28,8 @@ class Endpoint:
     def __init__(
         self, host: str, port: int, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]
     ) -> None:
+        self._run = run
+        self._newest = newest
         # Without auto_describe it calls `collect` for requests only, when there are numbers.
         registry = CollectorRegistry(auto_describe=False)
         path = f"/{secrets.token_urlsafe()}/metrics"
@@ -41,7 +43,7 @@ class Endpoint:
             ) from error
         self._server.set_app(_only_at(path, self._server.get_app()))
         # Only now: the server has been answering on every path.
-        registry.register(_Newest(run, newest))
+        registry.register(self)
         self.url = f"http://{host}:{self._server.server_address[1]}{path}"
 
     def close(self) -> None:
@@ -49,6 +51,19 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics, for `prometheus_client`."""
+        step, metrics = self._newest()
+        meanings = {name: spec.description for name in metrics if (spec := describe(name))}
+        values = {"step": step} | {name: metrics[name] for name in sorted(meanings)}
+        # By name: the format forbids a second family of a name.
+        families = {exported_name(name): name for name in values}
+        for exported, name in families.items():
+            meaning = meanings.get(name, "learner steps done")
+            family = GaugeMetricFamily(exported, meaning, labels=["run"])
+            family.add_metric([self._run], values[name])
+            yield family
 
 
 def _only_at(path: str, answer: Any) -> Any:
@@ -61,24 +76,6 @@ def _only_at(path: str, answer: Any) -> Any:
         return [b""]
 
     return guarded
-
-
-class _Newest:
-    def __init__(self, run: str, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
-        self._run = run
-        self._newest = newest
-
-    def collect(self) -> Iterator[Metric]:
-        step, metrics = self._newest()
-        meanings = {name: spec.description for name in metrics if (spec := describe(name))}
-        values = {"step": step} | {name: metrics[name] for name in sorted(meanings)}
-        # By name: the format forbids a second family of a name.
-        families = {exported_name(name): name for name in values}
-        for exported, name in families.items():
-            meaning = meanings.get(name, "learner steps done")
-            family = GaugeMetricFamily(exported, meaning, labels=["run"])
-            family.add_metric([self._run], values[name])
-            yield family
 
 
 def exported_name(name: str) -> str:

@@ -87,14 +87,11 @@ class Recorder:
         self._held_path = run_dir / "metrics.held.json"
         self._rows: dict[int, _Row] = {}
         self._started_s = clock()
-        self._newest = -1
         self._next_step = 0 if is_evaluated(config, 0) else 1
         newest, end = self._last_row(math.inf)
-        self._is_resumed = newest is not None
         if newest is not None:
             # A resumed run continues the times of the run before.
             self._started_s -= newest.time_s
-            self._newest = newest.step
             self._next_step = newest.step + 1
         # Everything is read before anything is opened: a damaged file leaves nothing behind.
         self._recall()
@@ -106,31 +103,16 @@ class Recorder:
     def record(self, message: ReportMetrics) -> None:
         """Record one part of a step."""
         step = message.step
-        self._newest = max(self._newest, step)
-        self._draw(message)
-        self._add_to_row(step, message.source, message.scalars)
-        self.flush()
-        # The incomplete rows survive a killed supervisor.
-        replace_file(self._held_path, msgspec.json.encode(self._rows))
-
-    def _draw(self, message: ReportMetrics) -> None:
-        """Write to TensorBoard unless learner steps come too fast."""
-        # The last step is what people look at, so it is always drawn.
-        if _LEARNER_PART in message.scalars and message.step != self._config.num_steps:
-            if self._run_s() - self._drawn_s < _DRAW_EVERY_S:
-                return
-            self._drawn_s = self._run_s()
-        for name, value in message.scalars.items():
-            self._events.scalar(name, value, message.step)
-
-    def note(self, kind: str, text: str, step: int) -> None:
-        """Record an event of the run: a restart, a silence, a stall, an alarm."""
-        events.note(self._run_dir, kind, text, step=step)
-        self._events.text(f"run/{kind}", text, step)
-
-    def _add_to_row(self, step: int, source: str, scalars: Scalars) -> None:
+        scalars = message.scalars
+        now_s = self._run_s()
+        # Learner steps may come too fast. The last one is what people look at, so it is drawn.
+        is_paced = _LEARNER_PART in scalars and step != self._config.num_steps
+        if not is_paced or now_s - self._drawn_s >= _DRAW_EVERY_S:
+            for name, value in scalars.items():
+                self._events.scalar(name, value, step)
+            if is_paced:
+                self._drawn_s = now_s
         if step >= self._next_step:
-            now_s = self._run_s()
             row = self._rows.setdefault(step, _Row(now_s, {}, awaited=self._awaited(step)))
             row.scalars.update(scalars)
             row.awaited.difference_update(scalars)
@@ -138,9 +120,17 @@ class Recorder:
         elif scalars:
             _LOG.warning(
                 "%s reported step %d after its row was written; TensorBoard alone has it",
-                source,
+                message.source,
                 step,
             )
+        self.flush()
+        # The incomplete rows survive a killed supervisor.
+        replace_file(self._held_path, msgspec.json.encode(self._rows))
+
+    def note(self, kind: str, text: str, step: int) -> None:
+        """Record an event of the run: a restart, a silence, a stall, an alarm."""
+        events.note(self._run_dir, kind, text, step=step)
+        self._events.text(f"run/{kind}", text, step)
 
     def _run_s(self) -> float:
         """Return the seconds since the start of the run."""
@@ -165,14 +155,19 @@ class Recorder:
     def start_from(self, version: int) -> None:
         """Remove the rows after `version`, the learner's start, also from TensorBoard."""
         kept, end = self._last_row(version)
-        self._report_missing(0 if kept is None else kept.step, version)
-        # Nothing was written after it, so there is nothing to remove.
-        if self._newest <= version and not self._is_resumed:
-            return
-        self._is_resumed = False
+        first = 1 if kept is None else kept.step + 1
+        missing = ", ".join(str(n) for n in range(first, version + 1) if n not in self._rows)
+        if missing:
+            _LOG.warning(
+                "%s has no row for step %s: it was not reported, or not on the disk, when the run"
+                " ended",
+                self._path,
+                missing,
+            )
         os.truncate(self._path, end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
-        if is_evaluated(self._config, version) and (kept is None or kept.step < version):
+        is_written = kept is not None and kept.step == version
+        if version > 0 and is_evaluated(self._config, version) and not is_written:
             # Its evaluation is repeated; the learner's part is not, so it is not awaited.
             now_s = self._run_s()
             self._rows.setdefault(
@@ -182,18 +177,7 @@ class Recorder:
         # evaluation.
         if self._next_step:
             self._next_step = min([*self._rows, version + 1])
-        self._newest = version
         self._events.restart(version + 1)
-
-    def _report_missing(self, newest: int, version: int) -> None:
-        missing = [step for step in range(newest + 1, version + 1) if step not in self._rows]
-        if missing:
-            _LOG.warning(
-                "%s has no row for step %s: it was not reported, or not on the disk, when the run"
-                " ended",
-                self._path,
-                ", ".join(map(str, missing)),
-            )
 
     def _last_row(self, version: float) -> tuple[_RowHead | None, int]:
         """Return the last row up to this version, and the offset of the next row."""
@@ -229,7 +213,6 @@ class Recorder:
                 row.last_s = self._run_s()
                 row.awaited = self._awaited(step) - row.scalars.keys()
                 self._rows[step] = row
-                self._newest = max(self._newest, step)
 
     def close(self) -> None:
         """Write every remaining row and close the files."""

@@ -56,7 +56,6 @@ def render(
 ) -> RenderableType:
     """The whole answer. now_s: Unix time; before: an earlier answer, for the rates."""
     now_s = time.time() if now_s is None else now_s
-    past = before.members if before is not None else []
     head = Text.assemble(
         (reply.run_name, "bold"),
         f"  step {reply.step} of {reply.num_steps}, running for"
@@ -73,7 +72,12 @@ def render(
         head.append("\n" + "  ".join(numbers))
     # Before the first heartbeat of the buffer the flow is unknown.
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
-        head.append(f"\n{_flow(reply)}")
+        states = " → ".join(
+            f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW
+        )
+        head.append(f"\ngroups: prompt → {states} → trained in step {reply.step}")
+        if failure := commonest_failure([reply.metrics]):
+            head.append(f"   {failure}")
     if reply.pools:
         head.append(f"\n{'; '.join(_pool(pool, reply.pools) for pool in reply.pools)}")
     if reply.metrics.get("reward/failed_share") == 1:
@@ -81,19 +85,12 @@ def render(
     # The stall already says who waits for whom; a bottleneck would only repeat a part of it.
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
-    else:
-        head.append(_diagnosis(reply))
-    return Group(head, _processes(reply, past, now_s))
-
-
-def _diagnosis(reply: StatusReply) -> Text:
-    """Name the silent processes; if all answer, the bottleneck."""
     # Shares of time of a run with a silent process would name the wrong bottleneck.
-    silent = [member.name for member in reply.members if member.state == "silent"]
-    if silent:
-        return Text(f"\nno heartbeat from: {', '.join(silent)}", style="bold red")
-    sentence = bottleneck(reply)
-    return Text(f"\nbottleneck: {sentence}" if sentence else "", style="cyan")
+    elif silent := ", ".join(m.name for m in reply.members if m.state == "silent"):
+        head.append(f"\nno heartbeat from: {silent}", style="bold red")
+    elif sentence := bottleneck(reply):
+        head.append(f"\nbottleneck: {sentence}", style="cyan")
+    return Group(head, _processes(reply, before, now_s))
 
 
 def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
@@ -107,28 +104,17 @@ def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
     return f"{pool.pool}: {pool.wanted} wanted, {', '.join(parts) or '0 live'}{remedy}"
 
 
-def _restarts(reply: StatusReply, name: str) -> str:
-    number = reply.restarts.get(name, 0)
-    if not number:
-        return ""
-    # The rest of a traceback is in the logs.
-    reason = reply.restarted_because.get(name, "").partition("\n")[0]
-    return f" (restarts: {number}; {reason})"
-
-
-def _flow(reply: StatusReply) -> str:
-    """Groups in each state on their way from prompt to training, and the commonest failure."""
-    states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
-    flow = f"groups: prompt → {states} → trained in step {reply.step}"
-    return "   ".join(filter(None, [flow, commonest_failure([reply.metrics])]))
-
-
-def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> WideTable:
-    before = {member.name: member for member in past}
+def _processes(reply: StatusReply, before: StatusReply | None, now_s: float) -> WideTable:
+    past = {member.name: member for member in before.members} if before else {}
     titles = ("process", "pid", "state", "version", "since", "at work", "rate", "waits for")
     table = open_table(*titles)
     for member in sorted(reply.members, key=lambda m: (ROLE_ORDER.index(m.role), m.name)):
-        rates = per_second(member, before.get(member.name))
+        rates = per_second(member, past.get(member.name))
+        waits_for = member.waits_for
+        if number := reply.restarts.get(member.name):
+            # The rest of a traceback is in the logs.
+            reason = reply.restarted_because.get(member.name, "").partition("\n")[0]
+            waits_for += f" (restarts: {number}; {reason})"
         table.add_row(
             member.name,
             str(member.pid),
@@ -137,7 +123,7 @@ def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Wide
             duration(now_s - member.since_s) if member.since_s > 0 else "",
             f"{rates['busy_s']:.0%}" if "busy_s" in rates else "",
             ", ".join(form.format(rates[name]) for name, form in _RATES if name in rates),
-            member.waits_for + _restarts(reply, member.name),
+            waits_for,
         )
     return table
 
@@ -157,9 +143,9 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     hours = whole // 3600
     # Up to two days people count in hours.
-    return (
-        f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-    )
+    if hours < 48:
+        return f"{hours} h {whole % 3600 // 60} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def short_path(path: Path) -> str:

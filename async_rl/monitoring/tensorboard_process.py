@@ -42,11 +42,12 @@ class TensorBoard:
         Path(self._logdir.name, run_dir.name).symlink_to(target)
         prefix = f"/{secrets.token_urlsafe()}"
         self.url = f"http://{host}:{port}{prefix}/#custom_scalars"
-        command = [sys.executable, "-m", "async_rl.monitoring.tensorboard_process"]
-        command += [str(os.getpid()), "--logdir", self._logdir.name]
-        command += ["--host", host, "--port", str(port)]
-        command += ["--window_title", run_dir.name, "--reload_interval", _RELOAD_S]
-        command += ["--load_fast", "false"]
+        command = [
+            *(sys.executable, "-m", "async_rl.monitoring.tensorboard_process", str(os.getpid())),
+            *("--logdir", self._logdir.name, "--window_title", run_dir.name),
+            *("--host", host, "--port", str(port)),
+            *("--reload_interval", _RELOAD_S, "--load_fast", "false"),
+        ]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(

@@ -22,6 +22,7 @@ Every process has one as `context.activity`; its methods are thread-safe.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import contextvars
 import enum
@@ -69,29 +70,6 @@ class _Frame:
     is_open: bool = True
 
 
-@dataclass(slots=True)
-class _Seconds:
-    """Seconds when at least one block was active."""
-
-    num_active: int = 0
-    since: float = 0.0
-    total: float = 0.0
-
-    def enter(self, now: float) -> None:
-        # A union: only the first of several blocks starts the clock.
-        if self.num_active == 0:
-            self.since = now
-        self.num_active += 1
-
-    def leave(self, now: float) -> None:
-        self.num_active -= 1
-        if self.num_active == 0:
-            self.total += now - self.since
-
-    def until(self, now: float) -> float:
-        return self.total + (now - self.since if self.num_active else 0.0)
-
-
 class Activity:
     """The stages, waits, counters and gauges of one process. clock: monotonic seconds; wall: Unix
     time.
@@ -110,14 +88,15 @@ class Activity:
         # the condition of the process: work, else a wait for a process upstream, else the process
         # that blocks it.
         self._frames: dict[_Kind, dict[_Frame, None]] = {kind: {} for kind in _Kind}
-        # By stage, and by condition of the process.
-        self._seconds: dict[str, _Seconds] = {kind.value: _Seconds() for kind in _Kind}
-        self._values: dict[str, float] = {}
+        # The active blocks of each stage: its seconds are a union, however many blocks there are.
+        self._num_active: collections.Counter[str] = collections.Counter()
+        # Counters and gauges, and the seconds of each stage and of each condition of the process.
+        self._values = collections.defaultdict(float, {kind.value: 0.0 for kind in _Kind})
         self._held_back: dict[str, str] = {}
         self._rest_state = "starting"
         self._rest_since = clock()
+        self._counted_until = self._rest_since
         self._kind = _Kind.IDLE
-        self._seconds[self._kind.value].enter(self._rest_since)
 
     def __call__(self, stage: str) -> AbstractContextManager[None]:
         """Count the block as work on `stage`."""
@@ -143,20 +122,18 @@ class Activity:
             self._recount(stage, "")
 
     def _recount(self, stage: str, by: str) -> None:
-        with self._lock:
-            now = self._clock()
+        with self._changing() as now:
             frames = [
-                f
+                frame
                 for active in self._frames.values()
-                for f in active
-                if f.entered == (_Kind.BUSY, stage)
+                for frame in active
+                if frame.entered == (_Kind.BUSY, stage)
             ]
             for frame in frames:
-                self._leave(frame, now)
+                self._leave(frame)
             self._held_back[stage] = by
             for frame in frames:
                 self._enter(frame, now)
-            self._settle(now)
 
     def rest(self, state: str) -> None:
         """Set the state of the process while no block is entered: `starting` at first, then for
@@ -169,7 +146,7 @@ class Activity:
     def count(self, name: str, amount: float = 1.0) -> None:
         """Add to a cumulative counter."""
         with self._lock:
-            self._values[name] = self._values.get(name, 0.0) + amount
+            self._values[name] += amount
 
     def gauge(self, name: str, value: float) -> None:
         """Set a current value; a snapshot has it as `gauge/<name>`."""
@@ -178,9 +155,7 @@ class Activity:
 
     def snapshot(self) -> Snapshot:
         """Return the present state; seconds of blocks that are still open are counted up to now."""
-        with self._lock:
-            now = self._clock()
-            seconds = {key: stage.until(now) for key, stage in self._seconds.items()}
+        with self._changing() as now:
             frame = self._shown()
             state = self._rest_state
             waits_for = ""
@@ -191,7 +166,7 @@ class Activity:
                 if frame.kind is not _Kind.BUSY:
                     state = "waiting" if frame.kind is _Kind.WAITING else "blocked"
                     waits_for = frame.label
-            return Snapshot(state, waits_for, self._wall() - (now - since), self._values | seconds)
+            return Snapshot(state, waits_for, self._wall() - (now - since), dict(self._values))
 
     @contextlib.contextmanager
     def _inside(self, kind: _Kind, label: str) -> Iterator[None]:
@@ -205,27 +180,23 @@ class Activity:
         # both continue side by side.
         parent = outer if outer is not None and outer.owner is frame.owner else None
         self._frame.set(frame)
-        with self._lock:
-            now = self._clock()
+        with self._changing() as now:
             if parent is not None:
                 parent.num_inner += 1
                 if parent.num_inner == 1:
-                    self._leave(parent, now)
+                    self._leave(parent)
             self._enter(frame, now)
-            self._settle(now)
         try:
             yield
         finally:
-            with self._lock:
-                now = self._clock()
+            with self._changing() as now:
                 if frame.num_inner == 0:
-                    self._leave(frame, now)
+                    self._leave(frame)
                 frame.is_open = False
                 if parent is not None:
                     parent.num_inner -= 1
                     if parent.num_inner == 0 and parent.is_open:
                         self._enter(parent, now)
-                self._settle(now)
             # An async generator may be closed in another context, where this frame is not the
             # current one.
             if self._frame.get() is frame:
@@ -240,11 +211,11 @@ class Activity:
         frame.key = f"{frame.kind.value}/{frame.label.split(':', 1)[0].strip()}"
         frame.since = now
         self._frames[frame.kind][frame] = None
-        self._seconds.setdefault(frame.key, _Seconds()).enter(now)
+        self._num_active[frame.key] += 1
 
-    def _leave(self, frame: _Frame, now: float) -> None:
+    def _leave(self, frame: _Frame) -> None:
         del self._frames[frame.kind][frame]
-        self._seconds[frame.key].leave(now)
+        self._num_active[frame.key] -= 1
 
     def _shown(self) -> _Frame | None:
         """Return the block that describes the process. Among the blocks of its condition, a block
@@ -257,15 +228,23 @@ class Activity:
             default=None,
         )
 
-    def _settle(self, now: float) -> None:
-        """Update the condition of the process after blocks were entered or left."""
-        kind = next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)
-        if kind is not self._kind:
-            self._seconds[self._kind.value].leave(now)
-            self._seconds[kind.value].enter(now)
-            self._kind = kind
-            if kind is _Kind.IDLE:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[float]:
+        """Count the seconds up to now, the time that this yields, and update the condition of the
+        process after blocks were entered or left.
+        """
+        with self._lock:
+            now = self._clock()
+            passed = now - self._counted_until
+            self._counted_until = now
+            self._values[self._kind.value] += passed
+            for key, number in self._num_active.items():
+                self._values[key] += passed * (number > 0)
+            yield now
+            kind = next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)
+            if kind is not self._kind and kind is _Kind.IDLE:
                 self._rest_since = now
+            self._kind = kind
 
 
 def _owner(outer: _Frame | None) -> object:

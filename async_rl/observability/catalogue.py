@@ -8,29 +8,23 @@ tests refuse a name that the table does not declare; docs and dashboards are gen
 import functools
 import re
 from collections.abc import Mapping
-from typing import Annotated
-
-import msgspec
 
 from async_rl.core.frozen import Value
 from async_rl.core.packaged import read_packaged
-
-_Text = Annotated[str, msgspec.Meta(min_length=1)]
-_Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
 class Chart(Value):
     """One of the ten charts. reading: its expected look, and the remedy if it differs."""
 
     metrics: tuple[str, ...]
-    reading: _Text
+    reading: str
 
 
 class MetricSpec(Value, array_like=True):
     """One declared metric: a line of the table. unit: `text` for an event of the run."""
 
-    unit: _Text
-    meaning: _Text
+    unit: str
+    meaning: str
 
     @property
     def description(self) -> str:
@@ -38,7 +32,7 @@ class MetricSpec(Value, array_like=True):
         return f"{self.meaning} ({self.unit})"
 
 
-_SECTIONS = read_packaged(__package__, "catalogue.toml", dict[_Name, dict[_Name, MetricSpec]])
+_SECTIONS = read_packaged(__package__, "catalogue.toml", dict[str, dict[str, MetricSpec]])
 METRICS: Mapping[str, MetricSpec] = {
     f"{section}/{part}": spec
     for section, specs in _SECTIONS.items()
@@ -55,14 +49,7 @@ FIRST_SCREEN = read_packaged(__package__, "first_screen.toml", dict[str, Chart])
 @functools.lru_cache(maxsize=4096)
 def describe(name: str) -> MetricSpec | None:
     """Return the declaration of `name`, or None. An exact one wins over one with placeholders."""
-    exact = METRICS.get(name)
-    # A placeholder itself is not a name that a process may write.
-    if exact is not None:
-        return exact if "<" not in name else None
-    for pattern, spec in patterns():
-        if pattern.fullmatch(name):
-            return spec
-    return None
+    return next((spec for pattern, spec in _patterns() if pattern.fullmatch(name)), None)
 
 
 def with_unit(title: str, name: str) -> str:
@@ -74,10 +61,9 @@ def with_unit(title: str, name: str) -> str:
 
 
 @functools.cache
-def patterns() -> tuple[tuple[re.Pattern[str], MetricSpec], ...]:
-    """Return the patterns of names with a variable part."""
-    return tuple(
-        (re.compile(re.sub("<[a-z]+>", "[^/<>]+", name)), spec)
-        for name, spec in METRICS.items()
-        if "<" in name
-    )
+def _patterns() -> list[tuple[re.Pattern[str], MetricSpec]]:
+    """The names as patterns, the exact ones first. None matches a placeholder itself."""
+    return [
+        (re.compile(re.sub("<[a-z]+>", "[^/<>]+", name)), METRICS[name])
+        for name in sorted(METRICS, key=lambda name: "<" in name)
+    ]

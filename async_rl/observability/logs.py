@@ -54,13 +54,8 @@ def configure_logging(run_dir: Path, process: str) -> logging.Logger:
     # continue in the new one.
     handler = logging.handlers.WatchedFileHandler(path, mode="a", encoding="utf-8")
     handler.setFormatter(_Lines(process))
-    root = logging.getLogger()
-    # A second call, and libraries that configured logging at import, would write lines twice.
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-        old.close()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    # force: a second call, and libraries that configured logging at import, would add lines.
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
