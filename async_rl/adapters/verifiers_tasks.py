@@ -48,8 +48,7 @@ async def play(task: Mapping[str, Any], endpoint: Endpoint) -> float:
             episode = await env.run_episode(kind(data, env.config.taskset.task), context)
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        reasons = "; ".join(f"{error.type}: {error.message}" for error in errors)
-        raise RuntimeError(f"the episode of verifiers failed: {reasons or 'no reason was given'}")
+        raise RuntimeError(f"the episode of verifiers failed: {errors}")
     key = {"Authorization": f"Bearer {endpoint.session_key}"}
     async with httpx.AsyncClient(headers=key) as http:
         for role, rewards in _rewards(episode).items():
