@@ -52,40 +52,30 @@ class Source:
 
 
 def source_of(conf: str) -> Source:
-    """Find the configuration of this name, or read this yaml file. Raises ConfigError."""
-    path = Path(conf).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        content = _read_user_file(conf, path)
-        return Source(conf=conf, folder=path.resolve().parent, content=content)
-    # Before hydra, whose message names its search path.
-    if conf not in names():
-        raise ConfigError(
-            f"conf={conf}: neither a name from conf/ nor a yaml file;"
-            f" {hint(conf, among=names())}; a file of another trainer needs async-rl migrate"
-        )
-    return Source(conf=conf, folder=CONF_DIR, content={})
+    """Find the configuration of this name, or read this yaml file, which is made known to hydra.
+    Raises ConfigError.
 
-
-def _read_user_file(conf: str, path: Path) -> Tree:
-    """Return the content of a user's yaml file, which is made known to hydra.
-
-    It goes through hydra's store because hydra takes a primary file from one directory only, and
-    ours is conf/.
+    A file goes through hydra's store because hydra takes a primary file from one directory only,
+    and ours is conf/.
     """
-    if not path.is_file():
-        raise ConfigError(
-            f"conf={conf}: there is no such file; give the path of a yaml file or one of"
-            f" {', '.join(names())}"
-        )
+    path = Path(conf).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        # Before hydra, whose message names its search path.
+        if conf not in names():
+            raise ConfigError(
+                f"conf={conf}: neither a name from conf/ nor a yaml file;"
+                f" {hint(conf, among=names())}; a file of another trainer needs async-rl migrate"
+            )
+        return Source(conf=conf, folder=CONF_DIR, content={})
     folder = path.resolve().parent
     OmegaConf.register_new_resolver("beside", lambda name: str(folder / name), replace=True)
     try:
         node = OmegaConf.load(path)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"conf={conf}: cannot be read as yaml text in UTF-8 ({_one_line(error)}); look for a"
-            " tab, a name that is set twice, a bracket or a quote that is not closed, and for a"
-            " missing colon, there and in the lines before"
+            f"conf={conf}: cannot be read as yaml text in UTF-8 ({_one_line(error)}); correct the"
+            " path, or look for a tab, a name that is set twice, a bracket or a quote that is not"
+            " closed, and for a missing colon, there and in the lines before"
         ) from error
     defaults = node.get("defaults") if isinstance(node, DictConfig) else None
     if not isinstance(defaults, ListConfig):
@@ -97,7 +87,7 @@ def _read_user_file(conf: str, path: Path) -> Tree:
         # The file's own settings win over those it builds on. Hydra does the same, with a warning.
         defaults.append("_self_")
     ConfigStore.instance().store(name=USER_CONFIG, node=node)
-    return _tree_of(node, resolve=False)
+    return Source(conf=conf, folder=folder, content=_tree_of(node, resolve=False))
 
 
 def compose_files(

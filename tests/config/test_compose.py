@@ -134,7 +134,7 @@ def test_defaults_stay_out_where_the_setting_is_given() -> None:
 
 def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
     assert "did you mean ppo_code?" in problem(conf="ppo_cod")
-    assert "there is no such file" in problem(conf="/nowhere/mine.yaml")
+    assert "No such file or directory" in problem(conf="/nowhere/mine.yaml")
 
 
 def test_a_users_file_builds_on_ours_and_overrides_win_over_it(tmp_path: Path) -> None:
