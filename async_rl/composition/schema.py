@@ -27,6 +27,7 @@ class Setting:
     variants that its value may name, empty for other settings.
     """
 
+    path: str
     spec: Spec
     choices: tuple[str, ...] = ()
 
@@ -126,7 +127,7 @@ def _add_field(found: dict[str, Setting], path: str, spec: Spec) -> None:
     kinds = tuple(kind for member in members for kind in kinds_of(member))
     if kinds or not members:
         # The first variant describes a parameter that several have; it is one setting.
-        found.setdefault(path, Setting(spec=spec, choices=kinds))
+        found.setdefault(path, Setting(path=path, spec=spec, choices=kinds))
     for member in members:
         _add_section(found, path, member)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from async_rl.planning.shape import families
+from async_rl.planning.shape import FAMILIES
 from docs.generate.settings import table
 
 _PAGE = Path(__file__).resolve().parents[1] / "models.md"
@@ -13,7 +13,7 @@ _START, _END = "<!-- families: written by make docs -->\n", "<!-- end of familie
 
 def models_page() -> str:
     """Return docs/models.md with the tables between its marks."""
-    trained, renamed, refused = families()
+    trained, renamed, refused = (FAMILIES[name] for name in ("trains", "renamed", "refused"))
     rows = [
         (f"`{kind}`", models, "other names" if kind in renamed else "the names of its files")
         for kind, models in trained.items()

@@ -159,8 +159,8 @@ def span(spec: Spec) -> str:
 def short_span(setting: Setting) -> str:
     """The allowed values in the words of the tables: `int >= 1 or null`."""
     spec = setting.spec
-    if "enum" in spec:
-        return f"`{'`, `'.join(spec['enum'])}`"
+    if named := setting.choices or spec.get("enum"):
+        return f"`{'`, `'.join(named)}`"
     text = span(spec)
     for words, short in _SHORT.items():
         text = text.replace(words, short)

@@ -164,8 +164,8 @@ async def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> 
     [
         ("no.such.module:f", "cannot be imported (ModuleNotFoundError"),
         ("/no/such/file.py:f", "cannot be imported (FileNotFoundError"),
-        (name("not_there"), "has no not_there"),
-        (name("NOT_A_FUNCTION"), "is a int"),
+        (name("not_there"), "has no function not_there"),
+        (name("NOT_A_FUNCTION"), "has no function NOT_A_FUNCTION"),
         (
             name("as_in_verl"),
             (
@@ -208,8 +208,6 @@ def found(*overrides: str) -> list[str]:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     terms = ("reward.terms.tests=tests", "reward.terms.length=length")
     assert found(*terms, "reward.terms.length.weight=-0.1") == []
-    own = ("reward.terms.mine=plugin", "reward.terms.mine.fn=lenght")
-    assert "neither package.module:function" in found(*own)[0]
     assert found("reward.terms.length=length", "reward.placement=steps") == []
     assert "does not show progress" in found(*terms, "reward.placement=steps")[0]
     assert "have the name tests" in found("reward.terms.tests=length")[0]
