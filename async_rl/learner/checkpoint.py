@@ -159,11 +159,6 @@ class Checkpointer:
         # The checkpoint may have been written on a machine without a GPU, or with one.
         if _CUDA_RANDOM not in index.tensors:
             tensors.pop(_CUDA_RANDOM, None)
-        inputs = [name for name in tensors if "of_inputs" in name]
-        if index.tensors.keys().isdisjoint(inputs):
-            # The critic that wrote it had none, which is the same as weights of 0.
-            for name in inputs:
-                local(tensors.pop(name)).detach().zero_()
         try:
             self._check(index, tensors)
             shards = functools.cache(lambda file: open_shard(directory / file))

@@ -81,14 +81,9 @@ def read_index(directory: Path) -> Index:
             f"{directory} is not a checkpoint; name a directory such as checkpoints/step_000020"
             " of a run"
         )
-    with regular(path).open("rb") as file:
-        return parse_index(file.read(_MAX_BYTES), path)
-
-
-def parse_index(content: bytes, path: Path) -> Index:
-    """Return the checked index. Raises DataError that names the path."""
     try:
-        index = msgspec.json.decode(content, type=Index)
+        with regular(path).open("rb") as file:
+            index = msgspec.json.decode(file.read(_MAX_BYTES), type=Index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}; restore it from a copy") from error
     for name, stored in index.tensors.items():

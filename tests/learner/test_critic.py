@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from learner_support import as_trees, make_groups, make_trainer, paths_of
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import Pass, pack
-from async_rl.core.errors import DataError
 from async_rl.core.types import Group, Trajectory
 from async_rl.learner.models import Critic, Policy, ValueHead, Values
 from async_rl.learner.sharding import full_tensor
@@ -148,29 +145,3 @@ def test_a_value_depends_on_the_tokens_that_its_token_follows_and_on_no_other(
                     changed in paths[at] for at in followed
                 ]
                 assert bool((end_now - end_before).abs() > 1e-5) is (changed in paths[-1])
-
-
-@pytest.mark.parametrize("kind", ["own", "shared"])
-def test_a_checkpoint_of_a_head_without_inputs_is_read_with_weights_of_0(
-    model_path: Path, tmp_path: Path, kind: str
-) -> None:
-    trainer = make_trainer(model_path, "ppo_code", f"algorithm.advantage.critic={kind}")
-    trainer.step(make_groups(), 0)
-    trainer.save(tmp_path, 1).result()
-    expected = load_file(tmp_path / "rank_0000.safetensors")
-    index = json.loads((tmp_path / "index.json").read_text())
-    first, *others = [name for name in expected if "of_inputs" in name]
-    for missing in (others, [first]):
-        for name in missing:
-            assert expected[name].any()
-            expected[name].zero_()
-            del index["tensors"][name]
-        (tmp_path / "index.json").write_text(json.dumps(index))
-        if first in index["tensors"]:
-            with pytest.raises(DataError, match=r"of_inputs.* is missing"):
-                trainer.load(tmp_path)
-    trainer.step(make_groups(1, version=1), 1)
-    assert trainer.load(tmp_path) == 1
-    trainer.save(tmp_path / "again", 1).result()
-    found = load_file(tmp_path / "again" / "rank_0000.safetensors")
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
