@@ -18,21 +18,9 @@ import msgspec
 from async_rl.core import records
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError
-from async_rl.core.frozen import frozen
 
 VERSIONS_FILE = "versions.jsonl"
 PUSHES_FILE = "pushes.jsonl"
-
-
-@frozen
-class Choice:
-    """The checkpoint to resume from, or None before the first. refused: newer ones, with the reason
-    as half a sentence.
-    """
-
-    version: int
-    directory: Path | None
-    refused: Mapping[Path, str]
 
 
 def directory_of(run_dir: Path, version: int) -> Path:
@@ -50,8 +38,9 @@ def versions(run_dir: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def choose(run_dir: Path, *, first: int, last: int) -> Choice:
-    """Return the newest checkpoint that is undamaged and that the store covers.
+def choose(run_dir: Path, *, first: int, last: int) -> tuple[Path | None, Mapping[Path, str]]:
+    """Return the newest checkpoint that is undamaged and that the store covers, None before the
+    first, and the newer ones with the reasons against them as half sentences.
 
     first, last: the versions that the store covers. Raises DataError if there are checkpoints but
     none can be used: a start from version 0 would discard the run.
@@ -67,7 +56,7 @@ def choose(run_dir: Path, *, first: int, last: int) -> Choice:
         else:
             reason = damage(directory)
         if not reason:
-            return Choice(version=version, directory=directory, refused=refused)
+            return directory, refused
         refused[directory] = reason
     if refused:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
@@ -75,7 +64,7 @@ def choose(run_dir: Path, *, first: int, last: int) -> Choice:
             f"no checkpoint in {run_dir / 'checkpoints'} can be used: {reasons}; restore the"
             " checkpoint or the store from a copy (checkpoint.mirror), or start a new run"
         )
-    return Choice(version=0, directory=None, refused={})
+    return None, refused
 
 
 def verified(run_dir: Path, version: int) -> Path:

@@ -70,25 +70,26 @@ async def _load(context: ProcessContext, pool: TrainingPool) -> int:
     """Load the newest checkpoint that can be used, if any; return its version."""
     history: History = await context.call_buffer(GetHistory())
     with context.activity("verifying the checkpoint"):
-        choice = await asyncio.to_thread(
+        directory, refused = await asyncio.to_thread(
             checkpoints.choose, context.run_dir, first=history.first, last=history.last
         )
-    if choice.directory is not None:
+    version = 0
+    if directory is not None:
         with context.activity("loading the checkpoint"):
-            await pool.lead(Restore(directory=str(choice.directory)))
-        context.log.info("resumes from %s", choice.directory)
-    for refused, reason in choice.refused.items():
+            version = await pool.lead(Restore(directory=str(directory)))
+        context.log.info("resumes from %s", directory)
+    for path, reason in refused.items():
         # Its name is free for the checkpoint of the same version in the history that starts now.
-        aside = checkpoints.set_aside(refused)
+        aside = checkpoints.set_aside(path)
         context.log.warning(
             "%s is not used: %s; the steps after %d are trained again, and it is kept as %s",
-            refused.name,
+            path.name,
             reason,
-            choice.version,
+            version,
             aside.name,
         )
-    context.version = choice.version
-    return choice.version
+    context.version = version
+    return version
 
 
 class Saver:

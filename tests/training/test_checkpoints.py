@@ -23,12 +23,11 @@ def make(run_dir: Path, *found: int) -> None:
 
 
 def test_a_checkpoint_that_is_being_written_is_not_taken_for_one(tmp_path: Path) -> None:
-    assert choose(tmp_path, first=0, last=0).directory is None
+    assert choose(tmp_path, first=0, last=0) == (None, {})
     make(tmp_path, 20, 100000, 3)
     (tmp_path / "checkpoints" / "step_200000.partial").mkdir()
     assert versions(tmp_path) == [3, 20, 100000]
-    choice = choose(tmp_path, first=0, last=100000)
-    assert (choice.directory, choice.refused) == (directory_of(tmp_path, 100000), {})
+    assert choose(tmp_path, first=0, last=100000) == (directory_of(tmp_path, 100000), {})
 
 
 @pytest.mark.covers("save_freq")
@@ -69,19 +68,19 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     newest = directory_of(tmp_path, 6)
     assert damage(newest) == ""
     DAMAGES[kind](newest)
-    choice = choose(tmp_path, first=2, last=9)
-    assert (choice.version, choice.directory) == (4, directory_of(tmp_path, 4))
-    assert list(choice.refused) == [newest]
-    assert choice.refused[newest]
+    directory, refused = choose(tmp_path, first=2, last=9)
+    assert directory == directory_of(tmp_path, 4)
+    assert list(refused) == [newest]
+    assert refused[newest]
     with pytest.raises(DataError, match=r"step_000006 is damaged: .*; use another checkpoint of"):
         verified(tmp_path, 6)
 
 
 def test_a_checkpoint_that_the_store_does_not_cover_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 2, 4, 6)
-    choice = choose(tmp_path, first=0, last=5)
-    assert choice.version == 4
-    assert list(choice.refused.values()) == ["the store has the batches of the steps up to 5 only"]
+    directory, refused = choose(tmp_path, first=0, last=5)
+    assert directory == directory_of(tmp_path, 4)
+    assert list(refused.values()) == ["the store has the batches of the steps up to 5 only"]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (7, 9)])

@@ -125,7 +125,7 @@ class History:
             fetched = world.path / "fetched" / "run"
             Mirror(url, fetched).fetch()
             config_of(fetched)
-            problems = checkpoints.choose(fetched, first=0, last=found[-1]).refused
+            _, problems = checkpoints.choose(fetched, first=0, last=found[-1])
             connection = sqlite3.connect(fetched / STORE_FILE)
             last = _one(connection, "SELECT max(version) FROM steps WHERE undone_s IS NULL")
             connection.close()
