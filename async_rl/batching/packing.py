@@ -17,7 +17,7 @@ Invariants
 import bisect
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -182,6 +182,7 @@ class RowInProgress:
         self.targets: list[IntArray] = []
         self.tokens: list[Indices] = []
         self.last: list[int] = []
+        self._prompt_starts: dict[Hashable, int] = {}
 
     def add(self, ids: IntArray, parent: int) -> None:
         """Append tokens, the first of which follows the token `parent`."""
@@ -193,6 +194,41 @@ class RowInProgress:
             self.segments.append((self.size, len(ids), parent))
         self.ids.append(ids)
         self.size += len(ids)
+
+    def add_sequence(
+        self,
+        ids: IntArray,
+        prompt_length: int,
+        *,
+        prompt: Hashable,
+        branches: Sequence[tuple[int, int]] = (),
+        with_end: bool = False,
+    ) -> Indices:
+        """Append a sequence whose response is predicted; return the place of each token in the row.
+
+        prompt: equal for sequences whose prompt is stored once; branches: as in Trajectory;
+        with_end: include the last token of the response, which predicts none.
+        """
+        is_new = prompt not in self._prompt_starts
+        start = self._prompt_starts.setdefault(prompt, self.size)
+        # The prompt may be far away.
+        begin = self.size + is_new * prompt_length
+        size = len(ids) - prompt_length
+        places: Indices = np.r_[start : start + prompt_length, begin : begin + size]
+        # The token that each follows: its neighbor, unless a branch says otherwise.
+        parents = np.arange(-1, len(ids) - 1)
+        for first, parent in branches:
+            parents[first] = parent
+        firsts = sorted({0, prompt_length, *dict(branches)})
+        end = prompt_length + max(0, size - (not with_end))
+        for first, then in itertools.pairwise([*firsts, end]):
+            if first < then and (first >= prompt_length or is_new):
+                parent = parents[first]
+                self.add(ids[first:then], int(places[parent]) if parent >= 0 else -1)
+        # A token that follows nothing is not trained, so any token may predict it.
+        self.predict.append(places[parents[prompt_length:].clip(min=0)])
+        self.targets.append(ids[prompt_length:])
+        return places
 
     def finish(self, sequences: Sequence[int], device: torch.device) -> Pass:
         """Return the row; sequences: as in `Pass`."""
@@ -223,47 +259,33 @@ def pack(
     it.  Without sequences the row is one unused token, which keeps ranks in step.
     """
     row = RowInProgress()
-    of_tokens: list[FloatArray] = []
+    numbers: list[tuple[Indices, FloatArray]] = []
     if not sequences:
         row.add(np.zeros(1, dtype=np.int32), -1)
-        of_tokens.append(np.zeros((1, 2), dtype=np.float32))
-    prompt_starts: dict[int, int] = {}
     for s in sequences:
-        key = batch.prompt_key[s]
         sample = batch.trajectories[s]
-        ids = sample.token_ids
-        length = sample.prompt_length
-        size = sample.response_length
-        numbers = place_and_surprise(sample)
-        is_new = key not in prompt_starts
-        start = prompt_starts.setdefault(key, row.size)
-        begin = row.size + is_new * length
-        # The place of each token in the row, where the prompt may be far away.
-        places = np.r_[start : start + length, begin : begin + size]
-        # The token that each follows: its neighbor, unless a branch says otherwise.
-        parents = np.arange(-1, length + size - 1)
-        for first, parent in sample.branches:
-            parents[first] = parent
-        firsts = sorted({0, length, *dict(sample.branches)})
-        end = length + max(0, size - (not with_ends))
-        for first, then in itertools.pairwise([*firsts, end]):
-            if first < then and (first >= length or is_new):
-                parent = parents[first]
-                row.add(ids[first:then], int(places[parent]) if parent >= 0 else -1)
-                of_tokens.append(numbers[first:then])
+        places = row.add_sequence(
+            sample.token_ids,
+            sample.prompt_length,
+            prompt=batch.prompt_key[s],
+            branches=sample.branches,
+            with_end=with_ends,
+        )
+        start = batch.offsets[s]
+        row.tokens.append(np.arange(start, start + sample.response_length))
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(places[-1])
-        # A token that follows nothing is not trained, so any token may predict it.
-        row.predict.append(places[parents[length:].clip(min=0)])
-        row.targets.append(ids[length:])
-        row.tokens.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
+            numbers.append((places, place_and_surprise(sample)))
     packed = row.finish(sequences, device)
     if batch.edits is not None:
         packed = replace(packed, edits=batch.edits.at(packed.token_index))
     if not with_ends:
         return packed
-    inputs = value_inputs(np.concatenate(of_tokens), seen_by(packed.segments))
+    of_tokens = np.zeros((row.size, 2), dtype=np.float32)
+    for places, of_sample in numbers:
+        of_tokens[places] = of_sample
+    inputs = value_inputs(of_tokens, seen_by(packed.segments))
     return replace(packed, value_inputs=torch.from_numpy(inputs).to(device))
 
 
@@ -273,17 +295,8 @@ def pack_rows(rows: Sequence[IntArray], *, prompt_length: int, device: torch.dev
     rows: int32 [L] each, with at least prompt_length tokens.
     """
     row = RowInProgress()
-    ends: dict[bytes, int] = {}
     for ids in rows:
-        prompt, response = np.split(ids, [prompt_length])
-        if prompt.tobytes() not in ends:
-            row.add(prompt, -1)
-            ends[prompt.tobytes()] = row.size - 1
-        end = ends[prompt.tobytes()]
-        start = row.size
-        row.add(response, end)
-        row.predict.append(np.r_[end, start : row.size][:-1])
-        row.targets.append(response)
+        row.add_sequence(ids, prompt_length, prompt=ids[:prompt_length].tobytes())
     return row.finish([], device)
 
 
