@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from async_rl.core.errors import AsyncRLError, ConfigError, DeadlineExceeded, WeightsError
+from async_rl.core.errors import AsyncRLError, ConfigError, WeightsError
 from async_rl.protocol.generator import Sleep
 from async_rl.protocol.membership import Expel, Member
 from async_rl.runtime.context import ProcessContext
@@ -150,11 +150,11 @@ class SharedDevice(Device):
         caller = self._context.incarnation_of(member)
         try:
             await caller.call(Sleep(handover=self.handover), timeout_s=deadline_s)
-        except DeadlineExceeded:
-            reason = f"it did not sleep within {deadline_s:g} s (timeouts.start_s / 6)"
-            await expel(self._context, {life}, reason)
         except AsyncRLError as error:
-            reason = f"it could not go to sleep: {type(error).__name__}: {error}"
+            reason = (
+                f"it did not go to sleep within {deadline_s:g} s (timeouts.start_s / 6):"
+                f" {type(error).__name__}: {error}"
+            )
             await expel(self._context, {life}, reason)
         else:
             self._handovers.sleeps(life)

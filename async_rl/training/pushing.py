@@ -12,6 +12,7 @@ and `publish`, which returns the device.
 import asyncio
 import functools
 import time
+from collections import defaultdict
 
 import torch
 from msgspec.structs import replace
@@ -78,8 +79,7 @@ class Pusher:
         self._prober = Prober(config)
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._push_times: dict[str, float] = {}
-        self._timed_version = NO_VERSION
+        self._slowest = defaultdict[str, tuple[int, float]](lambda: (NO_VERSION, 0.0))
         self._answers: list[Pushed] = []
 
     async def publish(self, version: int) -> None:
@@ -306,15 +306,10 @@ class Pusher:
 
     def _note(self, report: LoadReport, push_s: float) -> None:
         """Keep the times of the slowest generator for the newest version."""
-        # A late joiner of an older version says nothing about the newest push.
-        if report.version < self._timed_version:
-            return
-        if report.version > self._timed_version:
-            self._timed_version = report.version
-            self._push_times = {"weights/push_s": 0.0, "weights/pause_s": 0.0}
         for name, value in (("weights/push_s", push_s), ("weights/pause_s", report.pause_s)):
-            self._push_times[name] = max(self._push_times[name], value)
+            # A late joiner of an older version says nothing about the newest push.
+            self._slowest[name] = max(self._slowest[name], (report.version, value))
 
     def metrics(self) -> dict[str, float]:
         """Return the times of the newest push and the last probe."""
-        return self._push_times | self._prober.metrics
+        return {name: value for name, (_, value) in self._slowest.items()} | self._prober.metrics

@@ -278,9 +278,10 @@ def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: 
 
     run(story())
     # Not heard of before, so it may have been starting: 42 s more (timeouts.start_s).
+    late = "it did not go to sleep within 49 s (timeouts.start_s / 6)"
     assert {e.name: e.reason for e in world.cut_off} == {
-        "hangs": "it did not sleep within 49 s (timeouts.start_s / 6)",
-        "breaks": "it could not go to sleep: WeightsError: no",
+        "hangs": f"{late}: DeadlineExceeded: it hangs",
+        "breaks": f"{late}: WeightsError: no",
     }
 
 
