@@ -54,7 +54,10 @@ class _FusedLogprobs(torch.autograd.Function):
             kept = logits if len(blocks) == 1 else None
             # Before the next block, so that two are never in memory.
             del logits
-        logprobs, entropies, log_total = _run(_finish, hidden)(*state)
+        highest, total, weighted, of_targets = state
+        log_total = highest + total.log()
+        logprobs = of_targets - log_total
+        entropies = log_total - weighted / total
         # Without this, an entropy that no loss uses would arrive in backward as zeros.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, head, targets, scale, entropies, log_total, kept)
@@ -122,12 +125,6 @@ def _add_block(
         t * earlier + (weights * z).sum(dim=1),
         torch.maximum(y, torch.where(is_target, z, -torch.inf).amax(dim=1)),
     )
-
-
-def _finish(m: Tensor, s: Tensor, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-prob of the target, the entropy, and the log of the sum of exp(z) of each row."""
-    log_total = m + s.log()
-    return y - log_total, log_total - t / s, log_total
 
 
 def _gradient(

@@ -225,17 +225,6 @@ def counted(log_ratio: Tensor) -> Tensor:
     return log_ratio.detach().exp().clamp(max=_MOST_COUNTED)
 
 
-# Bounds on the logarithm of a sequence's weight, from the published code of VESPO. Above the
-# upper one the weight of the loss is 0, and its exponential is still a float32.
-_VESPO_MIN_LOG = -18.42
-_VESPO_MAX_LOG = 20.0
-# The powers and decays that VESPO published for positive and negative advantages.
-_POSITIVE = (2.0, 3.0)
-_NEGATIVE = (3.0, 2.0)
-# The ratio of DPPO is cut off far outside the trust region, as in its published code.
-_MAX_RATIO = 20.0
-
-
 def dppo_loss(
     policy_logprobs: Tensor, *, log_ratio: Tensor, advantages: Tensor, max_shift: float
 ) -> PolicyLoss:
@@ -253,7 +242,8 @@ def dppo_loss(
     shift = probability - (policy_logprobs - log_ratio).detach().exp()
     is_high = (shift > max_shift) & (advantages > 0)
     is_low = (shift < -max_shift) & (advantages <= 0)
-    loss = -ratio.clamp(max=_MAX_RATIO) * advantages * policy_logprobs
+    # Cut off far outside the trust region, as in the published code.
+    loss = -ratio.clamp(max=20.0) * advantages * policy_logprobs
     return PolicyLoss(loss.masked_fill(is_low | is_high, 0.0), is_low, is_high)
 
 
@@ -273,10 +263,13 @@ def vespo_loss(
       loss = -stop_gradient(phi(W)) A policy_logprobs
     phi(1) = 1, and phi falls to 0 for small and large W without a jump.
     """
-    log_weight = sequences.total(log_ratio.detach()).clamp(_VESPO_MIN_LOG, _VESPO_MAX_LOG)
+    # Bounds from the published code. Above the upper one the weight of the loss is 0, and its
+    # exponential is still a float32.
+    log_weight = sequences.total(log_ratio.detach()).clamp(-18.42, 20.0)
     is_positive = advantages >= 0
-    k = torch.where(is_positive, _POSITIVE[0], _NEGATIVE[0])
-    rate = torch.where(is_positive, _POSITIVE[1], _NEGATIVE[1])
+    # The powers and decays as published.
+    k = torch.where(is_positive, 2.0, 3.0)
+    rate = torch.where(is_positive, 3.0, 2.0)
     phi = (k * log_weight + rate * (1 - log_weight.exp())).exp()
     is_clipped = torch.zeros_like(is_positive)
     return PolicyLoss(-phi * advantages * policy_logprobs, is_clipped, is_clipped)
@@ -297,13 +290,3 @@ def effective_sequences(log_ratio: Tensor, *, sequences: Parts) -> float:
     # A common factor of all weights cancels, so the largest may be 1.
     weights = (logs - logs.max()).exp()
     return float(weights.sum().square() / (len(logs) * weights.square().sum()))
-
-
-def step_scale(effective_share: float) -> float:
-    """Return the factor of the learning rate: sqrt(effective_share), as in VCPO (arXiv 2602.17616).
-
-    The square root is the rule of AdamW-style optimizers: the step grows with the square root of
-    the batch.
-    """
-    # Rounding may raise the share of equal weights above 1.
-    return float(min(1.0, effective_share) ** 0.5)

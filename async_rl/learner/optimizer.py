@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from async_rl.algorithms.losses import step_scale
 from async_rl.config.base import replace
 from async_rl.config.learner import MOMENTS_PIECE_BYTES, OptimizerConfig
 from async_rl.config.plugins import GRADIENT, load_once
@@ -171,7 +170,9 @@ class ModelOptimizer:
             )
         scale = changed_value / norm_value if norm_value else 1.0
         if isinstance(self._rule, EffectiveStepScale):
-            scale = step_scale(effective_share)
+            # As in VCPO (arXiv 2602.17616): the step of AdamW-style optimizers grows with the
+            # square root of the batch. Rounding may raise the share of equal weights above 1.
+            scale = min(1.0, effective_share) ** 0.5
             self._scale_rate(scale)
         # Read once: on a GPU a comparison for each piece would wait for its arrival.
         is_clipped = bool(changed > self._config.grad_clip)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from off_policy_cases import TOKENS, Case, over_two_ranks
 
-from async_rl.algorithms.losses import effective_sequences, step_scale, vespo_loss
+from async_rl.algorithms.losses import effective_sequences, vespo_loss
 from async_rl.algorithms.parts import Parts
 
 
@@ -47,12 +47,6 @@ def test_the_effective_share_survives_weights_that_no_float_holds() -> None:
     assert effective_sequences(old, sequences=sequences) == pytest.approx(0.25)
     empty = Parts(index=torch.arange(4), count=4, mask=torch.zeros(4, dtype=torch.bool))
     assert effective_sequences(old, sequences=empty) == 1.0
-
-
-def test_the_step_is_lowered_only_below_the_bound() -> None:
-    assert step_scale(1.0) == 1.0
-    assert step_scale(1.0 + 1e-9) == 1.0
-    assert step_scale(0.25) == 0.5
 
 
 @pytest.mark.parametrize("seed", range(5))
