@@ -18,7 +18,7 @@ from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.calls import Calls, calls_of
 from async_rl.batching.support import NO_GRAMMARS, Grammars, edits_of
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import GroupHead, SampleHead, SampleId, packed, sample_ids
+from async_rl.core.heads import GroupHead, SampleHead, packed
 from async_rl.core.types import Group, Trajectory
 
 
@@ -38,12 +38,6 @@ class BatchPart:
     def own(self) -> list[int]:
         """The numbers of the part's sequences."""
         return [s for s, owner in enumerate(self.owners) if owner == self.number]
-
-    @property
-    def own_ids(self) -> list[SampleId]:
-        """The ids of the part's sequences."""
-        ids = sample_ids(self.heads)
-        return [ids[s] for s in self.own]
 
 
 def whole(groups: Sequence[Group]) -> BatchPart:
@@ -195,12 +189,9 @@ def collate_part(
 ) -> Batch:
     """Flatten a rank's part of a batch on the device; dtypes and shapes as in `Batch`.
 
-    temperature: of the samples. Raises ValueError for a batch without sequences, and for a sequence
-    without a prompt.
+    temperature: of the samples. Raises ValueError for a sequence without a prompt.
     """
     samples = [sample for group in part.heads for sample in group.samples]
-    if not samples:
-        raise ValueError("the batch has no sequence; the buffer must return complete groups")
     # Checked here: packing would predict the token from the end of another sequence.
     if any(sample.prompt_length < 1 for sample in samples):
         raise ValueError(

@@ -2,9 +2,6 @@
 calls.
 """
 
-import statistics
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -115,10 +112,3 @@ def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
     last = torch.full_like(batch.calls.sequence, -1)
     last.scatter_reduce_(0, batch.calls.of_tokens, index, "amax")
     return last, last >= 0
-
-
-def failed_share(rewards: Iterable[float], fail_reward: float) -> float:
-    """Return the share of rewards that are at most the reward of a failure; 0 without rewards."""
-    # At most and not equal: penalties of a plug-in may go below the reward of a failure.
-    has_failed = [reward <= fail_reward for reward in rewards]
-    return statistics.fmean(has_failed) if has_failed else 0.0

@@ -9,6 +9,7 @@ Invariants
 - Nothing has changed if a call raises StalenessError or NonFiniteError, except PartlyTrained.
 """
 
+import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,12 +23,10 @@ from async_rl.batching.packing import pack_rows
 from async_rl.batching.support import Grammars
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
-from async_rl.core.codec import encode
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import GroupHead, SampleId
-from async_rl.core.sequences import divided
-from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
+from async_rl.core.heads import GroupHead, SampleId, sample_ids
+from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.host_memory import Owned, Resting
@@ -36,7 +35,6 @@ from async_rl.learner.metrics import Step, part_scalars, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
-from async_rl.learner.rewards import failed_share
 from async_rl.learner.sharding import reshard
 from async_rl.learner.update import Updater
 from async_rl.weights.adapters import Adapter, write_peft
@@ -67,17 +65,11 @@ class Trainer:
         rank: int,
         world_size: int,
         device: torch.device,
-        failed_batches: Path,
     ) -> None:
-        """Load the models from model_path. Raises ConfigError for a model that cannot be trained.
-
-        failed_batches: directory for batches with a non-finite loss or gradient; created when the
-        first one is written.
-        """
+        """Load the models. Raises ConfigError for a model that cannot be trained."""
         # The same on all ranks: a value head and an adapter start with equal values everywhere.
         torch.manual_seed(config.seed)
         self._config = config
-        self._failed_batches = failed_batches
         self._ranks = ranks_of(config, rank=rank, world_size=world_size, device=device)
         # Before the models: it may register their architecture.
         import_external(config.model)
@@ -148,7 +140,8 @@ class Trainer:
         """
         config = self._config
         samples = [sample for group in part.heads for sample in group.samples]
-        failed = failed_share((s.reward for s in samples), config.reward.fail_reward)
+        # At most and not equal: penalties of a plug-in may go below the reward of a failure.
+        failed = statistics.fmean(s.reward <= config.reward.fail_reward for s in samples)
         # Before the step: a batch without any reward teaches nothing, and moves the moments.
         if failed == 1 and "all_failed" in config.reward.stop_on:
             raise RewardError(
@@ -170,12 +163,9 @@ class Trainer:
             step = self._updater.step(batch, version)
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in part.heads)
-            path = self._write_failed(part, version)
             is_changed = self._num_updates > num_updates
             kind = PartlyTrained if is_changed else NonFiniteError
-            raise kind(
-                f"step {version + 1}, groups {ids}: {error}; the batch is in {path}"
-            ) from error
+            raise kind(f"step {version + 1}, groups {ids}: {error}") from error
         finally:
             self._reshard()
         if self._moving_reference is not None:
@@ -198,22 +188,6 @@ class Trainer:
     def _num_updates(self) -> int:
         return sum(optimizer.num_updates for optimizer in self._optimizers.values())
 
-    def _write_failed(self, part: BatchPart, version: int) -> Path:
-        """Write the rank's part of a batch for inspection, and return the path of rank 0.
-
-        `async_rl.core.codec.decode(path.read_bytes(), dict[int, list[Trajectory]])` reads it: the
-        sequences by the id of their group.
-        """
-        sequences: dict[int, list[Trajectory]] = {}
-        for (group_id, _), trajectory in zip(part.own_ids, part.trajectories, strict=True):
-            sequences.setdefault(group_id, []).append(trajectory)
-        directory = self._failed_batches
-        # Every rank writes, because each has only the tokens of its sequences.
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"step_{version + 1:06d}.rank_{{}}.msgpack"
-        (directory / name.format(part.number)).write_bytes(encode(sequences))
-        return directory / name.format(0)
-
     def _advantages(self, part: BatchPart, step: Step) -> dict[SampleId, FloatArray]:
         """The advantages of each own sequence's response tokens, on one rank of its context."""
         # Other estimators have one number per response, or follow from its rewards.
@@ -222,7 +196,8 @@ class Trainer:
             return {}
         ends = np.cumsum([sample.response_length for sample in part.trajectories])
         rows = np.split(step.targets.advantages.float().cpu().numpy(), ends)
-        return dict(zip(part.own_ids, rows, strict=False))
+        ids = sample_ids(part.heads)
+        return {ids[s]: row for s, row in zip(part.own, rows, strict=False)}
 
     def leave_device(self) -> None:
         """Move models and moments to host memory; no step may run until `enter_device`."""
@@ -251,18 +226,13 @@ class Trainer:
 
         rows: int [L] each -> float32 [L] each; the first token has no log-prob and gets 0.
         """
-        learner = self._config.learner
-        chunk_tokens = self._policy.chunk_tokens(learner.logits_chunk_mb)
-        sized = ((row, len(row)) for row in rows)
-        logprobs = []
-        # On this rank alone: the rows are few, and ranks have no part of them.
-        for members in divided(sized, learner.forward_tokens):
-            packed = pack_rows(members, prompt_length=1, device=self.device)
-            output = self._policy(packed, temperature=1.0, chunk_tokens=chunk_tokens)
-            logprobs.append(output.logprobs.cpu().numpy())
+        chunk_tokens = self._policy.chunk_tokens(self._config.learner.logits_chunk_mb)
+        # In one pass on this rank alone: the rows are few, and ranks have no part of them.
+        packed = pack_rows(rows, prompt_length=1, device=self.device)
+        output = self._policy(packed, temperature=1.0, chunk_tokens=chunk_tokens)
         self._reshard()
         ends = np.cumsum([len(row) - 1 for row in rows])[:-1]
-        of_rows = np.split(np.concatenate(logprobs), ends)
+        of_rows = np.split(output.logprobs.cpu().numpy(), ends)
         return [np.concatenate([np.zeros(1, dtype=np.float32), of]) for of in of_rows]
 
     def tensor_specs(self) -> list[TensorSpec]:

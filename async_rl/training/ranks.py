@@ -106,14 +106,7 @@ def open_trainer(
         path = str(directory / RENDEZVOUS_FILE)
         store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
         sharding.join(store, rank, world_size, host=host, device=device, timeout_s=timeout_s)
-    return Trainer(
-        config,
-        model_path,
-        rank=rank,
-        world_size=world_size,
-        device=device,
-        failed_batches=directory / "failed_batches",
-    )
+    return Trainer(config, model_path, rank=rank, world_size=world_size, device=device)
 
 
 @dataclass(kw_only=True, eq=False)

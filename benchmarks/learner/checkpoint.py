@@ -78,14 +78,7 @@ def measure(
 ) -> None:
     """Print the figures of one model."""
     config = compose("grpo_code", ["learner.optimizer.lr=1e-5"])
-    trainer = Trainer(
-        config,
-        model_path,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        failed_batches=directory,
-    )
+    trainer = Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"))
     saves = {"": ours(trainer), "torch's ": torchs(trainer)}
     columns: dict[str, list[float]] = {}
     for round_number in range(rounds + 1):

@@ -173,14 +173,7 @@ def framework_step(
 ) -> Callable[[], None]:
     """Return one step of the Trainer."""
     config = compose(conf, with_defaults(overrides, ["learner.optimizer.lr=1e-5"]))
-    trainer = Trainer(
-        config,
-        model_path,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        failed_batches=model_path,
-    )
+    trainer = Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"))
 
     def step() -> None:
         trainer.step(groups, 0)

@@ -188,9 +188,7 @@ def trainer_of(
         f"learner.offload={offload}",
     ]
     config = compose("grpo_code", knobs)
-    return Trainer(
-        config, path, rank=0, world_size=1, device=_device(), failed_batches=path / "failed"
-    )
+    return Trainer(config, path, rank=0, world_size=1, device=_device())
 
 
 def step(path: Path, shape: Shape, variant: str) -> dict[str, Any]:

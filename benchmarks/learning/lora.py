@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,14 +69,12 @@ class Cell:
 
     def run(self, bench: Bench) -> list[Row]:
         """Train all steps and return a row per evaluation."""
-        with tempfile.TemporaryDirectory() as scratch:
-            return run_cell(
-                bench,
-                self.config,
-                Path(scratch),
-                all_steps=True,
-                prepare=self._only_its_parts if self.kind in MATRICES else None,
-            )
+        return run_cell(
+            bench,
+            self.config,
+            all_steps=True,
+            prepare=self._only_its_parts if self.kind in MATRICES else None,
+        )
 
     def _only_its_parts(self, trainer: Trainer) -> None:
         train_only(self.kind, trainer)

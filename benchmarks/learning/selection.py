@@ -128,8 +128,7 @@ def embedded(bench: SelectingBench, order: str, seed: int) -> None:
     """Make one run in this process and record it."""
     config = compose("grpo_code", _words({"seed": seed} | _EMBEDDED | ORDERS[order]))
     bench.begin(config)
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = run_cell(bench, config, Path(scratch), all_steps=True)
+    rows = run_cell(bench, config, all_steps=True)
     for row in rows:
         first = max(row["step"] - config.evaluation.every_steps, 0)
         shares = bench.shares[first : row["step"]]

@@ -77,7 +77,7 @@ class Cells:
     def run(self, cell: Cell) -> list[Row]:
         """Run a cell and return its rows."""
         start = self.run_up(cell.seed) if cell.has_run_up else None
-        return run_cell(self._bench, cell.config, self._directory, start=start)
+        return run_cell(self._bench, cell.config, start=start)
 
     def run_up(self, seed: int) -> RunUp:
         """Return the steps before the cells of a seed."""

@@ -67,7 +67,7 @@ def run_up(bench: Bench, config: RunConfig, directory: Path) -> RunUp:
     """
     file, policy = directory / "batches.msgpack", directory / "policy"
     if not file.exists():
-        trainer = make_trainer(config, bench.model_path, directory)
+        trainer = make_trainer(config, bench.model_path)
         bench.load(trainer)
         made = []
         for number in range(config.num_steps):
@@ -115,22 +115,14 @@ class _Columns:
         return {name: round(statistics.fmean(v), 4) for name, v in values.items()}
 
 
-def make_trainer(config: RunConfig, model_path: Path, failed_batches: Path) -> Trainer:
+def make_trainer(config: RunConfig, model_path: Path) -> Trainer:
     """Return the learner's engine, alone on this CPU."""
-    return Trainer(
-        config,
-        model_path,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        failed_batches=failed_batches,
-    )
+    return Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"))
 
 
 def run_cell(
     bench: Bench,
     config: RunConfig,
-    failed_batches: Path,
     *,
     start: RunUp | None = None,
     all_steps: bool = False,
@@ -149,7 +141,7 @@ def run_cell(
     size = config.buffer.groups_per_step
     _check(config, start)
     model_path = bench.model_path if start is None else start.model_path
-    trainer = make_trainer(config, model_path, failed_batches)
+    trainer = make_trainer(config, model_path)
     if prepare is not None:
         prepare(trainer)
     bench.load(trainer)

@@ -136,9 +136,7 @@ async def open_pair(scratch: Path, settings: list[str]) -> AsyncIterator[Pair]:
     prepare_environment(config, [])
     engine = await engine_opener(config, path)()
     device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
-    trainer = Trainer(
-        config, path, rank=0, world_size=1, device=device, failed_batches=scratch / "failed"
-    )
+    trainer = Trainer(config, path, rank=0, world_size=1, device=device)
     try:
         yield Pair(config, engine, trainer)
     finally:

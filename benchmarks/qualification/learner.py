@@ -77,9 +77,7 @@ def step(scratch: Path, settings: list[str]) -> Numbers:
     hf_config = msgspec.json.decode((path / "config.json").read_bytes(), type=dict)
     groups = _groups(response, min(500, hf_config["vocab_size"]))
     rate = _product_flops(device, torch.bfloat16 if has_gpu else torch.float32)
-    trainer = Trainer(
-        config, path, rank=0, world_size=1, device=device, failed_batches=scratch / "failed"
-    )
+    trainer = Trainer(config, path, rank=0, world_size=1, device=device)
     seconds = []
     for _ in range(_WARM_UP + _ROUNDS):
         started_s = time.perf_counter()

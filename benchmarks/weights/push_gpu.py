@@ -327,9 +327,7 @@ class Bench:
                 f"learner.gpus_each={int(self.has_gpu)}",
             ],
         )
-        self.trainer = Trainer(
-            config, path, rank=0, world_size=1, device=self.device, failed_batches=self.scratch
-        )
+        self.trainer = Trainer(config, path, rank=0, world_size=1, device=self.device)
         specs = self.trainer.tensor_specs()
         self.size_bytes = sum(size for *_, size in specs)
         self.groups = training_groups(is_tiny=self.is_tiny)

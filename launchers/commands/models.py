@@ -242,14 +242,7 @@ def _write_model(
     from async_rl.learner.trainer import Trainer
 
     start_model = prepare_model(config, lambda *_: None)
-    trainer = Trainer(
-        config,
-        start_model,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        failed_batches=run_dir / "failed_batches",
-    )
+    trainer = Trainer(config, start_model, rank=0, world_size=1, device=torch.device("cpu"))
     trainer.load(checkpoints.verified(run_dir, version))
     if is_adapter:
         trainer.export_adapter(target)

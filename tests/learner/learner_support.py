@@ -187,20 +187,15 @@ def make_trainer(
     model_path: Path, conf: str, *overrides: str, rank: int = 0, world_size: int = 1
 ) -> Trainer:
     config = make_config(conf, *overrides)
-    device, failed = torch.device("cpu"), model_path / "failed_batches"
-    return Trainer(
-        config, model_path, rank=rank, world_size=world_size, device=device, failed_batches=failed
-    )
+    device = torch.device("cpu")
+    return Trainer(config, model_path, rank=rank, world_size=world_size, device=device)
 
 
 def offloading_trainer(model_path: Path, conf: str, *overrides: str, offload: str) -> Trainer:
     """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
     config = make_config(conf, *overrides)
     config = replace(config, learner=replace(config.learner, offload=offload))
-    device = torch.device("cpu")
-    return Trainer(
-        config, model_path, rank=0, world_size=1, device=device, failed_batches=model_path
-    )
+    return Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"))
 
 
 def policy_of(trainer: Trainer) -> Policy:

@@ -127,11 +127,6 @@ def test_rows_and_flat_are_inverse(seed: int) -> None:
     assert int((rows > 0).sum()) == batch.num_tokens
 
 
-def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sequence"):
-        collate([], device=CPU)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_empty_response_is_in_a_pass_of_its_own_prompt(ranks: int) -> None:
     groups = make_groups(num_groups=5, size=2)

@@ -83,7 +83,7 @@ def make_config(age: int, *overrides: str, groups: int = 2, size: int = 4) -> Ru
 
 def test_behavior_logprobs_are_those_of_the_learner(bench: Recording, tmp_path: Path) -> None:
     config = make_config(0)
-    trainer = make_trainer(config, bench.model_path, tmp_path)
+    trainer = make_trainer(config, bench.model_path)
     bench.load(trainer)
     samples = [t for group in bench.batch(config, number=7, version=1) for t in group.trajectories]
     assert len({tuple(t.token_ids) for t in samples}) == len(samples) == 8
@@ -102,7 +102,7 @@ def test_without_a_run_up_a_batch_is_as_old_as_the_run(
     bench: Recording, tmp_path: Path, age: int
 ) -> None:
     bench.sampled.clear()
-    rows = run_cell(bench, make_config(age), tmp_path)
+    rows = run_cell(bench, make_config(age))
     assert sorted(bench.sampled) == [(n, max(0, n - age)) for n in range(5)]
     assert [row["step"] for row in rows] == [0, 5]
     assert rows[-1]["samples"] == 5 * 2 * 4
@@ -113,7 +113,7 @@ def test_a_cell_uses_the_groups_of_the_step_before_once_more(
     bench: Recording, tmp_path: Path
 ) -> None:
     twice = ["buffer.uses_per_group=2", "buffer.age_rule=drop"]
-    rows = run_cell(bench, make_config(2, *twice), tmp_path)
+    rows = run_cell(bench, make_config(2, *twice))
     # At age 1 new groups, and at age 2 old ones, from the third step on.
     assert rows[-1]["staleness/mean_versions"] == pytest.approx((0 + 1 + 3 * 1.5) / 5, abs=0.1)
     assert rows[-1]["samples"] == 5 * 2 * 4
@@ -127,13 +127,13 @@ def test_after_a_run_up_every_step_trains_the_exact_age(model_path: Path, tmp_pa
     assert bench.sampled == [(n, n - 4) for n in range(5)], "the second call reads the first"
     for age in (0, 3, 4):
         bench.sampled.clear()
-        rows = run_cell(bench, make_config(age), tmp_path, start=start)
+        rows = run_cell(bench, make_config(age), start=start)
         assert bench.sampled == [(4 + version, version) for version in range(1, 5 - age)]
         assert rows[-1]["staleness/mean_versions"] == age
         # Version 0 is the last policy of the run-up, and no other sampled its batch.
         assert (rows[-1]["policy/effective_sequences"] > 0.999) is (age == 0)
     with pytest.raises(ConfigError, match="max_staleness_versions=5 is above the 4 steps"):
-        run_cell(bench, make_config(5), tmp_path, start=start)
+        run_cell(bench, make_config(5), start=start)
 
 
 def test_a_cell_that_never_reached_the_goal_counts_with_all_its_samples() -> None:
@@ -208,7 +208,7 @@ def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_ru
     )
     burst = range(30, 42)
     bench, watch = Easy(model_path), AgeWatch(logging.getLogger())
-    trainer = make_trainer(config, model_path, tmp_path)
+    trainer = make_trainer(config, model_path)
     rates, scales, stages = {}, {}, {}
     bench.load(trainer)
     old = [bench.batch(config, number=100 + number, version=0) for number in burst]
@@ -250,7 +250,7 @@ def test_a_coarse_engine_is_named_before_the_policy_falls(
     config = make_config(0, "num_steps=60", "algorithm=vcpo", lr, groups=4, size=8)
     bench = Rounded(model_path)
     watch = AgeWatch(logging.getLogger(), quantization="quantization=int2")
-    trainer = make_trainer(config, model_path, tmp_path)
+    trainer = make_trainer(config, model_path)
     bench.load(trainer)
     for version in range(60):
         scalars = trainer.step(bench.batch(config, number=version, version=version), version)

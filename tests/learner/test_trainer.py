@@ -20,7 +20,6 @@ from learner_support import (
 )
 from transformers import AutoModelForCausalLM
 
-from async_rl.core.codec import decode
 from async_rl.core.errors import (
     ConfigError,
     NonFiniteError,
@@ -203,18 +202,8 @@ def test_a_loss_that_is_not_finite_is_refused_before_anything_changes(
         )
     else:
         bad.behavior_logprobs[bad.prompt_length] = np.nan
-    with pytest.raises(
-        NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan"
-    ) as error:
+    with pytest.raises(NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan"):
         trainer.step(groups, 0)
-    kept = decode(
-        Path(str(error.value).rpartition("the batch is in ")[2]).read_bytes(),
-        dict[int, list[Trajectory]],
-    )
-    assert kept[2][0].token_ids.tolist() == bad.token_ids.tolist()
-    assert not math.isfinite(
-        kept[2][0].score.reward + kept[2][0].behavior_logprobs[bad.prompt_length]
-    )
     assert equal(before, weights_of(trainer))
     trainer.step(make_groups(), 0)
     assert all(bool(t.isfinite().all()) for t in weights_of(trainer))
