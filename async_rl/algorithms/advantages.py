@@ -50,78 +50,36 @@ def group_advantages(
     return torch.where(is_compared, advantages, 0.0)
 
 
-def gae(
-    rewards: Tensor, *, values: Tensor, bootstrap: Tensor, mask: Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
-    """Estimate advantages by generalised advantage estimation over right-padded rows.
-
-    rewards, values: float32 [B, L]; mask: bool [B, L], True where the policy wrote the token;
-    bootstrap: float32 [B], the value after the last token (0 unless the response was truncated)
-    -> advantages, returns: float32 [B, L], 0 where masked.  With t+1 the next unmasked token:
-      delta_t = r_t + gamma V_{t+1} - V_t
-      A_t = delta_t + gamma lam A_{t+1}                           arXiv 1506.02438 eq. 16
-      return_t = A_t + V_t
-    Rewards of masked tokens are ignored.
-    """
-    whole = torch.ones_like(rewards)
-    targets, _ = _value_targets(rewards, values, bootstrap, mask, whole, gamma, lam)
-    return (targets - values).masked_fill(~mask, 0.0), targets
-
-
-def returns_to_go(rewards: Tensor, *, mask: Tensor, gamma: float) -> Tensor:
-    """Sum the discounted rewards from each token to the end of its right-padded row.
-
-    rewards: float32 [B, L]; mask: bool [B, L] -> float32 [B, L], 0 where masked.
-    G_t = r_t + gamma G_{t+1} with t+1 the next unmasked token.  Minus a baseline per sequence these
-    are the advantages of REINFORCE++ (arXiv 2501.03262: baseline 0, or the mean reward of the
-    group) and of ReMax (arXiv 2310.10505: baseline = reward of the greedy answer).
-    """
-    # With values of 0 and lambda 1 the advantage of GAE is the return.
-    zeros = torch.zeros_like(rewards)
-    nothing = zeros.sum(1)
-    returns, _ = gae(rewards, values=zeros, bootstrap=nothing, mask=mask, gamma=gamma, lam=1.0)
-    return returns
-
-
-def vtrace(
+def temporal_differences(
     rewards: Tensor,
     *,
     values: Tensor,
     bootstrap: Tensor,
     mask: Tensor,
-    log_ratio: Tensor,
     gamma: float,
     lam: float,
+    log_ratio: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Estimate advantages and value targets by V-trace over right-padded rows.
+    """Estimate advantages and value targets over right-padded rows: by generalised advantage
+    estimation, or by V-trace with a log_ratio.
 
     rewards, values, log_ratio: float32 [B, L], log_ratio = proximal - behavior log-probs; mask:
-    bool [B, L]; bootstrap: float32 [B], as for `gae` -> advantages, value targets: float32 [B, L],
-    0 where masked.  With t+1 the next unmasked token, w_t = exp(log_ratio_t)
-    and rho_t = min(1, w_t) (arXiv 1802.01561 sec. 4.1 with both caps at 1, as in all published
-    uses):
+    bool [B, L], True where the policy wrote the token; bootstrap: float32 [B], the value after the
+    last token (0 unless the response was truncated) -> advantages, targets: float32 [B, L], 0 where
+    masked.  With t+1 the next unmasked token, and rho_t = min(1, exp(log_ratio_t)), 1 for GAE:
       v_t = V_t + rho_t (r_t + gamma V_{t+1} - V_t) + gamma lam rho_t (v_{t+1} - V_{t+1})
-      A_t = r_t + gamma v_{t+1} - V_t
-    The paper multiplies the policy gradient by rho_t.  That factor is not part of A_t, because the
-    loss multiplies by the behavior weight, which has its own bounds.
+      GAE      A_t = v_t - V_t                        arXiv 1506.02438 eq. 16
+      V-trace  A_t = r_t + gamma v_{t+1} - V_t        arXiv 1802.01561 sec. 4.1 with both caps at 1,
+                                                      as in all published uses
+    Rewards of masked tokens are ignored.  The paper of V-trace multiplies the policy gradient by
+    rho_t.  That factor is not part of A_t, because the loss multiplies by the behavior weight,
+    which has its own bounds.
     """
-    # A lower cap would bias the values towards an older policy, a higher one would let single
-    # tokens dominate.
-    rho = log_ratio.exp().clamp(max=1.0)
-    targets, following = _value_targets(rewards, values, bootstrap, mask, rho, gamma, lam)
-    return (rewards + gamma * following - values).masked_fill(~mask, 0.0), targets
-
-
-def _value_targets(
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap: Tensor,
-    mask: Tensor,
-    rho: Tensor,
-    gamma: float,
-    lam: float,
-) -> tuple[Tensor, Tensor]:
-    """v_t of `vtrace`, 0 where masked, and v_{t+1}; with rho = 1, v_t - V_t is the A_t of `gae`."""
+    rho = torch.ones_like(rewards)
+    if log_ratio is not None:
+        # A lower cap would bias the values towards an older policy, a higher one would let single
+        # tokens dominate.
+        rho = log_ratio.exp().clamp(max=1.0)
     next_value = bootstrap
     next_target = bootstrap
     targets = torch.zeros_like(rewards)
@@ -137,7 +95,24 @@ def _value_targets(
         # At a masked token both carry over unchanged, so the token is skipped.
         next_target = torch.where(is_written, target, next_target)
         next_value = torch.where(is_written, value, next_value)
-    return targets, following
+    reached = targets if log_ratio is None else rewards + gamma * following
+    return (reached - values).masked_fill(~mask, 0.0), targets
+
+
+def returns_to_go(rewards: Tensor, *, mask: Tensor, gamma: float) -> Tensor:
+    """Sum the discounted rewards from each token to the end of its right-padded row.
+
+    rewards: float32 [B, L]; mask: bool [B, L] -> float32 [B, L], 0 where masked.
+    G_t = r_t + gamma G_{t+1} with t+1 the next unmasked token.  Minus a baseline per sequence these
+    are the advantages of REINFORCE++ (arXiv 2501.03262: baseline 0, or the mean reward of the
+    group) and of ReMax (arXiv 2310.10505: baseline = reward of the greedy answer).
+    """
+    # With values of 0 and lambda 1 the advantage of GAE is the return.
+    zeros = torch.zeros_like(rewards)
+    returns, _ = temporal_differences(
+        rewards, values=zeros, bootstrap=zeros.sum(1), mask=mask, gamma=gamma, lam=1.0
+    )
+    return returns
 
 
 def normalize_advantages(advantages: Tensor, *, parts: Parts) -> Tensor:

@@ -268,16 +268,3 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
         case "k3":
             near = d.clamp(min=_FARTHEST)
             return (-near).expm1() + near - (d - near) * (-near).expm1()
-
-
-def adapted_kl_coef(
-    kl_coef: float, *, kl: float, target: float, horizon: float, num_sequences: int
-) -> float:
-    """Return the KL coefficient after a step of the adaptive controller.
-
-    kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon)
-    (arXiv 1909.08593 sec. 2.2).  kl: nats of KL(policy, reference) per sequence; above target the
-    coefficient grows.  target=0 raises ZeroDivisionError; the configuration excludes it.
-    """
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * num_sequences / horizon)

@@ -19,7 +19,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead
 from async_rl.learner.models import LearnerModels, PolicyOutput, States, Values
-from async_rl.learner.objective import BatchOutputs
 from async_rl.learner.sharding import Ranks
 
 
@@ -122,7 +121,7 @@ class ForwardPasses:
         ]
 
     @torch.no_grad()
-    def run(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool) -> BatchOutputs:
+    def run(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool) -> PolicyOutput:
         """Run the models over the rank's sequences before the update.
 
         with_policy: run policy and reference too; otherwise the training passes record them.
@@ -159,7 +158,7 @@ class ForwardPasses:
         )
         return output
 
-    def empty_outputs(self, batch: Batch) -> BatchOutputs:
+    def empty_outputs(self, batch: Batch) -> PolicyOutput:
         """Return zeros for every output of the models there are."""
         models = self._models
         num_tokens = batch.num_tokens
@@ -169,8 +168,8 @@ class ForwardPasses:
 
         values = Values(zeros(num_tokens), zeros(batch.num_sequences))
         has_reference = models.reference is not None
-        return BatchOutputs(
-            proximal_logprobs=zeros(num_tokens),
+        return PolicyOutput(
+            logprobs=zeros(num_tokens),
             entropies=zeros(num_tokens),
             ref_logprobs=zeros(num_tokens) if has_reference else None,
             kl=zeros(num_tokens) if has_reference else None,
@@ -178,18 +177,16 @@ class ForwardPasses:
         )
 
 
-def record_policy(outputs: BatchOutputs, row: Pass, output: PolicyOutput) -> None:
+def record_policy(outputs: PolicyOutput, row: Pass, output: PolicyOutput) -> None:
     """Write the policy's output of a pass into the outputs of the batch."""
-    outputs.proximal_logprobs[row.token_index] = output.logprobs.detach()
-    outputs.entropies[row.token_index] = output.entropies.detach()
-    for stored, new in ((outputs.kl, output.kl), (outputs.ref_logprobs, output.ref_logprobs)):
+    for stored, new in zip(outputs[:4], output[:4], strict=True):
         if stored is not None and new is not None:
             stored[row.token_index] = new.detach()
     if output.values is not None:
         _record_values(outputs, row, output.values)
 
 
-def _record_values(outputs: BatchOutputs, row: Pass, values: Values) -> None:
+def _record_values(outputs: PolicyOutput, row: Pass, values: Values) -> None:
     if outputs.values is not None:
         outputs.values.at_tokens[row.token_index] = values.at_tokens.detach()
         outputs.values.after_end[row.sequences] = values.after_end

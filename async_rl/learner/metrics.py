@@ -17,8 +17,9 @@ from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import SampleHead, means_by_name
-from async_rl.learner.objective import BatchOutputs, Targets
-from async_rl.learner.objective_state import ValueUnits
+from async_rl.learner.models import PolicyOutput
+from async_rl.learner.objective import Targets
+from async_rl.learner.objective_state import Moments
 from async_rl.learner.pass_loss import PolicySums
 
 
@@ -41,24 +42,19 @@ class Step:
 
     value_targets: float32 [R], the returns in the critic's unit; corrected: the behavior weights,
     None while the passes of the only update record the proximal log-probs; trains_policy: False
-    during the critic's warm-up; kl_coef, units: as they were during the step; value_lr: None
-    without a critic.
+    during the critic's warm-up; moments: as they were during the step; scalars: metrics that are
+    known while it runs.
     """
 
     batch: Batch
     mask: Tensor
-    before: BatchOutputs
+    before: PolicyOutput
     targets: Targets
     value_targets: Tensor | None
     corrected: BehaviorWeights | None
     trains_policy: bool
-    kl_coef: float
-    units: ValueUnits
-    policy_lr: float
-    value_lr: float | None
-    forward_s: float
-    advantages_s: float
-    update_s: float = 0.0
+    moments: Moments
+    scalars: dict[str, float]
     totals: Totals = dataclasses.field(default_factory=Totals)
 
 
@@ -70,7 +66,7 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
     batch = step.batch
     mask = step.mask
     across = batch.across
-    proximal = step.before.proximal_logprobs[mask]
+    proximal = step.before.logprobs[mask]
     behavior = batch.behavior_logprobs[mask]
     advantages = step.targets.raw_advantages[mask]
     # Masked tokens have no version.
@@ -98,7 +94,6 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
             across=across,
         ),
         **_policy(step),
-        **_reference(step),
         **_value(step),
         "advantage/mean": across.mean(advantages),
         "advantage/std": math.sqrt(across.variance(advantages)),
@@ -109,10 +104,11 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
         "length/truncated_share": float(batch.is_truncated.float().mean()),
         "tokens/trained": float(across.sum(mask.sum())),
         "tokens/outside_support": float(across.sum(batch.is_outside.sum())),
-        "time/advantages_s": step.advantages_s,
-        "time/forward_s": step.forward_s,
-        "time/update_s": step.update_s,
+        **step.scalars,
     }
+    # No metric instead of 0: a run without a reference has no KL to report.
+    if step.before.kl is not None:
+        scalars["policy/kl_reference"] = _counted_mean(step, step.before.kl)
     if batch.baselines is not None:
         scalars["reward/baseline_mean"] = float(batch.baselines.rewards.mean())
     return scalars
@@ -133,24 +129,15 @@ def _policy(step: Step) -> dict[str, float]:
         "policy/kl_proximal_policy": sums.kl_proximal_policy / tokens,
         "policy/left_out_share": sums.left_out / tokens,
         "policy/grad_norm": totals.policy_grad_norm / totals.updates,
-        "policy/lr": step.policy_lr,
         "policy/effective_sequences": totals.effective_sequences / totals.updates,
         "policy/step_scale": totals.step_scale / totals.updates,
     }
 
 
-def _reference(step: Step) -> dict[str, float]:
-    kl = step.before.kl
-    # No metric instead of 0: a run without a reference has no KL to report.
-    if kl is None:
-        return {}
-    return {"policy/kl_reference": _counted_mean(step, kl), "policy/kl_coef": step.kl_coef}
-
-
 def _counted_mean(step: Step, values: Tensor) -> float:
     """The mean of float32 [R] over the trained tokens, as often as the policy would sample them."""
     across = step.batch.across
-    log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
+    log_ratio = step.before.logprobs - step.batch.behavior_logprobs
     shares = counted(log_ratio[step.mask])
     return across.mean(shares * values[step.mask]) / max(across.mean(shares), 1e-9)
 
@@ -160,17 +147,16 @@ def _value(step: Step) -> dict[str, float]:
     totals = step.totals
     across = step.batch.across
     before = step.before.values
-    if before is None or step.targets.returns is None or step.value_lr is None:
+    if before is None or step.targets.returns is None:
         return {}
     returns = step.targets.returns[mask]
     # In the unit that the critic had when it gave them; the moments have changed since.
-    values = step.units.to_returns(before.at_tokens[mask])
+    values = step.moments.to_returns(before.at_tokens[mask])
     return {
         "value/loss": totals.value_loss / totals.updates,
         "value/explained_variance": explained_variance(values, returns=returns, across=across),
         "value/return_mean": across.mean(returns),
         "value/grad_norm": totals.value_grad_norm / totals.updates,
-        "value/lr": step.value_lr,
     }
 
 

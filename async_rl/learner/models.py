@@ -35,10 +35,13 @@ class Values(NamedTuple):
 
 
 class PolicyOutput(NamedTuple):
-    """The outputs of the policy for the R' response tokens of a pass.
+    """The outputs of the policy for the R' response tokens of a pass, or of all models for the R
+    tokens of a batch, before the update.
 
     logprobs, entropies: float32 [R']; kl, ref_logprobs: float32 [R'], the exact KL to the reference
-    and its log-probs, or None; values: the outputs of the head on the policy's backbone, or None.
+    and its log-probs, or None; values: in the critic's unit, or None. Of a pass they are the values
+    of the head on the policy's backbone. Passes fill the tensors of a batch in place;
+    `values.after_end` has a number for each of its B sequences, 0 for those of other ranks.
     """
 
     logprobs: Tensor

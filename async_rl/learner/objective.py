@@ -5,18 +5,14 @@ These are pure functions of tensors and settings. Every rank computes them for i
 statistics of the batch are sums over the ranks (`batch.across`).
 """
 
-import functools
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from async_rl.algorithms.advantages import (
-    gae,
     group_advantages,
     normalize_advantages,
     returns_to_go,
-    vtrace,
+    temporal_differences,
 )
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
@@ -32,26 +28,9 @@ from async_rl.config.plugins import ADVANTAGE, load_once
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.frozen import frozen
-from async_rl.learner.models import Values
-from async_rl.learner.objective_state import ValueUnits
+from async_rl.learner.models import PolicyOutput
+from async_rl.learner.objective_state import Moments
 from async_rl.learner.rewards import Rewards
-
-
-@frozen
-class BatchOutputs:
-    """The outputs of the models for the own sequences, before the update.
-
-    Each is float32 [R], except values.after_end: float32 [B], 0 for the sequences of other ranks.
-    A field is None if there is no such model.
-    kl: exact, of the policy to the reference; values: in the critic's unit.  Passes fill the
-    tensors in place.
-    """
-
-    proximal_logprobs: Tensor
-    entropies: Tensor
-    ref_logprobs: Tensor | None
-    kl: Tensor | None
-    values: Values | None
 
 
 @frozen
@@ -102,17 +81,17 @@ def trained_mask(batch: Batch, *, version: int, config: RunConfig) -> Tensor:
 def compute_targets(
     batch: Batch,
     mask: Tensor,
-    outputs: BatchOutputs,
+    outputs: PolicyOutput,
     *,
     config: RunConfig,
     kl_coef: float,
-    units: ValueUnits,
+    moments: Moments,
 ) -> Targets:
     """Compute advantages by the configured estimator, and returns if there is a critic.
 
-    mask: bool [R], the trained tokens; kl_coef: weight of the KL that the reward subtracts; units:
-    the units of the critic's values.  Raises ValueError if an output that the estimator needs is
-    None.
+    mask: bool [R], the trained tokens; outputs: of the batch before the update; kl_coef: weight of
+    the KL that the reward subtracts; moments: the unit of the critic's values.  Raises ValueError
+    if an output that the estimator needs is None.
     """
     algorithm = config.algorithm
     rewards = Rewards(config)
@@ -128,7 +107,7 @@ def compute_targets(
         case GaeAdvantage() | VtraceAdvantage() as advantage:
             has_more = batch.is_truncated & (algorithm.truncated == "bootstrap")
             raw, returns = _critic_targets(
-                batch, per_token - penalty, has_more, outputs, advantage, units
+                batch, per_token - penalty, has_more, outputs, advantage, moments
             )
         case ReturnAdvantage(kind=kind, gamma=gamma):
             written = batch.rows(batch.loss_mask)
@@ -167,7 +146,7 @@ def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
     return Parts(index=calls.part_group, count=calls.num_groups, mask=mask)
 
 
-def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) -> Tensor:
+def _reward_kl(batch: Batch, outputs: PolicyOutput, algorithm: AlgorithmConfig) -> Tensor:
     """The KL at each token of the policy that the reward subtracts: float32 [R], 0 if the KL is not
     part of the reward.
 
@@ -175,8 +154,8 @@ def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) 
     (tests/algorithms/test_kl_holds_the_policy.py).
     """
     if algorithm.kl.kind != "reward" or outputs.ref_logprobs is None:
-        return torch.zeros_like(outputs.proximal_logprobs)
-    kl = outputs.proximal_logprobs - outputs.ref_logprobs
+        return torch.zeros_like(outputs.logprobs)
+    kl = outputs.logprobs - outputs.ref_logprobs
     return kl.masked_fill(~batch.loss_mask, 0.0)
 
 
@@ -207,9 +186,9 @@ def _critic_targets(
     batch: Batch,
     rewards: Tensor,
     has_more: Tensor,
-    outputs: BatchOutputs,
+    outputs: PolicyOutput,
     advantage: GaeAdvantage | VtraceAdvantage,
-    units: ValueUnits,
+    moments: Moments,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of the tokens that the policy wrote: float32 [R], float32 [R].
 
@@ -220,20 +199,20 @@ def _critic_targets(
     if outputs.values is None:
         raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
     of_rows = batch.calls.part_sequence[batch.calls.rows()[0]]
-    after_end = units.to_returns(outputs.values.after_end)
+    after_end = moments.to_returns(outputs.values.after_end)
     bootstrap = after_end.masked_fill(~has_more, 0.0)[of_rows]
     rows = batch.rows(rewards)
-    values = batch.rows(units.to_returns(outputs.values.at_tokens))
-    estimate: Callable[..., tuple[Tensor, Tensor]] = gae
+    values = batch.rows(moments.to_returns(outputs.values.at_tokens))
+    log_ratio = None
     if isinstance(advantage, VtraceAdvantage):
-        log_ratio = batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs)
-        estimate = functools.partial(vtrace, log_ratio=log_ratio)
-    advantages, returns = estimate(
+        log_ratio = batch.rows(outputs.logprobs - batch.behavior_logprobs)
+    advantages, returns = temporal_differences(
         rows,
         values=values,
         bootstrap=bootstrap,
         mask=batch.rows(batch.loss_mask),
         gamma=advantage.gamma,
         lam=advantage.gae_lambda,
+        log_ratio=log_ratio,
     )
     return batch.flat(advantages), batch.flat(returns)

@@ -6,15 +6,14 @@ numbers of the whole batch, so they are the same on every rank.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.logprobs import adapted_kl_coef
 from async_rl.algorithms.parts import ALONE, Across
 from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig, LossKl, RewardKl
-from async_rl.core.frozen import frozen
 
 ValueNorm = Literal["exp", "ma"]
 
@@ -25,29 +24,16 @@ _BETA = 0.99995
 _MIN_VARIANCE = 1e-2
 # Targets beyond five standard deviations would dominate the squared loss of a batch.
 _BOUND = 5.0
-
-
-@frozen
-class ValueUnits:
-    """The unit of the critic's values: return = value * std + mean."""
-
-    mean: float = 0.0
-    std: float = 1.0
-
-    def to_returns(self, values: Tensor) -> Tensor:
-        """Convert the critic's values to the unit of returns: float32 [...] -> float32 [...]."""
-        return values * self.std + self.mean
-
-    def to_values(self, returns: Tensor) -> Tensor:
-        """Convert returns to the critic's unit, bounded: float32 [...] -> float32 [...].
-
-        clip((return - mean) / std, -5, 5)
-        """
-        return torch.clamp((returns - self.mean) / self.std, -_BOUND, _BOUND)
+_MOST_ERROR = 0.2
+"""The error of the KL, as a share of its target, that one step corrects."""
 
 
 class Moments(NamedTuple):
-    """Weighted sums of x and x^2, and the sum of the weights: mean = total / weight."""
+    """Weighted sums of returns and of their squares, and the sum of the weights.
+
+    They are the unit of the critic's values: return = value * std + mean, with mean 0 and std 1
+    before the first return.
+    """
 
     total: float = 0.0
     total_square: float = 0.0
@@ -78,22 +64,33 @@ class Moments(NamedTuple):
         )
 
     @property
-    def units(self) -> ValueUnits:
-        """Mean and standard deviation; mean 0 and std 1 before the first observation.
+    def mean(self) -> float:
+        """The mean of the returns."""
+        return self.total / (self.weight or 1.0)
 
-        The std is at least 0.1, so that equal returns do not divide by 0.
-        """
+    @property
+    def std(self) -> float:
+        """The standard deviation, at least 0.1, so that equal returns do not divide by 0."""
         if self.weight == 0:
-            return ValueUnits()
-        mean = self.total / self.weight
-        variance = max(self.total_square / self.weight - mean**2, _MIN_VARIANCE)
-        return ValueUnits(mean=mean, std=float(variance) ** 0.5)
+            return 1.0
+        return math.sqrt(max(self.total_square / self.weight - self.mean**2, _MIN_VARIANCE))
+
+    def to_returns(self, values: Tensor) -> Tensor:
+        """Convert the critic's values to the unit of returns: float32 [...] -> float32 [...]."""
+        return values * self.std + self.mean
+
+    def to_values(self, returns: Tensor) -> Tensor:
+        """Convert returns to the critic's unit, bounded: float32 [...] -> float32 [...].
+
+        clip((return - mean) / std, -5, 5)
+        """
+        return torch.clamp((returns - self.mean) / self.std, -_BOUND, _BOUND)
 
 
 class ObjectiveState:
     """The current KL coefficient, and the moments of the returns so far.
 
-    The moments do not change if algorithm.advantage.critic.value_norm=none.
+    There are no moments if algorithm.advantage.critic.value_norm=none.
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
@@ -103,12 +100,6 @@ class ObjectiveState:
         self._value_norm = critic.value_norm.kind if critic is not None else "none"
         self.kl_coef = reference.coef if reference is not None else 0.0
         self.moments = Moments()
-
-    @property
-    def units(self) -> ValueUnits:
-        """The current unit of the critic's values."""
-        # Moments of a time with other settings.
-        return ValueUnits() if self._value_norm == "none" else self.moments.units
 
     def observe(
         self, returns: Tensor | None, mask: Tensor, across: Across = ALONE
@@ -121,20 +112,21 @@ class ObjectiveState:
         if returns is None or self._value_norm == "none":
             return self.moments, returns
         moments = self.moments.observed(returns[mask], kind=self._value_norm, across=across)
-        return moments, moments.units.to_values(returns)
+        return moments, moments.to_values(returns)
 
     def end_step(self, moments: Moments, *, kl: float, num_sequences: int) -> None:
-        """Update the state after a step. kl: nats of KL(proximal, reference) per sequence."""
+        """Update the state after a step. kl: nats of KL(proximal, reference) per sequence.
+
+        Above the target of the adaptive controller the coefficient grows:
+
+        kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon)
+        (arXiv 1909.08593 sec. 2.2)
+        """
         controller = self._controller
         self.moments = moments
         if isinstance(controller, AdaptiveKl):
-            self.kl_coef = adapted_kl_coef(
-                self.kl_coef,
-                kl=kl,
-                target=controller.target,
-                horizon=controller.horizon,
-                num_sequences=num_sequences,
-            )
+            error = min(max(kl / controller.target - 1, -_MOST_ERROR), _MOST_ERROR)
+            self.kl_coef *= 1 + error * num_sequences / controller.horizon
 
     def numbers(self) -> tuple[float, float, float, float]:
         """Return the state as a checkpoint has it."""
@@ -143,7 +135,9 @@ class ObjectiveState:
     def restore(self, numbers: tuple[float, float, float, float]) -> None:
         """Restore the state; a fixed KL coefficient stays as configured."""
         kl_coef, *moments = numbers
-        self.moments = Moments(*moments)
+        # Otherwise they are of a time with other settings.
+        if self._value_norm != "none":
+            self.moments = Moments(*moments)
         if isinstance(self._controller, AdaptiveKl):
             # A fixed coefficient follows the settings, which a resume may change.
             self.kl_coef = kl_coef

@@ -44,7 +44,7 @@ from async_rl.config.policy_losses import (
 )
 from async_rl.config.policy_losses import PolicyLoss as PolicyLossSettings
 from async_rl.learner.models import PolicyOutput
-from async_rl.learner.objective import BatchOutputs, Targets
+from async_rl.learner.objective import Targets
 
 
 class PolicySums(NamedTuple):
@@ -96,7 +96,7 @@ def policy_pass_loss(
     output: PolicyOutput,
     *,
     weights: Tensor,
-    before: BatchOutputs,
+    before: PolicyOutput,
     targets: Targets,
     corrected: BehaviorWeights | None,
     kl_coef: float,
@@ -111,7 +111,7 @@ def policy_pass_loss(
     is_trained = weights > 0
     settings = algorithm.policy_loss
     reference = algorithm.reference
-    proximal = before.proximal_logprobs[index]
+    proximal = before.logprobs[index]
     behavior = batch.behavior_logprobs[index]
     sequences = Parts(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
     # Allowed for corrections that look at one sequence at a time (needs_policy_before).

@@ -32,9 +32,8 @@ from async_rl.learner.forward_passes import (
     record_policy,
 )
 from async_rl.learner.metrics import Step, Totals
-from async_rl.learner.models import Critic, LearnerModels
+from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
 from async_rl.learner.objective import (
-    BatchOutputs,
     Targets,
     compute_targets,
     trained_mask,
@@ -77,8 +76,9 @@ class Updater:
         # The policy's schedule starts after the critic's warm-up.
         policy_step = version - self._warmup_steps
         policy_lr = self._policy_optimizer.set_step(policy_step) if trains_policy else 0.0
-        critic_optimizer = self._critic_optimizer
-        value_lr = None if critic_optimizer is None else critic_optimizer.set_step(version)
+        scalars = {"policy/lr": policy_lr}
+        if self._critic_optimizer is not None:
+            scalars["value/lr"] = self._critic_optimizer.set_step(version)
 
         started_s = time.perf_counter()
         # For the batch, not for a minibatch: every epoch draws other minibatches.
@@ -94,7 +94,10 @@ class Updater:
         before = self._forward.run(
             batch, updates[: self._config.learner.minibatches], with_policy=not records_policy
         )
+        if before.kl is not None:
+            scalars["policy/kl_coef"] = self._state.kl_coef
         forwarded_s = time.perf_counter()
+        scalars["time/forward_s"] = forwarded_s - started_s
         targets = self._targets(batch, mask, before)
         moments, value_targets = self._state.observe(targets.returns, mask, batch.across)
         step = Step(
@@ -106,33 +109,28 @@ class Updater:
             corrected=None if records_policy else self._corrected(batch, mask, before),
             trains_policy=trains_policy,
             # As they are before this step: the metrics report the numbers that the step used.
-            kl_coef=self._state.kl_coef,
-            units=self._state.units,
-            policy_lr=policy_lr,
-            value_lr=value_lr,
-            forward_s=forwarded_s - started_s,
-            advantages_s=time.perf_counter() - forwarded_s,
+            moments=self._state.moments,
+            scalars=scalars,
         )
         targeted_s = time.perf_counter()
+        scalars["time/advantages_s"] = targeted_s - forwarded_s
         for minibatch in updates:
             self._update(step, minibatch)
         kl = _kl_per_sequence(batch, before)
         self._state.end_step(moments, kl=kl, num_sequences=batch.num_sequences)
-        return dataclasses.replace(
-            step,
-            corrected=step.corrected or self._corrected(batch, mask, before),
-            update_s=time.perf_counter() - targeted_s,
-        )
+        corrected = step.corrected or self._corrected(batch, mask, before)
+        scalars["time/update_s"] = time.perf_counter() - targeted_s
+        return dataclasses.replace(step, corrected=corrected)
 
-    def _targets(self, batch: Batch, mask: Tensor, before: BatchOutputs) -> Targets:
+    def _targets(self, batch: Batch, mask: Tensor, before: PolicyOutput) -> Targets:
         state = self._state
         return compute_targets(
-            batch, mask, before, config=self._config, kl_coef=state.kl_coef, units=state.units
+            batch, mask, before, config=self._config, kl_coef=state.kl_coef, moments=state.moments
         )
 
-    def _corrected(self, batch: Batch, mask: Tensor, before: BatchOutputs) -> BehaviorWeights:
+    def _corrected(self, batch: Batch, mask: Tensor, before: PolicyOutput) -> BehaviorWeights:
         """The behavior weights of all own tokens (collective)."""
-        log_ratio = before.proximal_logprobs - batch.behavior_logprobs
+        log_ratio = before.logprobs - batch.behavior_logprobs
         settings = self._algorithm.policy_loss.correction
         return correction(settings, log_ratio, sequences=batch.sequences(mask))
 
@@ -246,7 +244,7 @@ class Updater:
     def _apply_policy(self, step: Step, members: Parts, sums: Tensor) -> None:
         totals = step.totals
         added = PolicySums(*self._ranks.sum(sums).tolist())
-        log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
+        log_ratio = step.before.logprobs - step.batch.behavior_logprobs
         # For this minibatch: its step is scaled by the sequences that it trains.
         effective = effective_sequences(log_ratio, sequences=members)
         applied = self._policy_optimizer.apply(added.loss, effective_share=effective)
@@ -263,7 +261,7 @@ class Updater:
         totals.value_loss += loss
 
 
-def _kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
+def _kl_per_sequence(batch: Batch, before: PolicyOutput) -> float:
     """Nats of KL(proximal, reference) per sequence, 0 without a reference."""
     if before.kl is None:
         return 0.0

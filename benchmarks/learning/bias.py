@@ -36,8 +36,8 @@ from async_rl.config.algorithm import SumAggregation
 from async_rl.config.policy_losses import BehaviorCorrection
 from async_rl.config.run import RunConfig
 from async_rl.learner.models import PolicyOutput, Values
-from async_rl.learner.objective import BatchOutputs, compute_targets
-from async_rl.learner.objective_state import ValueUnits
+from async_rl.learner.objective import compute_targets
+from async_rl.learner.objective_state import Moments
 from async_rl.learner.pass_loss import correction, policy_pass_loss
 from benchmarks.figures import figure
 
@@ -281,8 +281,8 @@ def gradient(
     """Return the expected gradient of the learner's loss over all groups: float64 [5, 3]."""
     algorithm, batch = config.algorithm, bandit.batch(behavior)
     values = torch.cat([torch.tensor(VALUES[:length]).double() for length in bandit.lengths])
-    before = BatchOutputs(
-        proximal_logprobs=bandit.tokens(proximal).detach(),
+    before = PolicyOutput(
+        logprobs=bandit.tokens(proximal).detach(),
         entropies=torch.zeros_like(batch.behavior_logprobs),
         ref_logprobs=None,
         kl=None,
@@ -297,7 +297,7 @@ def gradient(
         before,
         config=config.model_copy(update={"algorithm": algorithm}),
         kl_coef=0.0,
-        units=ValueUnits(),
+        moments=Moments(),
     )
     logprobs = bandit.tokens(policy)
     output = PolicyOutput(logprobs, before.entropies, None, None, None)
@@ -315,9 +315,9 @@ def gradient(
     return torch.autograd.grad(-loss, policy.parameters)[0]
 
 
-def _corrected(settings: BehaviorCorrection, batch: Batch, before: BatchOutputs) -> BehaviorWeights:
+def _corrected(settings: BehaviorCorrection, batch: Batch, before: PolicyOutput) -> BehaviorWeights:
     """The behavior weights: each group is a batch of its own, on which a correction may depend."""
-    log_ratio = before.proximal_logprobs - batch.behavior_logprobs
+    log_ratio = before.logprobs - batch.behavior_logprobs
     sizes = torch.bincount(batch.group_index[batch.sequence_index]).tolist()
     found = []
     for own, index in zip(log_ratio.split(sizes), batch.sequence_index.split(sizes), strict=True):

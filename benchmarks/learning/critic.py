@@ -106,7 +106,7 @@ def by_quarter(batch: Batch, step: Step) -> list[float]:
     starts = torch.tensor([batch.offsets[s] for s in batch.own])
     place = torch.arange(batch.num_tokens) - starts[batch.sequence_index]
     quarter = QUARTERS * place // lengths
-    units = step.units.to_returns(values.at_tokens)
+    units = step.moments.to_returns(values.at_tokens)
     chosen = [step.mask & (quarter == number) for number in range(QUARTERS)]
     return [explained_variance(units[of], returns=returns[of]) for of in chosen]
 
@@ -153,7 +153,7 @@ def watch(trainer: Trainer, rows: list[Row]) -> None:
         values, returns, mask = result.before.values, result.targets.returns, result.mask
         assert values is not None
         assert returns is not None
-        units = result.units.to_returns(values.at_tokens)
+        units = result.moments.to_returns(values.at_tokens)
         shares = {}
         for name, columns in regressors(batch, result).items():
             fitted = regressions.setdefault(name, Regression(columns.shape[1]))
@@ -217,7 +217,7 @@ def group_critic() -> Iterator[None]:
         yield
 
 
-def run(bench: Bench, variant: str, seed: int, scratch: Path) -> tuple[list[Row], RunConfig]:
+def run(bench: Bench, variant: str, seed: int) -> tuple[list[Row], RunConfig]:
     """Make one run: a row per step, one per evaluation; return its configuration too."""
     words = [*FIXED, f"seed={seed}"]
     if variant.startswith("lambda"):
@@ -233,7 +233,7 @@ def run(bench: Bench, variant: str, seed: int, scratch: Path) -> tuple[list[Row]
             critic.head.of_inputs.register_hook(torch.zeros_like)
 
     with group_critic() if variant == "group" else contextlib.nullcontext():
-        evaluations = run_cell(bench, config, scratch, all_steps=True, prepare=prepare)
+        evaluations = run_cell(bench, config, all_steps=True, prepare=prepare)
     return rows + evaluations, config
 
 
@@ -347,7 +347,7 @@ def main() -> None:
                     if variant.startswith("launched"):
                         rows, config = launch(variant, seed, Path(scratch))
                     else:
-                        rows, config = run(bench, variant, seed, Path(scratch))
+                        rows, config = run(bench, variant, seed)
                 place.write(rows, config=config)
                 print(place.name, figures_of(place.rows()), flush=True)
 

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from composing import compose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.logprobs import KLEstimator, adapted_kl_coef, kl_estimate, token_logprobs
+from async_rl.algorithms.logprobs import KLEstimator, kl_estimate, token_logprobs
+from async_rl.learner.objective_state import Moments, ObjectiveState
 
 
 @pytest.mark.covers("kl_penalty")
@@ -83,6 +85,9 @@ def test_the_exact_kl_and_its_gradient_equal_plain_autograd(
 def test_the_adaptive_coefficient_grows_above_its_target_and_falls_below(
     kl: float, factor: float
 ) -> None:
-    assert adapted_kl_coef(
-        0.1, kl=kl, target=6.0, horizon=10_000, num_sequences=1000
-    ) == pytest.approx(0.1 * factor)
+    knobs = ["controller=adaptive", "controller.target=6.0", "controller.horizon=10000", "coef=0.1"]
+    state = ObjectiveState(
+        compose("ppo_code", [f"algorithm.kl.{knob}" for knob in knobs]).algorithm
+    )
+    state.end_step(Moments(), kl=kl, num_sequences=1000)
+    assert state.kl_coef == pytest.approx(0.1 * factor)

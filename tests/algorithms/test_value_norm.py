@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.learner.objective_state import Moments, ValueUnits
+from async_rl.learner.objective_state import Moments
 
 
 def mean_and_std(moments: Moments) -> tuple[float, float]:
-    return moments.units.mean, moments.units.std
+    return moments.mean, moments.std
 
 
 @pytest.mark.covers("value_norm_type")
@@ -54,5 +54,5 @@ def test_the_spread_is_at_least_a_tenth() -> None:
 
 
 def test_normalized_returns_are_bounded_at_5() -> None:
-    found = ValueUnits(mean=1.0, std=2.0).to_values(torch.tensor([-100.0, 1.0, 3.0, 100.0]))
+    found = Moments(1.0, 5.0, 1.0).to_values(torch.tensor([-100.0, 1.0, 3.0, 100.0]))
     assert found.tolist() == [-5.0, 0.0, 1.0, 5.0]

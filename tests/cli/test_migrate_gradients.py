@@ -27,8 +27,8 @@ from async_rl.config.run import RunConfig
 from async_rl.launchers.commands.migrate import to_yaml
 from async_rl.launchers.migration.applying import read
 from async_rl.learner.models import PolicyOutput
-from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
-from async_rl.learner.objective_state import ValueUnits
+from async_rl.learner.objective import compute_targets, trained_mask
+from async_rl.learner.objective_state import Moments
 from async_rl.learner.pass_loss import correction, policy_pass_loss
 
 
@@ -71,8 +71,8 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
     """The loss of the whole batch as one minibatch, and its gradient by the log-probs."""
     batch, algorithm = data.batch, config.algorithm
     nothing = torch.zeros(batch.num_tokens)
-    before = BatchOutputs(
-        proximal_logprobs=data.proximal.float(),
+    before = PolicyOutput(
+        logprobs=data.proximal.float(),
         entropies=nothing,
         ref_logprobs=None if algorithm.reference is None else data.reference.float(),
         kl=None,
@@ -80,7 +80,7 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
     )
     coef = 0.0 if algorithm.reference is None else algorithm.reference.coef
     mask = trained_mask(batch, version=0, config=config)
-    targets = compute_targets(batch, mask, before, config=config, kl_coef=coef, units=ValueUnits())
+    targets = compute_targets(batch, mask, before, config=config, kl_coef=coef, moments=Moments())
     sequences = batch.sequences(mask)
     aggregation = algorithm.aggregation
     weights = token_weights(
@@ -100,7 +100,7 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
         sequences=empty,
         segments=empty,
     )
-    ratio = before.proximal_logprobs - batch.behavior_logprobs
+    ratio = before.logprobs - batch.behavior_logprobs
     loss, _ = policy_pass_loss(
         algorithm,
         batch,

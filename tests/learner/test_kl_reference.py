@@ -16,7 +16,7 @@ from async_rl.algorithms.parts import ALONE
 from async_rl.batching.packing import Pass
 from async_rl.learner import metrics
 from async_rl.learner.models import PolicyOutput
-from async_rl.learner.objective import BatchOutputs, Targets
+from async_rl.learner.objective import Targets
 from async_rl.learner.pass_loss import PolicySums, policy_pass_loss
 
 OLDER = torch.tensor([0.46, 0.34, 0.20])
@@ -26,7 +26,7 @@ POLICY = torch.tensor([0.03, 0.77, 0.20])
 NUM = 100
 
 
-def tokens_of_older_weights() -> tuple[SimpleNamespace, BatchOutputs, Tensor]:
+def tokens_of_older_weights() -> tuple[SimpleNamespace, PolicyOutput, Tensor]:
     """Each token as often as older weights sample it in NUM cases: batch, outputs, token ids."""
     ids = torch.repeat_interleave(torch.arange(3), (NUM * OLDER).round().long())
     batch = SimpleNamespace(
@@ -35,8 +35,8 @@ def tokens_of_older_weights() -> tuple[SimpleNamespace, BatchOutputs, Tensor]:
         num_sequences=NUM,
         across=ALONE,
     )
-    before = BatchOutputs(
-        proximal_logprobs=PROXIMAL.log()[ids],
+    before = PolicyOutput(
+        logprobs=PROXIMAL.log()[ids],
         # As if the policy was sure of itself only where older weights wrote the end.
         entropies=(ids == 0).float(),
         ref_logprobs=OLDER.log()[ids],

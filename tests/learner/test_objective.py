@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -14,9 +13,9 @@ from learner_support import make_config, make_groups
 from async_rl.batching.batch import Batch, collate
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Score, StepScore, Trajectory
-from async_rl.learner.models import Values
-from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
-from async_rl.learner.objective_state import ObjectiveState, ValueUnits
+from async_rl.learner.models import PolicyOutput, Values
+from async_rl.learner.objective import Targets, compute_targets, trained_mask
+from async_rl.learner.objective_state import Moments, ObjectiveState
 
 CPU = torch.device("cpu")
 
@@ -47,20 +46,20 @@ def group_of(
     return msgspec.structs.replace(template, trajectories=trajectories)
 
 
-def outputs_of(batch: Batch, **fields: torch.Tensor) -> BatchOutputs:
+def outputs_of(batch: Batch, **fields: torch.Tensor) -> PolicyOutput:
     nothing = torch.zeros(batch.num_tokens)
-    before = BatchOutputs(
-        proximal_logprobs=nothing,
+    before = PolicyOutput(
+        logprobs=nothing,
         entropies=nothing,
         ref_logprobs=None,
         kl=None,
         values=None,
     )
-    return dataclasses.replace(before, **fields)
+    return before._replace(**fields)
 
 
 def targets_of(
-    config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor
+    config: RunConfig, batch: Batch, moments: Moments | None = None, **fields: torch.Tensor
 ) -> Targets:
     mask = trained_mask(batch, version=0, config=config)
     before, reference = outputs_of(batch, **fields), config.algorithm.reference
@@ -70,7 +69,7 @@ def targets_of(
         before,
         config=config,
         kl_coef=0.0 if reference is None else reference.coef,
-        units=units or ValueUnits(),
+        moments=moments or Moments(),
     )
 
 
@@ -201,7 +200,7 @@ def test_gae_sees_values_in_units_of_the_reward() -> None:
     found = targets_of(
         config,
         batch,
-        ValueUnits(mean=1.0, std=2.0),
+        Moments(1.0, 5.0, 1.0),
         values=Values(torch.full((3,), 0.5), torch.tensor([1.0])),
     )
     assert found.advantages.tolist() == [1.0, 1.0, 1.0]  # (1 * 2 + 1) - (0.5 * 2 + 1)

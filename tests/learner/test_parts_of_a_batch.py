@@ -23,9 +23,9 @@ from async_rl.batching.batch import Batch, BatchPart, collate_part, whole
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
 from async_rl.core.types import Group, StepScore
-from async_rl.learner.models import Values
-from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
-from async_rl.learner.objective_state import Moments, ValueUnits
+from async_rl.learner.models import PolicyOutput, Values
+from async_rl.learner.objective import compute_targets, trained_mask
+from async_rl.learner.objective_state import Moments
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, tuple[str, ...]] = table(__file__, "settings")
@@ -81,12 +81,12 @@ def with_steps(groups: Sequence[Group]) -> list[Group]:
     return changed
 
 
-def outputs_of(batch: Batch) -> BatchOutputs:
+def outputs_of(batch: Batch) -> PolicyOutput:
     """Made-up outputs, which depend on a token and its sequence only."""
     noise = torch.sin(batch.sequence_index * 7.0 + batch.behavior_logprobs * 3)
     ends = torch.cos(torch.arange(batch.num_sequences) * 5.0)
-    return BatchOutputs(
-        proximal_logprobs=batch.behavior_logprobs + 0.1 * noise,
+    return PolicyOutput(
+        logprobs=batch.behavior_logprobs + 0.1 * noise,
         entropies=noise.abs(),
         ref_logprobs=batch.behavior_logprobs - 0.2 * noise,
         kl=None,
@@ -113,7 +113,7 @@ def computed(case: str, part: BatchPart, across: Across) -> tuple[Batch, dict[st
         outputs,
         config=config,
         kl_coef=0.1,
-        units=ValueUnits(mean=0.5, std=2.0),
+        moments=Moments(0.5, 4.25, 1.0),
     )
     moments = Moments().observed(targets.raw_advantages[mask], kind="ma", across=across)
     found = {

@@ -21,9 +21,9 @@ from async_rl.batching.batch import collate
 from async_rl.core.errors import AgentError
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Group, Prompt, Purpose, Score
-from async_rl.learner.models import Values
-from async_rl.learner.objective import BatchOutputs, compute_targets, trained_mask
-from async_rl.learner.objective_state import ValueUnits
+from async_rl.learner.models import PolicyOutput, Values
+from async_rl.learner.objective import compute_targets, trained_mask
+from async_rl.learner.objective_state import Moments
 from async_rl.rollouts.agents import credited
 from async_rl.rollouts.common_prompt import with_common_prompt
 from async_rl.rollouts.conversation import Written
@@ -109,8 +109,8 @@ def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
     config = compose("grpo_code", ["rollout.fn=[agent]", *settings])
     batch = collate([group], device=torch.device("cpu"))
     nothing = torch.zeros(batch.num_tokens)
-    outputs = BatchOutputs(
-        proximal_logprobs=nothing,
+    outputs = PolicyOutput(
+        logprobs=nothing,
         entropies=nothing,
         ref_logprobs=None,
         kl=None,
@@ -122,7 +122,7 @@ def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
         outputs,
         config=config,
         kl_coef=0.0,
-        units=ValueUnits(),
+        moments=Moments(),
     )
     found = []
     for number, sample in enumerate(group.trajectories):
