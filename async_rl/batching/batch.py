@@ -19,7 +19,7 @@ from async_rl.batching.calls import Calls, calls_of
 from async_rl.batching.support import NO_GRAMMARS, Grammars, edits_of
 from async_rl.core.frozen import frozen
 from async_rl.core.heads import GroupHead, SampleHead, packed
-from async_rl.core.types import Group, Trajectory
+from async_rl.core.types import Group, StepScore, Trajectory
 
 
 @frozen
@@ -70,30 +70,6 @@ class Sizes:
 
 
 @frozen
-class Steps:
-    """The S scored steps of all sequences, in order.
-
-    sequence: int64 [S]; end: int64 [S], its tokens up to the end of the step; scores: float32 [S].
-    """
-
-    sequence: Tensor
-    end: Tensor
-    scores: Tensor
-
-
-@frozen
-class Baselines:
-    """The greedy answer of each group, which is not trained.
-
-    rewards: float32 [num_groups]; lengths: int64 [num_groups]; is_truncated: bool [num_groups].
-    """
-
-    rewards: Tensor
-    lengths: Tensor
-    is_truncated: Tensor
-
-
-@frozen
 class Batch(Sizes):
     """The sequences of one step, as one rank has them.
 
@@ -110,9 +86,10 @@ class Batch(Sizes):
       loss_mask         bool [R]
       behavior_logprobs float32 [R]
       versions          int64 [R]
-    baselines: None unless every group has one.  across: sums over the ranks.  edits: the changes of
-    the logits at the R tokens, None without any; is_outside: bool [R], tokens that their support
-    excludes, which are not trained.
+    steps: the scored steps of all sequences, in order, each with the number of its sequence;
+    baselines: the greedy answer of each group, which is not trained; none without.  across: sums
+    over the ranks.  edits: the changes of the logits at the R tokens, None without any; is_outside:
+    bool [R], tokens that their support excludes, which are not trained.
     """
 
     owners: Sequence[int]
@@ -127,9 +104,9 @@ class Batch(Sizes):
     loss_mask: Tensor
     behavior_logprobs: Tensor
     versions: Tensor
-    steps: Steps
+    steps: Sequence[tuple[int, StepScore]]
     calls: Calls
-    baselines: Baselines | None
+    baselines: Sequence[SampleHead]
     across: Across
     edits: Edits | None
     is_outside: Tensor
@@ -222,43 +199,17 @@ def collate_part(
         offsets=dict(zip(own, starts, strict=False)),
         num_groups=len(part.heads),
         # Of all sequences, so every rank computes the same statistics of groups.
-        group_index=_tensor(sizes.prompt_key, torch.int64, device),
-        rewards=_tensor([sample.reward for sample in samples], torch.float32, device),
-        is_truncated=_tensor([sample.is_truncated for sample in samples], torch.bool, device),
-        sequence_index=_tensor(own, torch.int64, device).repeat_interleave(lengths.to(device)),
+        group_index=torch.tensor(sizes.prompt_key, device=device),
+        rewards=torch.tensor([s.reward for s in samples], dtype=torch.float32, device=device),
+        is_truncated=torch.tensor([sample.is_truncated for sample in samples], device=device),
+        sequence_index=torch.tensor(own, dtype=torch.int64).repeat_interleave(lengths).to(device),
         loss_mask=responses(lambda t: t.loss_mask, torch.bool) & ~is_outside,
         behavior_logprobs=responses(lambda t: t.behavior_logprobs, torch.float32),
         versions=responses(lambda t: t.versions, torch.int64),
-        steps=_steps(samples, device),
+        steps=[(s, step) for s, sample in enumerate(samples) for step in sample.steps],
         calls=calls_of(part.heads, own=own, device=device),
-        baselines=_baselines(part.heads, device),
+        baselines=[group.baseline for group in part.heads if group.baseline is not None],
         across=across,
         edits=edits,
         is_outside=is_outside,
     )
-
-
-def _steps(samples: Sequence[SampleHead], device: torch.device) -> Steps:
-    steps = [(number, step) for number, sample in enumerate(samples) for step in sample.steps]
-    # As columns, because the learner computes with all steps together.
-    return Steps(
-        sequence=_tensor([number for number, _ in steps], torch.int64, device),
-        end=_tensor([step.end_tokens for _, step in steps], torch.int64, device),
-        scores=_tensor([step.reward for _, step in steps], torch.float32, device),
-    )
-
-
-def _baselines(heads: Sequence[GroupHead], device: torch.device) -> Baselines | None:
-    greedy = [group.baseline for group in heads if group.baseline is not None]
-    # ReMax compares every response with a greedy answer, so a batch has all of them or none.
-    if len(greedy) < len(heads):
-        return None
-    return Baselines(
-        rewards=_tensor([t.reward for t in greedy], torch.float32, device),
-        lengths=_tensor([t.response_length for t in greedy], torch.int64, device),
-        is_truncated=_tensor([t.is_truncated for t in greedy], torch.bool, device),
-    )
-
-
-def _tensor(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)

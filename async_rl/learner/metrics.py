@@ -6,6 +6,7 @@ trained tokens of the whole batch: `across` adds up the tokens of all ranks.
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 
 import torch
@@ -109,8 +110,9 @@ def step_scalars(step: Step, *, version: int, pass_reward: float) -> dict[str, f
     # No metric instead of 0: a run without a reference has no KL to report.
     if step.before.kl is not None:
         scalars["policy/kl_reference"] = _counted_mean(step, step.before.kl)
-    if batch.baselines is not None:
-        scalars["reward/baseline_mean"] = float(batch.baselines.rewards.mean())
+    if batch.baselines:
+        scores = [answer.reward for answer in batch.baselines]
+        scalars["reward/baseline_mean"] = statistics.fmean(scores)
     return scalars
 
 

@@ -90,8 +90,7 @@ def compute_targets(
     """Compute advantages by the configured estimator, and returns if there is a critic.
 
     mask: bool [R], the trained tokens; outputs: of the batch before the update; kl_coef: weight of
-    the KL that the reward subtracts; moments: the unit of the critic's values.  Raises ValueError
-    if an output that the estimator needs is None.
+    the KL that the reward subtracts; moments: the unit of the critic's values.
     """
     algorithm = config.algorithm
     rewards = Rewards(config)
@@ -138,10 +137,8 @@ def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
     trained.
     """
     calls = batch.calls
-    is_counted = torch.ones_like(batch.is_truncated)
     # A response that is not trained must not move the baseline of its group.
-    if algorithm.truncated == "mask":
-        is_counted = ~batch.is_truncated
+    is_counted = ~batch.is_truncated | (algorithm.truncated != "mask")
     mask = is_counted[calls.part_sequence]
     return Parts(index=calls.part_group, count=calls.num_groups, mask=mask)
 
@@ -161,10 +158,11 @@ def _reward_kl(batch: Batch, outputs: PolicyOutput, algorithm: AlgorithmConfig) 
 
 def _greedy_rewards(batch: Batch, rewards: Rewards) -> Tensor:
     """The reward of the greedy answer to the prompt of each sequence: float32 [B]."""
-    greedy = batch.baselines
-    if greedy is None:
-        raise ValueError("algorithm.advantage=remax needs the greedy answer of every group")
-    of_groups = rewards.of_responses(greedy.rewards, greedy.lengths, greedy.is_truncated)
+    of_groups = rewards.of_responses(
+        batch.rewards.new_tensor([answer.reward for answer in batch.baselines]),
+        batch.group_index.new_tensor([answer.response_length for answer in batch.baselines]),
+        batch.is_truncated.new_tensor([answer.is_truncated for answer in batch.baselines]),
+    )
     return of_groups[batch.group_index]
 
 
@@ -196,8 +194,7 @@ def _critic_targets(
     response that was scored is none of them, even if it was truncated: no target trains that
     value, so it would be paid twice and grow with every step.
     """
-    if outputs.values is None:
-        raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
+    assert outputs.values is not None, "gae and vtrace have a critic"
     of_rows = batch.calls.part_sequence[batch.calls.rows()[0]]
     after_end = moments.to_returns(outputs.values.after_end)
     bootstrap = after_end.masked_fill(~has_more, 0.0)[of_rows]

@@ -5,7 +5,7 @@ calls.
 import torch
 from torch import Tensor
 
-from async_rl.batching.batch import Batch, Steps
+from async_rl.batching.batch import Batch
 from async_rl.config.run import RunConfig
 
 
@@ -41,16 +41,18 @@ class Rewards:
             of_calls = of_calls + torch.where(calls.is_last, ends[calls.sequence], 0.0)
             per_token[last[has_token]] = of_calls[has_token]
             return per_token, of_calls
-        sequence = batch.steps.sequence
-        rewards = self._of_steps(batch.steps)
+        new_tensor = calls.sequence.new_tensor
+        sequence = new_tensor([number for number, _ in batch.steps])
+        ends = new_tensor([step.end_tokens for _, step in batch.steps])
+        scores = batch.rewards.new_tensor([step.reward for _, step in batch.steps])
+        rewards = self._of_steps(scores, sequence)
         if self._zero_truncated:
             rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
         penalty = self.overlong_penalty(lengths)
         # The scored steps of all ranks: -1 for a sequence of another rank.
-        offsets = [batch.offsets.get(number, -1) for number in sequence.tolist()]
-        starts = torch.tensor(offsets).to(sequence)
+        starts = new_tensor([batch.offsets.get(number, -1) for number, _ in batch.steps])
         is_own = starts >= 0
-        per_token.index_add_(0, (starts + batch.steps.end - 1)[is_own], rewards[is_own])
+        per_token.index_add_(0, (starts + ends - 1)[is_own], rewards[is_own])
         per_token[last[has_token]] -= penalty[has_token]
         # The heads have the steps of all ranks: group estimators compare whole responses, and such
         # a response is one call.
@@ -67,19 +69,18 @@ class Rewards:
             rewards = rewards.masked_fill(is_truncated, 0.0)
         return rewards - self.overlong_penalty(lengths)
 
-    def _of_steps(self, steps: Steps) -> Tensor:
-        """The rewards of the scored steps: float32 [S].
+    def _of_steps(self, scores: Tensor, sequence: Tensor) -> Tensor:
+        """The rewards of the scored steps: float32 [S], int64 [S] -> float32 [S].
 
         The score d_k of step k, or, for placement=step_deltas, its change d_k - d_{k-1}, with
         fail_reward before the first step (differences of a potential: Ng, Harada, Russell, "Policy
         invariance under reward transformations", ICML 1999).
         """
-        scores = self.scaled(steps.scores)
+        scores = self.scaled(scores)
         if self._reward.placement != "step_deltas":
             return scores
         # In float32 like the scores, so that a first step that fails changes exactly nothing.
         start = float(self.scaled(torch.tensor(self._reward.fail_reward)))
-        sequence = steps.sequence
         is_first = sequence.diff(prepend=sequence.new_full((1,), -1)) > 0
         return scores - torch.where(is_first, start, scores.roll(1))
 

@@ -201,7 +201,7 @@ class Updater:
                     value_sum += value.detach()
             if has_gradient:
                 # One backward pass for both losses: the backbone is run backwards once.
-                is_last = index == len(minibatch.passes) - 1
+                is_last = row is minibatch.passes[-1]
                 self._ranks.backward(
                     self._models.policy, torch.stack(losses).sum(), is_last=is_last
                 )
@@ -218,9 +218,10 @@ class Updater:
     ) -> None:
         """Run one optimizer step of a critic that has its own backbone."""
         value_sum = torch.zeros((), device=self._ranks.device)
-        for left, row in zip(reversed(range(len(minibatch.passes))), minibatch.passes, strict=True):
+        for row in minibatch.passes:
             loss = self._value_loss(step, row, critic(row).at_tokens, weights)
-            self._ranks.backward(critic, self._value_coef * loss, is_last=not left)
+            is_last = row is minibatch.passes[-1]
+            self._ranks.backward(critic, self._value_coef * loss, is_last=is_last)
             value_sum += loss.detach()
         self._apply_critic(step.totals, value_sum)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from async_rl.algorithms.losses import BehaviorWeights, token_weights
 from async_rl.algorithms.parts import ALONE, Parts
-from async_rl.batching.batch import Baselines, Batch, Steps
+from async_rl.batching.batch import Batch
 from async_rl.batching.calls import Calls
 from async_rl.batching.packing import Pass
 from async_rl.composition.compose import compose_unchecked
@@ -35,6 +35,7 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.config.algorithm import SumAggregation
 from async_rl.config.policy_losses import BehaviorCorrection
 from async_rl.config.run import RunConfig
+from async_rl.core.heads import SampleHead
 from async_rl.learner.models import PolicyOutput, Values
 from async_rl.learner.objective import compute_targets
 from async_rl.learner.objective_state import Moments
@@ -221,13 +222,19 @@ class Bandit:
     def batch(self, behavior: Policy) -> Batch:
         """Return the groups as a batch that this policy sampled."""
         num_sequences = len(self.sequences)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        steps = Steps(sequence=nothing, end=nothing, scores=nothing)
-        baselines = Baselines(
-            rewards=torch.tensor([REWARDS[prompt][0] for prompt, _ in self.members]).double(),
-            lengths=torch.ones(len(self.members)),
-            is_truncated=torch.zeros(len(self.members), dtype=torch.bool),
-        )
+        baselines = [
+            SampleHead(
+                prompt=0,
+                prompt_length=1,
+                response_length=1,
+                is_truncated=False,
+                reward=REWARDS[prompt][0],
+                parts={},
+                steps=(),
+                calls=(),
+            )
+            for prompt, _ in self.members
+        ]
         every = torch.arange(num_sequences)
         calls = Calls(
             sequence=every,
@@ -254,7 +261,7 @@ class Bandit:
             loss_mask=torch.ones(len(self.index), dtype=torch.bool),
             behavior_logprobs=self.tokens(behavior).detach(),
             versions=torch.zeros(len(self.index), dtype=torch.int64),
-            steps=steps,
+            steps=[],
             calls=calls,
             baselines=baselines,
             across=ALONE,
