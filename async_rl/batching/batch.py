@@ -75,9 +75,8 @@ class Batch(Sizes):
 
     On the host:
       owners            the part of each of the B sequences
-      own               the numbers of this part's sequences, ascending
       trajectories      by the number of an own sequence
-      offsets           of an own sequence: its response is offsets[b] : offsets[b] + length of R
+      offsets           of each own sequence: its response is offsets[b] : offsets[b] + length of R
     On the device:
       group_index       int64 [B]
       rewards           float32 [B], before scaling
@@ -93,7 +92,6 @@ class Batch(Sizes):
     """
 
     owners: Sequence[int]
-    own: list[int]
     trajectories: dict[int, Trajectory]
     offsets: dict[int, int]
     num_groups: int
@@ -194,7 +192,6 @@ def collate_part(
         prompt_lengths=sizes.prompt_lengths,
         response_lengths=sizes.response_lengths,
         owners=part.owners,
-        own=own,
         trajectories=dict(zip(own, trajectories, strict=True)),
         offsets=dict(zip(own, starts, strict=False)),
         num_groups=len(part.heads),

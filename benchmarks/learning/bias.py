@@ -250,7 +250,6 @@ class Bandit:
             prompt_lengths=[1] * num_sequences,
             response_lengths=self.lengths,
             owners=[0] * num_sequences,
-            own=list(range(num_sequences)),
             trajectories={},
             offsets=self.starts,
             num_groups=len(self.members),

@@ -103,7 +103,7 @@ def by_quarter(batch: Batch, step: Step) -> list[float]:
     assert values is not None
     assert returns is not None
     lengths = torch.tensor(batch.response_lengths)[batch.sequence_index]
-    starts = torch.tensor([batch.offsets[s] for s in batch.own])
+    starts = torch.tensor(list(batch.offsets.values()))
     place = torch.arange(batch.num_tokens) - starts[batch.sequence_index]
     quarter = QUARTERS * place // lengths
     units = step.moments.to_returns(values.at_tokens)

@@ -92,7 +92,9 @@ def outputs_of(batch: Batch) -> PolicyOutput:
         kl=None,
         values=Values(
             noise,
-            torch.where(torch.isin(torch.arange(len(ends)), torch.tensor(batch.own)), ends, 0),
+            torch.where(
+                torch.isin(torch.arange(len(ends)), torch.tensor(list(batch.offsets))), ends, 0
+            ),
         ),
     )
 
@@ -147,7 +149,7 @@ def test_targets_and_statistics_do_not_depend_on_the_owners(
     for mine, found in results:
         for name in ("mean", "largest", "variance", "moments"):
             assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
-        for s in mine.own:
+        for s in mine.offsets:
             size = mine.response_lengths[s]
             here = slice(mine.offsets[s], mine.offsets[s] + size)
             there = slice(batch.offsets[s], batch.offsets[s] + size)
