@@ -83,8 +83,10 @@ class Prober:
             logprobs=await pool.lead(Score(rows=rows)),
         )
 
-    async def ask(self, caller: Caller, life: Life, expected: Expected) -> Logprobs | None:
-        """Return the generator's log-probs, or None if no probe is due."""
+    async def probe(self, caller: Caller, life: Life, expected: Expected) -> Probed | None:
+        """Compare the generator's log-probs; None if no probe is due, or if it has another version
+        by now.
+        """
         is_known = life in self._last and not expected.is_due
         if not expected.logprobs or (is_known and self._every == 0):
             return None
@@ -92,11 +94,7 @@ class Prober:
         request = Probe(rows=expected.rows[:1] if is_known else expected.rows)
         # The push that this belongs to has its own deadline; this one only bounds the call.
         answer: Logprobs = await caller.call(request, timeout_s=2 * self._push_s)
-        return answer
-
-    def compare(self, life: Life, answer: Logprobs | None, expected: Expected) -> Probed | None:
-        """Return the result of a probe; None without an answer for the expected version."""
-        if answer is None or answer.version != expected.version:
+        if answer.version != expected.version:
             return None
         actual = np.concatenate(answer.rows)
         own = np.concatenate(expected.logprobs)[: len(actual)]

@@ -264,8 +264,7 @@ class Pusher:
             push_s = time.monotonic() - started_s
             self._note(report, push_s)
             async with asyncio.timeout(deadline_s):
-                answer = await self._prober.ask(caller, life, expected)
-            probed = self._prober.compare(life, answer, expected)
+                probed = await self._prober.probe(caller, life, expected)
         except (TimeoutError, DeadlineExceeded) as error:
             reason = str(error) or f"it did not answer a probe within {deadline_s:g} s"
             cut_off = self._membership.expire(load)
