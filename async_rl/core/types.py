@@ -215,7 +215,7 @@ class Prompt(Value):
 class Sampling(Value):
     """The settings of sampling. temperature 0 is greedy.
 
-    drafts: earlier responses to the prompt, little-endian int32 (generation/vllm/cpu_drafts.py).
+    drafts: earlier responses to the prompt, little-endian int32 (generation/vllm/proposer.py).
     """
 
     temperature: float

@@ -42,16 +42,14 @@ from async_rl.generation.vllm.changed_words import (
     parameter_names,
     require_loaded,
 )
-from async_rl.generation.vllm.cpu_adapters import use_grouped_adapters
-from async_rl.generation.vllm.cpu_drafts import use_exact_temperatures
+from async_rl.generation.vllm.cpu import use_own_parts
 from async_rl.generation.vllm.prompt_scores import use_prompt_scores
 from async_rl.protocol.weights import Manifest, Seat, Source
 from async_rl.weights.routes import Receivers
 from async_rl.weights.tensors import Tensors
 
 # The module is imported before the model is loaded.
-use_grouped_adapters()
-use_exact_temperatures()
+use_own_parts()
 use_prompt_scores()
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started: if it outlived its engine it would keep the memory of a
@@ -243,9 +241,8 @@ def _return_freed_memory() -> None:
     Each thread that stages has a separate arena, and small blocks between the weights, such as a
     kernel for each number of sequences, keep arenas from shrinking.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # libraries other than glibc have none
-    if trim is not None:
-        trim(0)
+    # glibc's, which vLLM's packages for CPUs need in any case.
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _second_model(config: VllmConfig) -> torch.nn.Module:

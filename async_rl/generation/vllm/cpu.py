@@ -1,8 +1,12 @@
-"""Adapters on a CPU: one product per adapter of a batch.
+"""What vLLM 0.32 computes otherwise on a CPU: adapters, and the temperatures of drafts.
 
-vLLM 0.32 copies the matrices of a token's adapter for every token, and takes the last slot's for a
-token without adapter. Here the rows of each adapter are multiplied together, and tokens without
-adapter stay as they are. `benchmarks/generation/lora_serving.py` measures it.
+Adapters: it copies the matrices of a token's adapter for every token, and takes the last slot's
+for a token without adapter. Here the rows of each adapter are multiplied together, and tokens
+without adapter stay as they are. `benchmarks/generation/lora_serving.py` measures it.
+
+Drafts: it repeats the temperatures for the draft tokens as whole numbers: 0.7 becomes 0, so it
+draws from another distribution and reports log-probs that are 47 nats off, or NaN. With the same
+numbers repeated by torch, the log-probs of accepted, recovered and further tokens are exact.
 """
 
 from typing import Any
@@ -11,6 +15,7 @@ import torch
 from torch import Tensor
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
 
 
 class GroupedAdapters(PunicaWrapperCPU):
@@ -56,9 +61,21 @@ class GroupedAdapters(PunicaWrapperCPU):
                     part.index_add_(0, rows, hidden @ up[slot, 0].t(), alpha=scale)
 
 
-def use_grouped_adapters() -> None:
-    """Let the models of this process that are loaded from now on use it, if it has no GPU."""
+def expand(
+    x: Tensor, ends: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
+) -> Tensor:
+    """Repeat the value of each request for its draft tokens: [B] -> [num_tokens], the same dtype.
+
+    ends: int32 [B], where the tokens of each request end.  replace_from becomes replace_to.
+    """
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1))
+    return torch.where(x == replace_from, replace_to, x).repeat_interleave(sizes)
+
+
+def use_own_parts() -> None:
+    """Let the models of this process that are loaded from now on use both, if it has no GPU."""
     if current_platform.is_cpu():
         name = f"{__name__}.{GroupedAdapters.__name__}"
         # The platform names the class.
         current_platform.get_punica_wrapper = lambda: name
+        rejection_sampler.expand_batch_to_tokens = expand
