@@ -7,11 +7,13 @@ Invariants
 - Before the first `load_weights` the engine has no version and generates no tokens.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.frozen import frozen
@@ -84,27 +86,17 @@ class Engine(Generates, Protocol):
         """
 
 
-@runtime_checkable
-class Samples(Protocol):
-    """Draws samples with every setting of the training service."""
+class Serves(Engine, Protocol):
+    """An engine of the training service, or one of its slots."""
+
+    @property
+    def places(self) -> Sequence[Serves]:
+        """The slots for adapters whose weights may change during a sample."""
 
     async def sample(self, request: Sample) -> Sampled:
         """Draw the sequences of a request. Raises DataError for a request that cannot be served,
         Unavailable if the engine died.
         """
-
-
-class Place(Engine, Samples, Protocol):
-    """A slot of an engine for one adapter, whose weights may change during a sample."""
-
-
-@runtime_checkable
-class Serves(Samples, Protocol):
-    """An engine of the training service."""
-
-    @property
-    def places(self) -> Sequence[Place]:
-        """The slots."""
 
 
 OpenEngine = Callable[[], Awaitable[Engine]]
@@ -120,17 +112,10 @@ class ModelFacts:
 
 
 def read_model_facts(model_path: Path) -> ModelFacts:
-    """Read config.json and generation_config.json.
-
-    Raises ConfigError if the directory is not a model, or names no end-of-sequence token.
+    """Read config.json and generation_config.json of a directory that has been checked
+    (data/model_files.py). Raises ConfigError if they name no end-of-sequence token.
     """
-    try:
-        config: dict[str, Any] = json.loads((model_path / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.path={model_path} has no readable config.json ({error}); set it to"
-            " the directory of a Hugging Face model"
-        ) from error
+    config: dict[str, Any] = json.loads((model_path / "config.json").read_text())
     generation_path = model_path / "generation_config.json"
     generation: dict[str, Any] = (
         json.loads(generation_path.read_text()) if generation_path.exists() else {}

@@ -4,12 +4,9 @@ generators.
 
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from async_rl.core.frozen import Value
-from async_rl.core.types import FloatArray, IntArray
+from async_rl.core.types import IntArray
 from async_rl.protocol.base import Message, Request
+from async_rl.protocol.generator import Completion, Scores
 
 Operation = Literal[
     "create_model",
@@ -82,33 +79,17 @@ class LoadSlot(Request):
     version: int
 
 
-class SampledSequence(Value):
-    """One sampled sequence of N tokens.
-
-    token_ids int32 [N], with the stop token or text; logprobs float32 [N]; versions int32 [N];
-    is_stopped: by a stop, not by the limit.  top_ids int32, top_logprobs float32 [N, K], where
-    K may be 0.
-    """
-
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: IntArray
-    is_stopped: bool
-    top_ids: npt.NDArray[np.int32]
-    top_logprobs: FloatArray
-
-
 class Sampled(Message):
     """The answer to Sample.
 
-    prompt_ids int32, prompt_logprobs float32 [P, W]: of each token of the prompt itself, then of
-    the likeliest, the chosen and the drawn tokens at its position. The first row has ids 0 and
-    log-probs NaN. W = 0 if the prompt is not scored.
+    sequences: with the stop token or text, and with `likeliest` if the request has num_top.
+    prompt [P, W]: each token of the prompt itself, then the likeliest, the chosen and the drawn
+    tokens at its position. The first row has ids 0 and log-probs NaN. W = 0 if the prompt is not
+    scored.
     """
 
-    sequences: list[SampledSequence]
-    prompt_ids: IntArray
-    prompt_logprobs: FloatArray
+    sequences: list[Completion]
+    prompt: Scores
 
 
 class Sample(Request):

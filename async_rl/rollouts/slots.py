@@ -11,6 +11,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from safetensors import SafetensorError
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.generation.engine import Engine, Samples, Serves
+from async_rl.generation.engine import Engine, Serves
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
@@ -38,7 +39,7 @@ class _Slot:
     num_running = 0
 
     def __init__(
-        self, engine: Samples, load: Callable[[LoadSlot | Sample], Awaitable[None]]
+        self, engine: Serves, load: Callable[[LoadSlot | Sample], Awaitable[None]]
     ) -> None:
         self.engine = engine
         self._load = load
@@ -83,8 +84,8 @@ class Slots:
         Raises DataError for a request that the engine refuses, and as `load`, Unavailable if the
         engine died.
         """
-        engine = self._sleeping.engine
-        assert isinstance(engine, Samples), "a service's configuration asks for such an engine"
+        # A service's configuration asks for such an engine.
+        engine = cast("Serves", self._sleeping.engine)
         policy = request.policy
         if self._base:
             policy = request.policy or request.adapter
@@ -111,11 +112,9 @@ class Slots:
             slot.num_running -= 1
             self._is_done.set()
 
-    def _open(self, engine: Samples) -> list[_Slot]:
+    def _open(self, engine: Serves) -> list[_Slot]:
         if self._base:
-            load = functools.partial(_load_model, self._sleeping.engine, self._base)
-            return [_Slot(engine, load)]
-        assert isinstance(engine, Serves)
+            return [_Slot(engine, functools.partial(_load_model, engine, self._base))]
         if not engine.places:
             raise DataError(
                 "model.lora.slots leaves no slot for samplers of kind inflight; resume the service"

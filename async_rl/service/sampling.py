@@ -27,6 +27,8 @@ from async_rl.service.proto import (
 )
 from async_rl.service.store import Request, Sampler, Store
 
+_NO_ALTERNATIVE = -99999.0
+
 
 @frozen
 class Model:
@@ -130,24 +132,26 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
     response = SampleResponse()
     for sequence in sampled.sequences:
         made = response.sequences.add(
-            stop_reason=0 if sequence.is_stopped else 1,
+            stop_reason=int(sequence.is_truncated),
             tokens=_bytes(sequence.token_ids, "<i4"),
             logprobs=_bytes(sequence.logprobs, "<f4"),
             versions=_bytes(sequence.versions, "<i4"),
         )
-        if form.topk_sample_logprobs:
-            _fill(made.topk_sampled_logprobs, sequence.top_ids, sequence.top_logprobs)
+        if (top := sequence.likeliest) is not None:
+            # Outside of top_k and top_p a token has the log-prob -inf.
+            logprobs = np.maximum(top.logprobs, _NO_ALTERNATIVE)
+            _fill(made.topk_sampled_logprobs, top.ids, logprobs)
     cells = form.target_prompt_logprobs
     num_top = form.topk_prompt_logprobs
     ends = np.cumsum([1, num_top, cells.shape[1] if cells else 0])
-    own, top, chosen, drawn = np.split(sampled.prompt_logprobs, ends, axis=1)
-    _, top_ids, chosen_ids, drawn_ids = np.split(sampled.prompt_ids, ends, axis=1)
+    own, likeliest, chosen, drawn = np.split(sampled.prompt.logprobs, ends, axis=1)
+    _, top_ids, chosen_ids, drawn_ids = np.split(sampled.prompt.ids, ends, axis=1)
     skipped = max(len(own) - (form.prompt_logprobs_last_n or len(own) - 1), 1)
     is_empty = np.arange(len(own))[:, None] < skipped
     if form.prompt_logprobs:
         response.prompt_logprobs = _bytes(np.where(is_empty, np.nan, own), "<f4")
     if num_top:
-        shown = np.where(is_empty, -99999, top)
+        shown = np.where(is_empty, _NO_ALTERNATIVE, likeliest)
         _fill(response.topk_prompt_logprobs, np.where(is_empty, 0, top_ids), shown)
     if cells is not None:
         made = response.target_prompt_logprobs

@@ -25,6 +25,7 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     """
     # vLLM reads the variables of prepare_environment at import.
     from async_rl.generation.vllm import opening
+    from async_rl.generation.vllm.llm import Llm
 
     config = compose_unchecked("grpo_code", overrides)
     asked: dict[str, Any] = {}
@@ -34,10 +35,10 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
         return
         yield
 
-    async def open_llm(_: object, arguments: Any) -> tuple[Any, bool]:
+    async def open_llm(_: object, arguments: Any) -> Any:
         asked.update(vars(arguments))
         model_config = SimpleNamespace(get_vocab_size=lambda: 99)
-        return SimpleNamespace(engine_core=None, model_config=model_config), True
+        return Llm(SimpleNamespace(engine_core=None, model_config=model_config))  # type: ignore[arg-type]
 
     async def ask() -> None:
         opening.open_llm = open_llm  # type: ignore[assignment]

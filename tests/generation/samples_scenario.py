@@ -50,14 +50,14 @@ def plain(sampled: Sampled) -> dict[str, Any]:
                 "token_ids": one.token_ids.tolist(),
                 "logprobs": one.logprobs.tolist(),
                 "versions": one.versions.tolist(),
-                "is_stopped": one.is_stopped,
-                "top_ids": one.top_ids.tolist(),
-                "top_logprobs": one.top_logprobs.tolist(),
+                "is_stopped": not one.is_truncated,
+                "top_ids": one.likeliest.ids.tolist() if one.likeliest else [],
+                "top_logprobs": one.likeliest.logprobs.tolist() if one.likeliest else [],
             }
             for one in sampled.sequences
         ],
-        "prompt_ids": sampled.prompt_ids.tolist(),
-        "prompt_logprobs": sampled.prompt_logprobs.tolist(),
+        "prompt_ids": sampled.prompt.ids.tolist(),
+        "prompt_logprobs": sampled.prompt.logprobs.tolist(),
     }
 
 

@@ -178,7 +178,7 @@ def test_alternatives_are_the_most_likely_tokens(drawn: Case) -> None:
             # top_k=2 leaves two; the third has no probability.
             assert token in alternatives[:2]
             assert np.exp(logprobs[:2]).sum() == pytest.approx(1, abs=1e-5)
-            assert logprobs[2] == -99999
+            assert logprobs[2] == -np.inf
 
 
 def test_chosen_and_drawn_tokens_of_a_prompt_have_the_log_probs_of_the_model(drawn: Case) -> None:

@@ -21,7 +21,7 @@ from async_rl.core.types import NO_VERSION, Sampling
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.generator import Complete, LoadReport
+from async_rl.protocol.generator import Complete, LoadReport, Scores
 from async_rl.protocol.membership import Member, Members
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
@@ -29,7 +29,7 @@ from async_rl.rollouts.slots import Slots
 from async_rl.runtime.directory import Directory
 from async_rl.service.processes import Processes
 
-NONE = np.zeros(0, np.float32)
+NONE = Scores(ids=np.zeros((1, 0), np.int32), logprobs=np.zeros((1, 0), np.float32))
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -76,7 +76,7 @@ class Place:
         await self.may_answer.wait()
         if self.error:
             raise self.error
-        return Sampled(sequences=[], prompt_ids=np.zeros((1, 0), np.int32), prompt_logprobs=NONE)
+        return Sampled(sequences=[], prompt=NONE)
 
 
 async def settle() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from async_rl.core.errors import DataError
-from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.generator import LoadReport, Scores
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest
 from async_rl.rollouts.slots import Slots
@@ -41,8 +41,8 @@ class Engine:
         await self.may_answer.wait()
         changed = "" if before == self.weights else f" from {before:g}"
         self.log.append(f"{request.request_id}: {self.weights:g}{changed}")
-        empty = np.zeros((1, 0), np.int32)
-        return Sampled(sequences=[], prompt_ids=empty, prompt_logprobs=empty.astype(np.float32))
+        empty = Scores(ids=np.zeros((1, 0), np.int32), logprobs=np.zeros((1, 0), np.float32))
+        return Sampled(sequences=[], prompt=empty)
 
 
 def write(folder: Path, value: float) -> str:

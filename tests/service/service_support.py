@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 
 from async_rl.core.errors import DataError, Unavailable
+from async_rl.protocol.generator import Completion, Scores
 from async_rl.protocol.service import (
     CHANGING,
     Execute,
@@ -24,7 +25,6 @@ from async_rl.protocol.service import (
     LoadSlot,
     Sample,
     Sampled,
-    SampledSequence,
 )
 from async_rl.service import forms
 from async_rl.service.desk import Desk
@@ -178,13 +178,17 @@ class Played:
                 loaded = [version for name, _, version in self.loaded if name == request.policy]
                 versions[: count // 2] = min(loaded)
             sequences.append(
-                SampledSequence(
+                Completion(
                     token_ids=ids.astype(np.int32),
                     logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
                     versions=versions.astype(np.int32),
-                    is_stopped=index % 2 == 0,
-                    top_ids=np.ones((count, request.num_top), np.int32),
-                    top_logprobs=np.full((count, request.num_top), -0.5, np.float32),
+                    is_truncated=index % 2 == 1,
+                    likeliest=Scores(
+                        ids=np.ones((count, request.num_top), np.int32),
+                        logprobs=np.full((count, request.num_top), -0.5, np.float32),
+                    )
+                    if request.num_top
+                    else None,
                 )
             )
         chosen = np.empty((width - 1, 0), int) if request.chosen is None else request.chosen
@@ -200,8 +204,7 @@ class Played:
         columns = 0 if request.num_prompt_top is None else None
         return Sampled(
             sequences=sequences,
-            prompt_ids=ids[:, :columns],
-            prompt_logprobs=logprobs[:, :columns],
+            prompt=Scores(ids=ids[:, :columns], logprobs=logprobs[:, :columns]),
         )
 
     async def load(self, request: LoadSlot) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import safe_open
@@ -33,21 +32,11 @@ _PLACEHOLDER = "pushed"
 """vLLM requires a path for an adapter; the adapter of a slot has no file."""
 
 
-def open_slots(llm: Llm, count: int, end_token_ids: tuple[int, ...]) -> AppliedAdapter:
-    """Return this run's policy on an LLM with `count` slots."""
-    own, *places = [AppliedAdapter(llm, end_token_ids) for _ in range(count)]
-    own.places = places
-    return own
-
-
 class AppliedAdapter(VllmEngine):
     """The policy of one slot."""
 
-    places: Sequence[AppliedAdapter] = ()
-    """The policies of a service's programs on the LLM."""
-
     def __init__(self, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
-        super().__init__(llm, end_token_ids, has_spare=False)
+        super().__init__(llm, end_token_ids)
         # vLLM's ids start at 1, and 0 is the base model.
         self._lora = LoRARequest(f"slot {self._index}", self._index + 1, _PLACEHOLDER)
 

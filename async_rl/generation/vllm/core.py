@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
-from async_rl.core.types import FloatArray, IntArray
-from async_rl.generation.vllm.logprobs import ALTERNATIVES, WrittenLogprobs, kept_tokens
-from async_rl.generation.vllm.truncation import LIMITS
+from async_rl.core.types import FloatArray
+from async_rl.generation.vllm.logprobs import WrittenLogprobs
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
@@ -48,27 +48,18 @@ _ONE_ENTRY = np.zeros((1, 1), np.int64)
 
 @dataclass(slots=True)
 class _Unsent:
-    """Tokens of a request that are not in an output yet. is_recorded: with its kept tokens."""
+    """Tokens of a request that are not in an output yet."""
 
-    is_recorded: bool
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
-    kept: list[IntArray] = field(default_factory=list)
 
     def merged_logprobs(self) -> LogprobsLists | None:
         """The log-probs of all tokens as one entry."""
         if not self.logprobs:
             return None
         entry = np.empty((1, 1), object)
-        entry[0, 0] = WrittenLogprobs(np.concatenate(self.logprobs), self.kept)
+        entry[0, 0] = WrittenLogprobs(np.concatenate(self.logprobs))
         return LogprobsLists(_ONE_ENTRY, entry, _ONE_ENTRY[0])
-
-
-@dataclass(slots=True)
-class _Resources:
-    """The part of vLLM's client resources that AsyncLLM reads."""
-
-    engine_dead: bool = False
 
 
 class ThreadedCore(EngineCoreClient):
@@ -81,7 +72,8 @@ class ThreadedCore(EngineCoreClient):
         log_stats: bool,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.resources = _Resources()
+        # The part of vLLM's client resources that AsyncLLM reads.
+        self.resources = SimpleNamespace(engine_dead=False)
         self.engine_ranks_managed = [0]
         self._loop = loop
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -154,8 +146,6 @@ class ThreadedCore(EngineCoreClient):
             if (lists := output.new_logprobs) is not None:
                 # Column 0 is the sampled token. A step has the columns of its widest request.
                 unsent.logprobs.append(lists.logprobs[:, 0])
-                if unsent.is_recorded:
-                    unsent.kept += kept_tokens(lists.logprobs, lists.logprob_token_ids)
             if output.finish_reason is not None:
                 del self._unsent[output.request_id]
                 output.new_token_ids = unsent.token_ids
@@ -178,7 +168,7 @@ class ThreadedCore(EngineCoreClient):
                         new_logprobs=unsent.merged_logprobs(),
                     )
                 )
-                self._unsent[request_id] = _Unsent(unsent.is_recorded)
+                self._unsent[request_id] = _Unsent()
         if outputs:
             self._post(
                 self._outputs.put_nowait, EngineCoreOutputs(outputs=outputs, weight_version=label)
@@ -226,12 +216,9 @@ class ThreadedCore(EngineCoreClient):
     def _add(self, request: EngineCoreRequest) -> None:
         params = request.sampling_params
         assert params is not None, "no request is for an embedding"
-        extra = params.extra_args or ()
-        is_recorded = LIMITS in extra and ALTERNATIVES not in extra and bool(params.logprobs)
         # vLLM looks for texts in each output, and alternatives do not fit into one entry.
-        is_at_once = params.stop or params.logprobs or params.prompt_logprobs is not None
-        if is_recorded or not is_at_once:
-            self._unsent[request.request_id] = _Unsent(is_recorded)
+        if not (params.stop or params.logprobs or params.prompt_logprobs is not None):
+            self._unsent[request.request_id] = _Unsent()
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

@@ -9,8 +9,9 @@ Weights are verified and, on CPU, loaded and packed before the pause, so a bad b
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
 """
 
+from __future__ import annotations
+
 import asyncio
-import functools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -19,18 +20,17 @@ from typing import Any
 import msgspec
 import numpy as np
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from async_rl.batching.support import spans_of
 from async_rl.core.codec import encode
-from async_rl.core.errors import BroadcastBroken, DataError, Unavailable
-from async_rl.core.support import NO_ALTERNATIVES
+from async_rl.core.errors import BroadcastBroken, DataError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import require_version
 from async_rl.generation.vllm.llm import Llm
-from async_rl.generation.vllm.logprobs import ALTERNATIVES, columns_of, logprobs_of
-from async_rl.generation.vllm.sampling import EARLIER, draw, prompt_scores
+from async_rl.generation.vllm.logprobs import completion_of, prompt_scores, scores_of
+from async_rl.generation.vllm.sampling import EARLIER, adapter_in, params_of
 from async_rl.generation.vllm.truncation import LIMITS
 from async_rl.protocol.generator import Completion, LoadReport, Scores
 from async_rl.protocol.service import Sample, Sampled
@@ -46,12 +46,13 @@ end only.
 class VllmEngine:
     """One policy on an LLM behind the `Engine` interface."""
 
-    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
-        """has_spare: the worker stages weights in a second copy of the model."""
+    places: Sequence[VllmEngine] = ()
+    """The policies of a service's programs on the LLM."""
+
+    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
         self._vllm = llm
         self._index = len(self._vllm.policies)
         self._vllm.policies.append(self)
-        self._has_spare = has_spare
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
         """Version of the current weights."""
@@ -71,15 +72,14 @@ class VllmEngine:
         self._require_usable()
         support = sampling.support
         truncates = sampling.temperature > 0 and support.is_truncated
-        extra: dict[str, object] = {}
+        extra: dict[str, object] | None = None
         if truncates:
             extra = {LIMITS: (support.top_k, support.top_p)}
         elif sampling.drafts:
             extra = {EARLIER: sampling.drafts}
         alternatives = sampling.alternatives
-        if alternatives != NO_ALTERNATIVES:
-            extra[ALTERNATIVES] = True
         num_kept = support.top_k if truncates and support.is_recorded else 0
+        num_columns = max(num_kept, alternatives.num_top)
         grammar = None
         if support.grammar:
             grammar = StructuredOutputsParams(**{support.grammar_kind: support.grammar})
@@ -90,10 +90,10 @@ class VllmEngine:
             min_tokens=min(support.min_tokens, sampling.max_new_tokens),
             logit_bias=support.logit_bias or None,
             structured_outputs=grammar,
-            extra_args=extra or None,
+            extra_args=extra,
             stop_token_ids=list(self._end_token_ids),
             ignore_eos=not self._end_token_ids,
-            logprobs=max(num_kept, alternatives.num_top),
+            logprobs=num_columns,
             prompt_logprobs=alternatives.num_prompt_top,
             flat_logprobs=True,
             detokenize=False,
@@ -107,9 +107,25 @@ class VllmEngine:
             async for output in outputs:
                 for sample in output.outputs:
                     first_s.setdefault(sample.index, time.monotonic())
-                    if sample.finished():
-                        done = self._completion(sample, first_s[sample.index], sampling, num_kept)
-                        yield msgspec.structs.replace(done, prompt=_prompt_of(output, params))
+                    if not sample.finished():
+                        continue
+                    if sample.finish_reason == "error" and support.grammar:
+                        raise DataError(
+                            f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with"
+                            " the tokens of the model; simplify it"
+                        )
+                    scores = scores_of(sample, num_columns)
+                    done = completion_of(
+                        sample, scores, self._versions(sample), alternatives.num_top
+                    )
+                    kept = _kept_tokens(scores) if num_kept else []
+                    prompt = prompt_scores(output, params.prompt_logprobs)
+                    yield msgspec.structs.replace(
+                        done,
+                        first_s=first_s[sample.index],
+                        spans=spans_of(support, len(done.token_ids), self._end_token_ids, kept),
+                        prompt=None if params.prompt_logprobs is None else prompt,
+                    )
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows with the current weights, outside the prefix cache."""
@@ -130,44 +146,9 @@ class VllmEngine:
             policy=request_id,
             num_prompt_top=0,
         )
-        scores = (await self.sample(request)).prompt_logprobs[:, 0]
+        scores = (await self.sample(request)).prompt.logprobs[:, 0]
         scores[0] = 0.0
         return scores
-
-    def _completion(
-        self, sample: CompletionOutput, first_s: float, sampling: Sampling, num_kept: int
-    ) -> Completion:
-        support = sampling.support
-        if sample.finish_reason == "error" and support.grammar:
-            raise DataError(
-                f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with the tokens"
-                " of the model; simplify it"
-            )
-        # An aborted sample has too few tokens, and would be trained as if the policy had finished
-        # it.
-        if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
-            raise Unavailable(
-                f"vLLM ended sample {sample.index} early ({sample.finish_reason}); the attempt"
-                " of its group fails"
-            )
-        token_ids = np.array(sample.token_ids, np.int32)
-        num_top = sampling.alternatives.num_top
-        num_columns = max(num_kept, num_top)
-        logprobs, kept = logprobs_of(sample.logprobs, num_columns)
-        likeliest = None
-        if num_top:
-            table, ids = columns_of(sample.logprobs, num_columns)
-            likeliest = Scores(ids=ids[:, 1 : 1 + num_top], logprobs=table[:, 1 : 1 + num_top])
-        return Completion(
-            index=sample.index,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            spans=spans_of(support, len(token_ids), self._end_token_ids, kept if num_kept else ()),
-            versions=self._versions(sample),
-            is_truncated=int(token_ids[-1]) not in self._end_token_ids,
-            first_s=first_s,
-            likeliest=likeliest,
-        )
 
     def _versions(self, sample: CompletionOutput) -> IntArray:
         versions = np.full(len(sample.token_ids), NO_VERSION, np.int32)
@@ -183,15 +164,24 @@ class VllmEngine:
         self._vllm.require_clean()
         lora = self._lora if request.policy else None
         if request.adapter and not request.policy:
-            lora = self._vllm.directories.request(request.adapter)
+            lora = adapter_in(request.adapter)
 
-        def versions(sample: CompletionOutput) -> IntArray:
+        params = params_of(request, self._end_token_ids)
+        row = request.token_ids.tolist()
+        async with aclosing(self._vllm.outputs(request.request_id, row, params, lora)) as outputs:
+            async for output in outputs:
+                last = output
+        sequences = []
+        for sample in sorted(last.outputs, key=lambda sample: sample.index):
+            versions = np.full(len(sample.token_ids), request.version, np.int32)
             if request.policy:
-                return self._versions(sample)
-            return np.full(len(sample.token_ids), request.version, np.int32)
-
-        ask = functools.partial(self._vllm.outputs, request.request_id, lora=lora)
-        return await draw(request, ask, end_token_ids=self._end_token_ids, versions=versions)
+                versions = self._versions(sample)
+            scores = scores_of(sample, request.num_top)
+            sequences.append(completion_of(sample, scores, versions, request.num_top))
+        return Sampled(
+            sequences=sequences * (request.num_samples // len(sequences)),
+            prompt=prompt_scores(last, params.prompt_logprobs),
+        )
 
     async def sleep(self) -> None:
         """On a GPU vLLM sleeps at level 2, which drops the weights: the next load restores all of
@@ -231,7 +221,7 @@ class VllmEngine:
         arguments for the rest.
         """
         args = encode(manifest), encode(source)
-        if self._has_spare:
+        if self._vllm.has_spare:
             _require_whole(await self._vllm.beside("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
         return "load_shared_weights", args
@@ -268,10 +258,10 @@ class VllmEngine:
         self._vllm.require_clean()
 
 
-def _prompt_of(output: RequestOutput, params: SamplingParams) -> Scores | None:
-    if params.prompt_logprobs is None:
-        return None
-    return prompt_scores(output, len(output.prompt_token_ids or ()), params.prompt_logprobs)
+def _kept_tokens(scores: Scores) -> list[IntArray]:
+    """Return the tokens with a probability above 0 at each position, ascending."""
+    rows = zip(scores.ids, scores.logprobs, strict=True)
+    return [np.unique(ids[row > -np.inf]) for ids, row in rows]
 
 
 def _require_whole(broken: list[str]) -> None:

@@ -24,7 +24,7 @@ from async_rl.core.errors import (
     WeightsError,
 )
 from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.sampling import REFUSALS, Directories
+from async_rl.generation.vllm.sampling import REFUSALS
 
 _LOST_WORKER = "failed: cancelled"
 """The end of vLLM's message for a call that was waiting when a worker process exited."""
@@ -41,17 +41,18 @@ class Llm:
 
     policies: several in a service (adapters.py); the label of its weights has
     the version of each. core: its client of the engine's core; thread: the same where the core is a
-    thread of this process, else None. loading: held by the one load that is under way.
+    thread of this process, else None. has_spare: the worker stages weights in a second copy of the
+    model. loading: held by the one load that is under way.
     """
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, *, has_spare: bool = False) -> None:
         self.llm = llm
+        self.has_spare = has_spare
         self.core = llm.engine_core
         self.thread = self.core if isinstance(self.core, ThreadedCore) else None
         self.loading = asyncio.Lock()
         self.policies: list[Versioned] = []
         self.num_probes = 0
-        self.directories = Directories()
         self._dirty = ""
         self._is_closed = False
 

@@ -22,7 +22,7 @@ from async_rl.core.support import MOST_TOP
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm.adapters import LORA_RANKS, linear_layers, open_slots
+from async_rl.generation.vllm.adapters import LORA_RANKS, AppliedAdapter, linear_layers
 from async_rl.generation.vllm.core import ThreadedCore
 from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.installed import version_problem
@@ -51,17 +51,19 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     adapter = config.model.adapter
 
     async def open_engine() -> VllmEngine:
-        llm, has_spare = await open_llm(config, args)
+        shared = await open_llm(config, args)
         Grammars(
             tokenizer=str(args.tokenizer),
-            vocab_size=llm.model_config.get_vocab_size(),
+            vocab_size=shared.llm.model_config.get_vocab_size(),
             has_code=config.model.trust_remote_code,
         ).require(supports_of(config))
         if adapter is not None and adapter.slots:
             # The other half of a service's slots is for adapters in directories.
             count = adapter.slots // 2 if config.agent.is_service else adapter.slots
-            return open_slots(Llm(llm), count, end_token_ids)
-        return VllmEngine(Llm(llm), end_token_ids, has_spare=has_spare)
+            own, *places = [AppliedAdapter(shared, end_token_ids) for _ in range(count)]
+            own.places = places
+            return own
+        return VllmEngine(shared, end_token_ids)
 
     return open_engine
 
@@ -69,8 +71,8 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
 def engine_args(
     config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
 ) -> AsyncEngineArgs:
-    """Raises ConfigError if prompt and response exceed the model's positions, or if the version of
-    vLLM is not supported, TypeError if it lacks an argument of generation.vllm.extra.
+    """Raises ConfigError if the version of vLLM is not supported, TypeError if it lacks an argument
+    of generation.vllm.extra.
     """
     data = config.data
     vllm = config.generation.vllm
@@ -79,12 +81,6 @@ def engine_args(
         raise ConfigError(problem)
     has_grammars = config.agent.is_used or any(support.grammar for support in supports_of(config))
     longest = data.max_prompt_tokens + data.max_response_tokens
-    if longest > facts.max_positions:
-        raise ConfigError(
-            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
-            f" data.max_response_tokens={data.max_response_tokens} exceed the {facts.max_positions}"
-            f" positions of the model in {model_path}; lower one of them"
-        )
     return AsyncEngineArgs(
         model=str(model_path),
         # Token ids go in and out; the tokenizer would only delay the start. A service ends samples
@@ -163,11 +159,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, bool]:
-    """Build model and cache, ready for weights. Raises ConfigError if vLLM refuses.
-
-    Also returns whether the worker stages weights in a second copy of the model.
-    """
+async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> Llm:
+    """Build model and cache, ready for weights. Raises ConfigError if vLLM refuses."""
     has_core_process = environment.has_core_process(config)
     try:
         # In a thread, so that the event loop continues: this takes seconds on a CPU, minutes on a
@@ -185,7 +178,7 @@ async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, 
         ) from error
     # The end tokens of a request alone end it, and alone are those that its grammar has.
     llm.renderer.get_eos_token_id = lambda: None
-    return llm, all(spares)
+    return Llm(llm, has_spare=all(spares))
 
 
 def _open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> AsyncLLM:
