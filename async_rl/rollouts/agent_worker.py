@@ -52,15 +52,11 @@ async def _call(function: Callable[..., Any], task: Task) -> Done:
     if isinstance(value, BaseException):
         # The last lines name the author's line that raised.
         return Done(error="".join(traceback.format_exception(value)[-3:]))
-    if value is None or isinstance(value, float | int | dict):
-        # Numbers of other packages become text, which the gateway refuses with the value.
-        encoded = msgspec.json.encode(value, enc_hook=str)
-        if len(encoded) <= _MOST_BYTES:
-            return Done(value=msgspec.Raw(encoded))
-    return Done(
-        error=f"the function returned {value!r:.200}, which is not a reward; return a number, a"
-        " small dict of numbers, or nothing"
-    )
+    # Numbers of other packages become text. The gateway refuses what is not a reward.
+    encoded = msgspec.json.encode(value, enc_hook=str)
+    if len(encoded) > _MOST_BYTES:
+        return Done(error="the function returned more than 16 MB; return a number or a small dict")
+    return Done(value=msgspec.Raw(encoded))
 
 
 async def _serve() -> None:

@@ -127,7 +127,6 @@ class Agents:
             limit=sampling.max_new_tokens,
             support=sampling.support,
             max_turns=self._config.rollout.max_turns,
-            task=task,
             usage=Usage(environment=self.environment_of(task["row"])),
             run=functools.partial(_run, verifier),
         )
@@ -168,16 +167,17 @@ class Agents:
             )
         tokens, branches, ends = session.record.row()
         calls = credited(session, ends)
-        score = score_of(returned, session.rewards)
+        rewards = [*session.rewards, *returned_rewards(returned)]
         needs = self._config.reward.needs_tests(prompt.data_source)
         is_scorable = not needs or bool(prompt.problem.tests)
-        if score is None and not is_scorable:
+        if not rewards and not is_scorable:
             raise AgentError(
                 "the agent gave no reward, and its row has no tests that the verifiers could run;"
                 " return a reward, post one, or add tests to the row"
             )
-        if is_scorable and returned in (None, {}) and not any(r.is_whole for r in session.rewards):
-            score = None
+        score = None
+        if not is_scorable or any(reward.is_whole for reward in rewards):
+            score = score_of(rewards)
         return Written(
             # The session knows: a call that found no room truncates the sample too.
             tokens=replace(tokens, is_truncated=session.is_truncated),
@@ -250,19 +250,20 @@ def credited(session: Session, ends: Mapping[int, int]) -> tuple[AgentCall, ...]
     )
 
 
-def score_of(returned: Any, posted: Sequence[Reward]) -> Score | None:
-    """Return the sum of the rewards that an environment returned or posted; None without any.
-    Raises AgentError for a value that is not a reward.
+def returned_rewards(value: Any) -> list[Reward]:
+    """Return the reward that an environment returned; none for nothing and an empty dict. Raises
+    AgentError for a value that is not a reward.
     """
-    rewards = list(posted)
-    # An empty dict has no reward in it.
-    if returned not in (None, {}):
-        try:
-            rewards.append(Reward(parts=parts_of(returned)))
-        except Refused as error:
-            raise AgentError(str(error)) from error
-    if not rewards:
-        return None
+    if value in (None, {}):
+        return []
+    try:
+        return [Reward(parts=parts_of(value))]
+    except Refused as error:
+        raise AgentError(str(error)) from error
+
+
+def score_of(rewards: Sequence[Reward]) -> Score:
+    """Return the sum of the rewards of a sample."""
     parts: dict[str, float] = collections.defaultdict(float)
     for reward in rewards:
         for name, value in reward.parts.items():

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from async_rl.core.frozen import Value, frozen
@@ -11,7 +10,6 @@ from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.record import POLICY, Caller, Context
 from async_rl.sessions.tools import calls_of, json_of
 
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
@@ -30,6 +28,18 @@ _TRAIN_HEADER = "x-async-rl-train"
 _MOST_STOP_CHARS = 4096
 # Each becomes an object of the JSON text of the answer: 0.1 s in which no other call goes on.
 _MOST_SCORES = 1 << 16
+
+
+class Caller(Value):
+    """Whom the policy answers. role: of an agent that has several. is_trained: whether the answer
+    is trained.
+    """
+
+    role: str = ""
+    is_trained: bool = True
+
+
+POLICY = Caller()
 
 
 def caller_of(model: str, headers: Mapping[str, str]) -> Caller:
@@ -53,6 +63,18 @@ def caller_of(model: str, headers: Mapping[str, str]) -> Caller:
             " 64 letters, digits and signs of -._, and the second is true or false"
         )
     return Caller(role=role, is_trained=is_trained == "true")
+
+
+@frozen
+class Context:
+    """The input of a call.
+
+    parent: the turn that it continues, None at a new start; token_ids: all tokens before the
+    answer, int32 [M].
+    """
+
+    parent: int | None
+    token_ids: IntArray
 
 
 @frozen
@@ -174,16 +196,3 @@ class Answer:
         for place, call in enumerate(self.calls):
             parts.append(Part(kind="call", text=json_of(call), call=call, place=place))
         return parts
-
-
-@dataclass(slots=True)
-class Writing:
-    """An answer that is being written.
-
-    seen: the text that the agent has read. message: of a complete answer.
-    """
-
-    call: Call
-    written: Completion | None = None
-    seen: str = ""
-    message: Json | None = None

@@ -19,17 +19,21 @@ from jinja2 import TemplateError
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import CallsRead, Completion, ReadCalls
-from async_rl.sessions.calls import Call
+from async_rl.sessions.calls import Call, Context
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.record import Context, Record, following
-from async_rl.sessions.thinking import TAG_TEXTS, TAGS, is_begun, split, thinking_form
+from async_rl.sessions.record import Record, following
 from async_rl.sessions.tools import (
     HERMES,
+    TAG_TEXTS,
+    TAGS,
     as_text,
     assistant,
     calls_of,
     form_of,
+    is_begun,
     parse_answer,
+    split,
+    thinking_form,
     tool_call,
 )
 
@@ -120,14 +124,14 @@ class Chat:
                 raise
             return whole.removeprefix(begin)
 
-    async def message_of(self, call: Call, written: Completion, text: str) -> Json:
-        """Return a complete answer as a message, its tool calls read."""
+    async def message_of(self, call: Call, written: Completion, text: str, *, is_cut: bool) -> Json:
+        """Return a complete answer as a message, its tool calls read. is_cut: by a limit."""
         if call.in_pieces or not call.history:
             # The agent has read all of it as text, and repeats it as text.
             return self.told(call, text, is_whole=True)
         thinking, shown = self._split(call, call.start + text)
         # A parser would complete a call that the limit has cut.
-        has_calls = bool(call.tools) and not self.is_cut(call, written)
+        has_calls = bool(call.tools) and not is_cut
         reader = "" if self._thinking == TAGS else self._thinking
         if not reader and (self.form == HERMES or not has_calls):
             return {**parse_answer(shown), **thought(thinking)}
@@ -184,10 +188,6 @@ class Chat:
         return text, bisect.bisect_left(
             counts, True, key=lambda count: stop in self.decode(token_ids[:count])
         )
-
-    def is_cut(self, call: Call, written: Completion) -> bool:
-        """Return whether the limit stopped the answer, instead of an end token or a stop text."""
-        return written.is_truncated and self.text_of(written.token_ids, call)[1] is None
 
     async def read(self, request: ReadCalls, shown: str) -> Json:
         """Return an answer as a message, its tool calls and thinking read by a generator.

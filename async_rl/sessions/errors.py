@@ -55,7 +55,10 @@ def error_of(refused: Refused) -> Json:
     return {"type": "error", "error": error}
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        error = Refused(message, status=error.status_code)
     assert isinstance(error, AsyncRLError)
     refused = refusal_of(error)
     response = json_response(error_of(refused), refused.status)
@@ -65,12 +68,6 @@ async def _refuse(_: Request, error: Exception) -> Response:
     return response
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return await _refuse(request, Refused(message, status=error.status_code))
-
-
 async def _disconnected(_: Request, __: Exception) -> Response:
     # Nobody reads it; proxies log this status for a client that left.
     return Response(status_code=499)
@@ -78,25 +75,7 @@ async def _disconnected(_: Request, __: Exception) -> Response:
 
 HANDLERS: Mapping[Any, ExceptionHandler] = {
     AsyncRLError: _refuse,
-    HTTPException: _no_route,
+    HTTPException: _refuse,
     ClientDisconnect: _disconnected,
 }
 """By the exception that a handler of a route raises."""
-
-
-def too_many_turns(num_turns: int, num_calls: int, most: int) -> Refused:
-    """Return the error of calls above the number of answers of a session."""
-    return Refused(
-        f"the session has had {num_turns} answers, and {num_calls} more are above its limit"
-        f" of {most} (rollout.max_turns)",
-        code="too_many_turns",
-    )
-
-
-def no_room(num_tokens: int, limit: int) -> Refused:
-    """Return the error of a call after which a session would have too many tokens."""
-    return Refused(
-        f"this call would start with {num_tokens} tokens, and the session may have {limit}"
-        " (data.max_response_tokens, every segment counted); shorten the history or raise it",
-        code="context_length_exceeded",
-    )

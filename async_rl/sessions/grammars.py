@@ -19,13 +19,14 @@ _ANY: Json = {"type": "object"}
 
 def schema_of(form: Json | None) -> Json | None:
     """Return the JSON schema that an answer must fit; None = it is text. Raises Refused."""
-    kind = (form or {"type": "text"}).get("type")
+    form = form or {"type": "text"}
+    kind = form.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return _ANY
     # Chat completions have the schema inside of `json_schema`, the other forms do not.
-    schema = (form or {}).get("json_schema", form or {}).get("schema")
+    schema = form.get("json_schema", form).get("schema")
     if kind != "json_schema" or not isinstance(schema, dict):
         raise Refused(
             f"an answer of the form {kind!r} is not supported; send text, json_object, or"
@@ -51,15 +52,17 @@ def grammar_of(
     choice, start: as `chosen` takes and returns them.
     """
     is_forced = choice not in (None, "auto", "none")
-    if not tools or (schema is not None and not is_forced and form != HERMES):
-        if tools:
-            raise Refused(
-                f"an answer that may be a tool call or fit a schema is not possible with this"
-                f" model, whose tool calls have the form {form.name}; leave one of them out"
-            )
+    if not tools:
         return "" if schema is None else _json(schema)
-    if form != HERMES or (schema is None and not is_forced):
+    if schema is None and not is_forced:
         return ""
+    if form != HERMES and is_forced:
+        return ""
+    if form != HERMES:
+        raise Refused(
+            f"an answer that may be a tool call or fit a schema is not possible with this"
+            f" model, whose tool calls have the form {form.name}; leave one of them out"
+        )
     if isinstance(choice, dict):
         name = choice.get("function", choice).get("name")
         tools = [tool for tool in tools if tool["function"]["name"] == name]

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from async_rl.core.frozen import Value, frozen
 from async_rl.core.types import Branch, IntArray
 from async_rl.protocol.generator import Completion, joined, only_read
+from async_rl.sessions.calls import POLICY, Call, Caller, Context
+from async_rl.sessions.errors import Json
 
 
 def following(history: bytes, key: str) -> bytes:
@@ -30,30 +31,6 @@ def following(history: bytes, key: str) -> bytes:
     pass over the messages, and a session keeps no text.
     """
     return hashlib.blake2b(history + key.encode(), digest_size=16).digest()
-
-
-class Caller(Value):
-    """Whom the policy answers. role: of an agent that has several. is_trained: whether the answer
-    is trained.
-    """
-
-    role: str = ""
-    is_trained: bool = True
-
-
-POLICY = Caller()
-
-
-@frozen
-class Context:
-    """The input of a call.
-
-    parent: the turn that it continues, None at a new start; token_ids: all tokens before the
-    answer, int32 [M].
-    """
-
-    parent: int | None
-    token_ids: IntArray
 
 
 @dataclass(slots=True, eq=False)
@@ -75,15 +52,28 @@ _Place = tuple[_Run | None, int]
 """A run, and the number of tokens up to a position in it: where other tokens may follow."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A call whose answer is being written at this place. size: the tokens reserved for it."""
+@dataclass(slots=True, eq=False)
+class Writing:
+    """An answer that is being written at this place.
 
-    context: Context
-    history: bytes
+    size: the tokens reserved for it. waits: for the room of other calls. seen: the text that the
+    agent has read. message: of a complete answer. is_cut: it ends by a limit.
+    """
+
+    number: int
+    call: Call
     place: _Place
-    caller: Caller
     size: int = 0
+    waits: bool = False
+    written: Completion | None = None
+    is_cut: bool = False
+    seen: str = ""
+    message: Json | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """Whom it answers."""
+        return self.call.caller
 
 
 @dataclass(slots=True)
@@ -96,6 +86,7 @@ class Turn:
     parent: int | None
     run: _Run
     caller: Caller
+    text: str
 
     @property
     def place(self) -> _Place:
@@ -119,11 +110,6 @@ class Turn:
             run = run.before
         return np.concatenate(parts[::-1])
 
-    @property
-    def read(self) -> IntArray:
-        """The tokens before the answer: int32 [M]."""
-        return self.path[: self.run.begin]
-
 
 class Record:
     """The turns of one session. prompt: the tokens of the ticket's prompt."""
@@ -139,7 +125,8 @@ class Record:
         """Of calls without messages: a text that the agent may continue -> the turn, and the part
         of the text that the turn wrote.
         """
-        self._open: dict[int, _Open] = {}
+        self.writing: dict[int, Writing] = {}
+        """The calls in progress."""
         self._by_history: dict[bytes, int] = {}
 
     # ---- which turn a request continues
@@ -167,7 +154,7 @@ class Record:
 
     def is_continued(self, number: int) -> bool:
         """Return whether a turn or a call in progress continues this turn."""
-        contexts = [call.context.parent for call in self._open.values()]
+        contexts = [now.call.context.parent for now in self.writing.values()]
         return number in contexts or any(turn.parent == number for turn in self.turns.values())
 
     def context(
@@ -186,35 +173,31 @@ class Record:
 
     # ---- a call
 
-    def begin(self, number: int, context: Context, history: bytes, caller: Caller = POLICY) -> None:
-        """Start a call, whose answer has no tokens yet. history: empty without messages."""
-        run, end = self._place(context)
-        if end < len(context.token_ids):
-            run = _Run(run, end, only_read(context.token_ids[end:]))
+    def begin(self, number: int, call: Call) -> Writing:
+        """Start a call, whose answer has no tokens yet."""
+        token_ids = call.context.token_ids
+        run, end = self._place(call.context)
+        if end < len(token_ids):
+            run = _Run(run, end, only_read(token_ids[end:]))
             self._runs.append(run)
-        self._open[number] = _Open(context, history, (run, len(context.token_ids)), caller)
+        self.writing[number] = Writing(number, call, (run, len(token_ids)))
+        return self.writing[number]
 
-    def reserve(self, number: int, size: int) -> None:
-        """Let the answer of a call have this many tokens: calls at the same time must not fill the
-        same room.
-        """
-        self._open[number].size = size
-
-    def finish(self, number: int, answer: Completion, *, reply: str) -> None:
+    def finish(self, number: int, answer: Completion, text: str, *, reply: str) -> None:
         """Record the answer, which the agent may see from now on.
 
         reply: the key of the answer as the next request will repeat it.
         """
-        call = self._open.pop(number)
-        run = _Run(*call.place, answer)
+        now = self.writing.pop(number)
+        run = _Run(*now.place, answer)
         self._runs.append(run)
-        self.turns[number] = Turn(call.context.parent, run, call.caller)
-        if call.history:
-            self._by_history[following(call.history, reply)] = number
+        self.turns[number] = Turn(now.call.context.parent, run, now.caller, text)
+        if now.call.history:
+            self._by_history[following(now.call.history, reply)] = number
 
     def cancel(self, number: int) -> None:
         """Forget a call whose answer the agent never sees."""
-        self._open.pop(number, None)
+        self.writing.pop(number, None)
         self.turns.pop(number, None)
         self._by_history = {key: n for key, n in self._by_history.items() if n != number}
         self.texts = {text: turn for text, turn in self.texts.items() if turn[0] != number}
@@ -227,12 +210,11 @@ class Record:
         """
         return sum(call.caller.is_trained is caller.is_trained for call in self._calls)
 
-    def num_tokens_with(self, number: int) -> int:
+    def num_tokens_with(self, now: Writing) -> int:
         """Return the tokens that count against the limit of a call in progress."""
-        call = self._open[number]
-        if call.caller.is_trained:
+        if now.caller.is_trained:
             return self.num_tokens()
-        return len(call.context.token_ids) + call.size
+        return len(now.call.context.token_ids) + now.size
 
     def num_tokens(self, context: Context | None = None, caller: Caller = POLICY) -> int:
         """Return the length of the row, with what is reserved for calls in progress.
@@ -244,7 +226,7 @@ class Record:
             return len(context.token_ids)
         trained = [call for call in self._calls if call.caller.is_trained]
         places = [call.place for call in trained]
-        total = sum(call.size for call in trained if isinstance(call, _Open))
+        total = sum(call.size for call in trained if isinstance(call, Writing))
         if context is not None:
             place = self._place(context)
             places.append(place)
@@ -271,9 +253,9 @@ class Record:
         return (run, ends[run]) if ends[run] else (None, 0)
 
     @property
-    def _calls(self) -> list[Turn | _Open]:
+    def _calls(self) -> list[Turn | Writing]:
         """All calls, complete or in progress."""
-        return [*self.turns.values(), *self._open.values()]
+        return [*self.turns.values(), *self.writing.values()]
 
     def _sizes(self, places: Iterable[_Place]) -> dict[_Run, int]:
         """Return how many tokens of each run are on the way to one of these places."""
@@ -297,31 +279,30 @@ class Record:
             raise ValueError("the session has no answer of the policy that is trained")
         sizes = self._sizes(turn.place for turn in turns.values())
         sizes[self._prompt] = self._prompt.end
-        chains: list[list[_Run]] = []
-        chain_at: dict[_Place, list[_Run]] = {}
+        continued: dict[_Place, _Run] = {}
         for run, size in sizes.items():
             if size:
-                # The first run that continues a whole one is next to it in the row.
-                chain = chain_at.pop((run.before, run.begin), None)
-                if chain is None:
-                    chain = []
-                    chains.append(chain)
-                chain.append(run)
-                chain_at[run, run.begin + size] = chain
+                continued.setdefault((run.before, run.begin), run)
         written = {turn.run for turn in turns.values()}
         parts: list[Completion] = []
         branches: list[Branch] = []
         starts: dict[_Run, int] = {}
         at = 0
-        for chain in chains:
-            before = chain[0].before
-            parent = -1 if before is None else starts[before] + chain[0].begin - before.begin - 1
+        for first in [run for run, size in sizes.items() if size]:
+            if first in starts:
+                continue
+            before = first.before
+            parent = -1 if before is None else starts[before] + first.begin - before.begin - 1
             branches.append((at, parent))
-            for run in chain:
+            following: _Run | None = first
+            while following is not None:
+                run = following
                 starts[run] = at
                 at += sizes[run]
                 read = only_read(run.tokens.token_ids[: sizes[run]])
                 parts.append(run.tokens if run in written else read)
+                # The first run that continues a whole one is next to it in the row.
+                following = continued.get((run, run.begin + sizes[run]))
         # The prompt is the first part, and not a part of the row.
         ends = {}
         for number, turn in turns.items():

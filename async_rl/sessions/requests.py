@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import Value
-from async_rl.sessions.calls import Noted
+from async_rl.sessions.calls import Answer, Noted
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import Exchange, Form, read
@@ -65,12 +65,12 @@ def start(session: Session, exchange: Exchange, request: Noted) -> None:
     session.names[request.name] = exchange.numbers
 
 
-async def answered(session: Session, exchange: Exchange, request: Noted) -> Any:
-    """Return the answer to a request, whose answers are written whole. If one of them fails, the
+async def answered(session: Session, exchange: Exchange, request: Noted) -> Sequence[Answer]:
+    """Return the answers to a request, which are written whole. If one of them fails, the
     rest is cancelled and none is trained, because the client reads none of them.
     """
     calls = zip(exchange.calls, exchange.numbers, strict=True)
-    work = [asyncio.ensure_future(session.answer(call, number=number)) for call, number in calls]
+    work = [asyncio.ensure_future(session.answer(call, number)) for call, number in calls]
     session.unread.update(exchange.numbers)
     try:
         answers = await asyncio.gather(*work)
@@ -83,7 +83,7 @@ async def answered(session: Session, exchange: Exchange, request: Noted) -> Any:
         raise
     finally:
         session.unread.difference_update(exchange.numbers)
-    return exchange.reply(answers)
+    return answers
 
 
 async def repeat(session: Session, requests: Sequence[Noted]) -> Outcome | None:
@@ -99,24 +99,14 @@ async def repeat(session: Session, requests: Sequence[Noted]) -> Outcome | None:
         elif request.path in FORMS:
             try:
                 exchange = await formed(FORMS[request.path], request.body, session)
-                exchange.rename(request.name)
+                exchange.head["id"] = request.name
                 start(session, exchange, request)
-                await answered(session, exchange, request)
+                # It records the response, which a later request may name.
+                exchange.reply(await answered(session, exchange, request))
             except AsyncRLError:
                 # What its program says next continues what is there.
                 return None
     return None
-
-
-def note_stream(session: Session, exchange: Exchange, request: Noted) -> None:
-    """Note a request whose answers are complete, before the last of them is sent. If that fails,
-    none is trained.
-    """
-    try:
-        session.note(request)
-    except AsyncRLError:
-        session.forget(exchange.numbers)
-        raise
 
 
 def add_reward(session: Session, request: Noted) -> None:

@@ -1,15 +1,16 @@
 """The HTTP endpoint of a gateway: Starlette routes around the open sessions.
 
 POST to the paths of FORMS, /v1/messages/count_tokens, /v1/session/run, /v1/session/reward and
-/v1/session/end; GET /v1/models, /v1/responses/ID and /v1/session/task; POST /sessions, if programs
+/v1/session/end; GET /v1/models and /v1/responses/ID; POST /sessions, if programs
 outside the run are the agents. Invariants: every request needs the token of an open session, as
 `Authorization: Bearer T` or `x-api-key: T`, and /sessions the key of the run's sessions; only a
-session's second key sets its reward, ends it and reads its row and tests; a bad request is answered
+session's second key sets its reward and ends it; a bad request is answered
 in the form of its API; the calls of a client that disconnects end with it.
 """
 
 import gc
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -20,8 +21,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from async_rl.sessions.calls import Noted, caller_of
-from async_rl.sessions.endpoint import MODEL, for_agent
+from async_rl.sessions.calls import Answer, Noted, caller_of
+from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens
 from async_rl.sessions.forms.form import events_of, lines, lines_of, read, replayed
@@ -37,7 +38,6 @@ from async_rl.sessions.requests import (
     add_reward,
     answered,
     formed,
-    note_stream,
     start,
 )
 from async_rl.sessions.session import Session
@@ -128,11 +128,6 @@ class _Endpoint:
         caller_of(name, {})
         return json_response({**_MODEL, "id": name})
 
-    async def task(self, request: Request) -> Response:
-        session = await self._sessions.of(request)
-        is_owner = token_of(request) == session.session_key
-        return json_response(session.task if is_owner else for_agent(session.task))
-
     async def run(self, request: Request) -> Response:
         session = await self._sessions.of(request)
         return json_response(await session.run_tool(await _body(request)))
@@ -173,22 +168,22 @@ class _Endpoint:
             path=path,
             body=body,
             key=_key_of(request, body),
-            name=exchange.name,
+            name=exchange.head["id"],
             caller=caller_of(exchange.model, request.headers),
         )
-        known = session.repeated(noted.key) if _is_sent_again(request) else []
+        known: Sequence[Answer] = session.repeated(noted.key) if _is_sent_again(request) else []
         session.names[noted.name] = [answer.number for answer in known]
-        if known and exchange.is_streamed:
-            return Response(lines(replayed(exchange, known)), media_type=_STREAM)
-        if known:
-            return json_response(exchange.reply(known))
-        start(session, exchange, noted)
+        if not known:
+            start(session, exchange, noted)
+            if exchange.is_streamed and len(exchange.calls) == 1:
+                # The first piece decides between an answer and an error in the form of the API.
+                events = events_of(exchange, session, noted)
+                first = await while_connected(request, anext(events))
+                return StreamingResponse(lines_of(first, events), media_type=_STREAM)
+            known = await while_connected(request, answered(session, exchange, noted))
         if exchange.is_streamed:
-            # The first piece decides between an answer and an error in the form of the API.
-            events = events_of(exchange, session, partial(note_stream, session, exchange, noted))
-            first = await while_connected(request, anext(events))
-            return StreamingResponse(lines_of(first, events), media_type=_STREAM)
-        return json_response(await while_connected(request, answered(session, exchange, noted)))
+            return Response(lines(replayed(exchange, known)), media_type=_STREAM)
+        return json_response(exchange.reply(known))
 
 
 def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
@@ -200,7 +195,6 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
             Route("/v1/models/{name:path}", endpoint.model, methods=["GET"]),
             Route(OPEN, endpoint.open, methods=["POST"]),
             Route(END, endpoint.end, methods=["POST"]),
-            Route("/v1/session/task", endpoint.task, methods=["GET"]),
             Route("/v1/session/run", endpoint.run, methods=["POST"]),
             Route(REWARD, endpoint.reward, methods=["POST"]),
             Route("/v1/messages/count_tokens", endpoint.count, methods=["POST"]),

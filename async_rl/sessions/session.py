@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from async_rl.core.calls import AgentCall
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
-from async_rl.sessions.calls import Answer, Call, Noted, Run, Write, Writing
+from async_rl.sessions.calls import Answer, Call, Caller, Noted, Run, Write
 from async_rl.sessions.chat import Chat, certain, key_of
-from async_rl.sessions.errors import Json, Refused, no_room, too_many_turns
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
-from async_rl.sessions.record import Caller, Record
+from async_rl.sessions.record import Record, Writing
 from async_rl.sessions.rewards import Reward
 from async_rl.sessions.tools import chosen
 from async_rl.sessions.usage import Usage
@@ -39,13 +39,13 @@ at a tenth and still show text several times per second.
 class Session:
     """The calls of one sample.
 
-    limit: the most tokens of all segments together. support: of the run's samples. task: with its
-    row and tests. run: a Python tool. responses: the messages up to each response that a client may
-    name, and its body. token: the agent's; session_key: of who started the agent and rewards it.
-    served: the answers that the policy gave, also those that nobody read. posted: the requests with
-    rewards. names: the answers to a request by the id that its client got. unread: the answers
-    whose request still waits for other answers. note: called with each request that has changed the
-    session, before its answer leaves. why_silent: why an agent may be without an answer.
+    limit: the most tokens of all segments together. support: of the run's samples. run: a Python
+    tool. responses: the messages up to each response that a client may name, and its body. token:
+    the agent's; session_key: of who started the agent and rewards it. served: the answers that the
+    policy gave, also those that nobody read. posted: the requests with rewards. names: the answers
+    to a request by the id that its client got. unread: the answers whose request still waits for
+    other answers. note: called with each request that has changed the session, before its answer
+    leaves. why_silent: why an agent may be without an answer.
     """
 
     token: str
@@ -55,7 +55,6 @@ class Session:
     write: Write
     limit: int
     max_turns: int
-    task: Json
     run: Run
     support: Support = EVERYTHING
     usage: Usage = field(default_factory=Usage)
@@ -70,18 +69,15 @@ class Session:
     why_silent: str = "it has to use OPENAI_BASE_URL and OPENAI_API_KEY"
     closed: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _writing: dict[int, Writing] = field(default_factory=dict)
-    _waiting: set[int] = field(default_factory=set)
     _answers: dict[int, Answer] = field(default_factory=dict)
-    _texts: dict[int, str] = field(default_factory=dict)
     _requests: dict[bytes, list[int]] = field(default_factory=dict)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def last_text(self) -> str:
         """The text of the newest trained answer, which the verifiers score; empty without any."""
-        trained = [n for n, turn in self.record.turns.items() if turn.caller.is_trained]
-        return self._texts[trained[-1]] if trained else ""
+        trained = [turn.text for turn in self.record.turns.values() if turn.caller.is_trained]
+        return trained[-1] if trained else ""
 
     async def run_tool(self, body: bytes) -> Any:
         """Run the program of a request. Raises Refused."""
@@ -96,8 +92,8 @@ class Session:
         that reads a part of a stream and ends is gone before its connection is.
         """
         self.closed = reason
-        for number in list(self._writing):
-            self._settle(number)
+        for now in list(self.record.writing.values()):
+            self._settle(now)
         self.forget(self.unread)
 
     def require_open(self) -> None:
@@ -172,7 +168,6 @@ class Session:
     def forget(self, numbers: Iterable[int]) -> None:
         """Train none of these answers: the client has not got them."""
         for number in numbers:
-            self._writing.pop(number, None)
             self.record.cancel(number)
             self._answers.pop(number, None)
             if number in self.served:
@@ -182,51 +177,44 @@ class Session:
     async def answer(
         self,
         call: Call,
+        number: int,
         on_piece: Callable[[Answer], None] = lambda answer: None,
-        number: int | None = None,
     ) -> Answer:
-        """Let the policy write one answer, and record it.
-
-        on_piece: called with the answer so far. A cancelled call records the text that was passed
-        to on_piece, because the agent has read that much. number: by `begin`.
+        """Let the policy write one answer, and record it. number: by `begin`; on_piece: called with
+        the answer so far. A cancelled call records the text that was passed to on_piece, because
+        the agent has read that much.
         """
-        if number is None:
-            (number,) = self.begin([call])
         await self._room_for(call)
-        self.record.begin(number, call.context, call.history, call.caller)
-        self._writing[number] = now = Writing(call)
+        now = self.record.begin(number, call)
         try:
             with self.usage.calling():
-                async for now.written, text, is_last in self._pieces(call, number):
+                async for written, text, is_last in self._pieces(now):
+                    now.written = written
                     visible = certain(text, call.stops)
                     if call.in_pieces and not is_last and visible != now.seen:
                         now.seen = visible
                         message = self.chat.told(call, visible, is_whole=False)
-                        on_piece(
-                            Answer(call=call, number=number, message=message, written=now.written)
-                        )
-                assert now.written is not None, "an answer has a last piece"
+                        on_piece(Answer(call=call, number=number, message=message, written=written))
                 # The sample may be complete by now; then this answer must not change it.
-                message = await self.chat.message_of(call, now.written, text)
-                self._require_wanted(number)
+                message = await self.chat.message_of(call, written, text, is_cut=now.is_cut)
+                self._require_wanted(now)
                 now.seen = text
                 now.message = message
         finally:
             # In every case, also when the agent disconnects.
-            self._settle(number)
-        written = now.written
-        is_cut = self.chat.is_cut(call, written)
+            self._settle(now)
         # By the limit of the session, not by the limit of the call.
         if call.caller.is_trained:
-            self.is_truncated = is_cut and len(written.token_ids) != call.max_tokens
-        answer = Answer(call=call, number=number, message=message, written=written, is_cut=is_cut)
-        self._answers[number] = answer
-        return answer
+            self.is_truncated = now.is_cut and len(written.token_ids) != call.max_tokens
+        self._answers[number] = Answer(
+            call=call, number=number, message=message, written=written, is_cut=now.is_cut
+        )
+        return self._answers[number]
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, now: Writing) -> None:
         """End an answer, once. What the agent has read of it is kept: its next call contains it."""
-        now = self._writing.pop(number, None)
-        if now is None:
+        number = now.number
+        if number not in self.record.writing:
             return
         self._settled.set()
         written = now.written
@@ -234,16 +222,15 @@ class Session:
             self.record.cancel(number)
             return
         message = now.message or self.chat.told(now.call, now.seen, is_whole=False)
-        self._texts[number] = message["content"]
         self.usage.num_turns += 1
         self.usage.num_tokens += len(written.token_ids)
         self.served[number] = AgentCall(
             end_tokens=0,
             num_tokens=len(written.token_ids),
-            role=now.call.caller.role,
-            left_out="" if now.call.caller.is_trained else "requested",
+            role=now.caller.role,
+            left_out="" if now.caller.is_trained else "requested",
         )
-        self.record.finish(number, written, reply=key_of(message))
+        self.record.finish(number, written, message["content"], reply=key_of(message))
         # Its client has read what it continues, so it is not sent again.
         if (parent := now.call.context.parent) is not None:
             self._answers.pop(parent, None)
@@ -253,57 +240,59 @@ class Session:
             for shown in (now.seen, self.chat.decode(written.token_ids)):
                 self.record.texts[now.call.prompt + shown] = (number, shown)
 
-    async def _pieces(self, call: Call, number: int) -> AsyncIterator[tuple[Completion, str, bool]]:
+    async def _pieces(self, now: Writing) -> AsyncIterator[tuple[Completion, str, bool]]:
         """Yield after each piece: the answer so far, its text, and whether it is complete."""
+        call = now.call
         parts: list[Completion] = []
         num_written = 0
         shown = call.alternatives
-        size = await self._size(call, number, 0)
+        size = await self._size(now, 0)
         if not size:
-            raise self._no_room(self.record.num_tokens_with(number), call.caller)
+            raise self._no_room(self.record.num_tokens_with(now), call.caller)
         while size:
             before = np.concatenate([call.context.token_ids, *(p.token_ids for p in parts)])
             rest = replace(call.support, min_tokens=max(0, call.support.min_tokens - num_written))
-            part = await self.write(f"{number}.{len(parts)}", before, size, rest, shown)
+            part = await self.write(f"{now.number}.{len(parts)}", before, size, rest, shown)
             # The first piece has the log-probs of the prompt.
             shown = replace(shown, num_prompt_top=None)
-            self._require_wanted(number)
+            self._require_wanted(now)
             parts.append(part)
             written = joined(parts)
             num_written = len(written.token_ids)
             text, num_kept = self.chat.text_of(written.token_ids, call)
+            now.is_cut = part.is_truncated and num_kept is None
             # An engine starts a grammar with its request, so nothing continues one.
-            is_complete = not part.is_truncated or num_kept is not None or call.support.grammar
-            size = 0 if is_complete else await self._size(call, number, num_written)
+            is_last = not now.is_cut or call.support.grammar
+            size = 0 if is_last else await self._size(now, num_written)
             most = num_written if num_kept is None else num_kept
             yield cut(written, most), text, not size
 
-    async def _size(self, call: Call, number: int, num_written: int) -> int:
+    async def _size(self, now: Writing, num_written: int) -> int:
         """Reserve tokens for the next piece, once no other call may return any; return how many."""
-        self.record.reserve(number, num_written)
+        call = now.call
+        now.size = num_written
         most = self.limit if call.max_tokens is None else call.max_tokens - num_written
         enough = most if call.support.grammar else min(most, PIECE_TOKENS)
-        self._waiting.add(number)
+        now.waits = True
         # If every call waits, none of them will return anything.
-        while (
-            self.limit - self.record.num_tokens_with(number) < enough
-            and self._writing.keys() - self._waiting
+        while self.limit - self.record.num_tokens_with(now) < enough and not all(
+            other.waits for other in self.record.writing.values()
         ):
             self._settled.clear()
             await self._settled.wait()
-            self._require_wanted(number)
-        self._waiting.discard(number)
-        room = self.limit - self.record.num_tokens_with(number)
+            self._require_wanted(now)
+        now.waits = False
+        room = self.limit - self.record.num_tokens_with(now)
         # Half of the room: calls at the same time find some too, and most answers fit into it.
         piece = PIECE_TOKENS if call.is_watched else max(PIECE_TOKENS, room // 2)
         size = max(0, min(room, most if call.support.grammar else min(most, piece)))
-        self.record.reserve(number, num_written + size)
+        now.size += size
         return size
 
-    def _require_wanted(self, number: int) -> None:
+    def _require_wanted(self, now: Writing) -> None:
         """Raise Refused if the session is closed, or the client has sent the request again."""
         self.require_open()
-        if number not in self._writing:
+        if now.number not in self.record.writing:
             raise Refused("the request was sent again, and its second answer counts", status=409)
 
     def require_turns(self, num_calls: int, caller: Caller | None = None) -> None:
@@ -313,14 +302,18 @@ class Session:
         num_turns = 0 if caller is None else self.record.num_turns(caller)
         if num_turns + num_calls > self.max_turns:
             self.is_truncated |= caller is not None and caller.is_trained
-            raise too_many_turns(num_turns, num_calls, self.max_turns)
+            raise Refused(
+                f"the session has had {num_turns} answers, and {num_calls} more are above its limit"
+                f" of {self.max_turns} (rollout.max_turns)",
+                code="too_many_turns",
+            )
 
     async def _room_for(self, call: Call) -> None:
         """Return once an answer may have a token. Raises Refused if it never may."""
         self.require_turns(1, call.caller)
         # Every segment counts: all of them are trained, as one row.
         while (num_tokens := self.record.num_tokens(call.context, call.caller)) >= self.limit:
-            if not (call.caller.is_trained and self._writing):
+            if not (call.caller.is_trained and self.record.writing):
                 raise self._no_room(num_tokens, call.caller)
             self._settled.clear()
             await self._settled.wait()
@@ -328,4 +321,8 @@ class Session:
 
     def _no_room(self, num_tokens: int, caller: Caller) -> Refused:
         self.is_truncated |= caller.is_trained
-        return no_room(num_tokens, self.limit)
+        return Refused(
+            f"this call would start with {num_tokens} tokens, and the session may have {self.limit}"
+            " (data.max_response_tokens, every segment counted); shorten the history or raise it",
+            code="context_length_exceeded",
+        )

@@ -1,8 +1,9 @@
-"""The forms of models' tool calls, and the call in each form that a request forces.
+"""The forms of models' tool calls and thinking, and the call in each form that a request forces.
 
 A form is recognized by marks in the chat template. Answers in the form HERMES are read here, the
 others by vLLM's parser of the same name in a generator, which has imported vLLM anyway: a gateway
-that imports it needs seven times its memory. Pure.
+that imports it needs seven times its memory. Of thinking, `<think>...</think>` is read here, also
+in parts of an answer, and other forms like tool calls. Pure.
 """
 
 import re
@@ -78,10 +79,8 @@ def chosen(tools: list[Json], choice: str | Json | None, form: ToolForm) -> tupl
     A choice other than `auto` is kept by starting the answer for the policy; that text is read,
     not trained. Raises Refused.
     """
-    if choice in (None, "auto") and tools:
-        return tools, ""
     if choice in (None, "auto", "none"):
-        return [], ""
+        return [] if choice == "none" else tools, ""
     if choice == "required" and tools:
         return tools, form.begin(choice)
     if isinstance(choice, dict):
@@ -150,3 +149,36 @@ def parse_answer(text: str) -> Json:
             return as_text(text)
         calls.append(("", written.name, bytes(written.arguments)))
     return assistant(text, text.partition("<tool_call>")[0].rstrip(), calls)
+
+
+# ---- thinking
+
+TAGS = "tags"
+"""The form that is read here."""
+TAG_TEXTS = _BEGIN, _END = "<think>", "</think>"
+_MARKS = {form["name"]: form["mark"] for form in TABLE["thinking"]}
+
+
+def thinking_form(template: str, parser: str = "") -> str:
+    """Return the form of a model's thinking: TAGS, the name of a parser, or "" without thinking.
+
+    parser: the one that the configuration names.
+    """
+    found = [name for name, mark in _MARKS.items() if mark in template]
+    own = TAGS if _END in template else ""
+    return parser or next(iter(found), own)
+
+
+def is_begun(text: str) -> bool:
+    """Return whether a template has begun the thinking at the end of a prompt."""
+    return text.rstrip().endswith(_BEGIN)
+
+
+def split(text: str, *, begun: bool) -> tuple[str, str]:
+    """Return the thinking and the rest of an answer. begun: by the template."""
+    written = text.lstrip()
+    if not begun and not written.startswith(_BEGIN):
+        # A space alone may be followed by the tag.
+        return "", text if written else ""
+    thinking, end, rest = written.removeprefix(_BEGIN).partition(_END)
+    return thinking.strip(), rest.lstrip() if end else ""

@@ -224,7 +224,6 @@ def session_of(index: int, chat: Chat, engines: RemoteEngines) -> Session:
         write=write,
         limit=1 << 20,
         max_turns=1 << 20,
-        task={},
         run=run,
     )
 

@@ -118,7 +118,8 @@ async def memory(num_sessions: int) -> None:
 
     async def agent(session: Any) -> None:
         for _ in range(_CALLS):
-            await session.answer(session.chat_call([_user(rng.choice(prompts))], []))
+            call = session.chat_call([_user(rng.choice(prompts))], [])
+            await session.answer(call, *session.begin([call]))
 
     def show(when: str) -> None:
         figure(f"resident memory {when}", process.memory_info().rss / _MB, "MB")

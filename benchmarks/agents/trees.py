@@ -146,7 +146,7 @@ def open_session(words: Any, seed: int) -> Session:
     prompt = np.array(words("Say hello.", add_special_tokens=False)["input_ids"], np.int32)
     limits: Any = {"limit": 1 << 22, "max_turns": 1 << 20}
     limits |= {"token": f"sk-{seed}", "session_key": f"session-{seed}"}
-    return Session(record=Record(prompt), chat=Chat(words), write=write, task={}, run=run, **limits)
+    return Session(record=Record(prompt), chat=Chat(words), write=write, run=run, **limits)
 
 
 async def played(words: Any, seed: int, agent: Any, turns: int) -> tuple[Session, float]:
@@ -157,7 +157,8 @@ async def played(words: Any, seed: int, agent: Any, turns: int) -> tuple[Session
     async def say(messages: list[Any]) -> Any:
         nonlocal num_calls
         num_calls += 1
-        return (await session.answer(session.chat_call(messages, []))).message
+        call = session.chat_call(messages, [])
+        return (await session.answer(call, *session.begin([call]))).message
 
     started_s = time.process_time()
     await agent(say, turns, random.Random(1))

@@ -40,7 +40,7 @@ from async_rl.protocol.generator import (
     WatchVersion,
 )
 from async_rl.protocol.membership import Member, Members
-from async_rl.rollouts.agents import Agents, score_of
+from async_rl.rollouts.agents import Agents, returned_rewards
 from async_rl.rollouts.environments import Workers, open_environments, variables
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
@@ -264,10 +264,9 @@ def test_a_rewritten_history_is_a_segment_and_its_reward_has_parts(tmp_path: Pat
 def test_posted_rewards_add_up(tmp_path: Path) -> None:
     group, _ = made(tmp_path, f"rollout.fn=[{tmp_path}/agent.py:posts]")
     assert [sample.score.reward for sample in group.trajectories] == [0.75, 0.75]
-    assert score_of(None, []) is None
-    assert score_of({}, []) is None
+    assert returned_rewards(None) == returned_rewards({}) == []
     with pytest.raises(AgentError, match="neither a finite number"):
-        score_of(float("nan"), [])
+        returned_rewards(float("nan"))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -283,9 +282,9 @@ def test_functions_run_in_as_many_processes_as_wanted(tmp_path: Path, workers: i
         ("agent.py:", "silent", "without a call that is trained; it has to use OPENAI_BASE_URL"),
         ("agent.py:", "overlong", "its last refused call: this call would start with 39 tokens"),
         ("agent.py:", "fails", "ZeroDivisionError: mine"),
-        ("agent.py:", "text", "is not a reward"),
+        ("agent.py:", "text", "the reward good is neither a finite number"),
         ("agent.py:", "dies", "worker exited with code -9"),
-        ("agent.py:", "endless", "which is not a reward; return a number, a small dict"),
+        ("agent.py:", "endless", "more than 16 MB; return a number or a small dict"),
         ("agent.py,", "fails", "exited with code 1: .*ZeroDivisionError: mine"),
     ],
 )

@@ -8,7 +8,7 @@ import contextlib
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import jinja2
@@ -17,9 +17,10 @@ import numpy as np
 from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.open_sessions import Sessions
-from async_rl.sessions.record import Record
+from async_rl.sessions.record import Record, Turn
 from async_rl.sessions.server import build_app
 from async_rl.sessions.session import Session
 from async_rl.wire.http import serving, url_of
@@ -88,6 +89,17 @@ class Row:
         return paths
 
 
+def read_by(turn: Turn) -> IntArray:
+    """The tokens before an answer."""
+    return turn.path[: turn.run.begin]
+
+
+async def answered(session: Session, call: Call, *on_piece: Callable[[Answer], None]) -> Answer:
+    """The one answer to a request."""
+    (number,) = session.begin([call])
+    return await session.answer(call, number, *on_piece)
+
+
 class Policy:
     """Writes the next of `texts`, each followed by the end token, and notes what it was shown."""
 
@@ -148,7 +160,6 @@ def open_session(
         write=policy,
         limit=limit,
         max_turns=100,
-        task={},
         run=run,
     )
     return session, policy

@@ -13,7 +13,7 @@ import openai
 import pytest
 import xgrammar
 from clients_support import APIS, CALL, CLAUDE, FUNCTION, TOOL, Clients, use, user
-from sessions_support import Policy, Row
+from sessions_support import Policy, Row, read_by
 
 from async_rl.core.errors import Unavailable
 from async_rl.sessions.session import Session
@@ -149,7 +149,7 @@ def test_several_prompts_have_n_answers_each_in_order() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         reply = await found.openai.completions.create(model="policy", prompt=["a ", "b c "], n=2)
         assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
-        asked = [len(session.record.turns[number].read) for number in range(4)]
+        asked = [len(read_by(session.record.turns[number])) for number in range(4)]
         assert asked == [2, 2, 4, 4]
 
     use(agent, ["one", "two", "three", "four"])
@@ -293,22 +293,19 @@ def test_a_session_that_was_closed_says_so() -> None:
 def test_a_reward_is_a_finite_number_or_parts() -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         owner = {"authorization": f"Bearer {session.session_key}"}
-        session.task = {"prompt": "1 + 1", "row": {"answer": 2}, "tests": ["2"]}
         for value in (0.5, {"style": 1.0, "tests": 0.25}):
             reply = await found.http.post("/v1/session/reward", json=value, headers=owner)
             assert reply.status_code == 200
         for wrong in ("much", {}, {"a": None}, [1.0]):
             reply = await found.http.post("/v1/session/reward", json=wrong, headers=owner)
             assert reply.status_code == 400
-        # The agent's own key neither rewards nor shows the answer.
+        # The agent's own key rewards nothing.
         for path in ("reward", "end"):
             refused = await found.http.post(f"/v1/session/{path}", json=1.0)
             assert (refused.status_code, refused.json()["error"]["type"]) == (
                 403,
                 "permission_error",
             )
-        assert (await found.http.get("/v1/session/task")).json() == {"prompt": "1 + 1"}
-        assert (await found.http.get("/v1/session/task", headers=owner)).json() == session.task
 
     posted = [reward.parts for reward in use(agent).rewards]
     assert posted == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]
@@ -334,7 +331,7 @@ def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> None:
             [(chunks[0], chunks[-1]["choices"][0]), (pieces[-1]["choices"][0],) * 2]
         ):
             turn = session.record.turns[number]
-            assert first["prompt_token_ids"] == turn.read.tolist()
+            assert first["prompt_token_ids"] == read_by(turn).tolist()
             assert last["token_ids"] == turn.answer.token_ids.tolist()
             assert last["weight_versions"] == [
                 {"version": "7", "start": 0, "end": 2},
@@ -372,7 +369,7 @@ def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> Non
             assert reply["usage"]["completion_tokens"] == 2
             (choice,) = reply["choices"]
         turn = session.record.turns[0]
-        assert turn.read.tolist() == [3, 1]
+        assert read_by(turn).tolist() == [3, 1]
         assert choice["token_ids"] == turn.answer.token_ids.tolist()
         assert choice["finish_reason"] == "length"
         shown = [(each["token_id"], each["token"]) for each in choice["logprobs"]["content"]]
@@ -452,7 +449,7 @@ def test_a_forced_call_fits_the_schema_of_its_tool(choice: Any) -> None:
         await found.openai.chat.completions.create(
             model="policy", messages=[user("go")], tools=[TOOL], tool_choice=choice
         )
-        asked = session.record.turns[0].read
+        asked = read_by(session.record.turns[0])
         start = session.chat.decode(asked).rpartition("<tool_call>")[2]
         accepted = accepts(policy.supports[-1].grammar)
         assert accepted(CALL.removeprefix("<tool_call>" + start))

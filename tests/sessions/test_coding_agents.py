@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from clients_support import Clients, use, user
-from sessions_support import CHATML, Policy, Row
+from sessions_support import CHATML, Policy, Row, read_by
 
 from async_rl.sessions.session import Session
 
@@ -67,7 +67,7 @@ def test_claude_code_with_a_tool_is_one_segment() -> None:
     call = '<tool_call>{"name": "Bash", "arguments": {"command": "ls"}}</tool_call>'
     session = use(agent, [f"I look {call}", "done"])
     assert Row(session).num_segments == 1
-    shown = session.chat.decode(session.record.turns[0].read, with_special=True)
+    shown = session.chat.decode(read_by(session.record.turns[0]), with_special=True)
     assert "<|im_start|>system\nYou are an agent.Be brief.<|im_end|>" in shown
     assert "<|im_start|>system\nThe date is today.<|im_end|>" in shown
     assert "web_search" not in shown
@@ -121,7 +121,7 @@ def test_the_beginning_of_an_answer_is_continued_and_not_repeated(stream: bool) 
 
     session = use(agent, ["x}"])
     assert Row(session).num_segments == 2
-    shown = session.chat.decode(session.record.turns[0].read, with_special=True)
+    shown = session.chat.decode(read_by(session.record.turns[0]), with_special=True)
     assert shown.endswith("<|im_start|>assistant\n{")
     assert Row(session).tokens.is_written.sum() == 3 + 2 + 3
 
@@ -205,7 +205,7 @@ def test_codex_with_each_kind_of_tool_is_one_segment(
     call = json.dumps({"name": name, "arguments": arguments})
     session = use(agent, [f"<tool_call>{call}</tool_call>", "done", "fine"], NAMED)
     assert Row(session).num_segments == 2
-    first, _, last = (session.chat.decode(turn.read) for turn in session.record.turns.values())
+    first, _, last = (session.chat.decode(read_by(turn)) for turn in session.record.turns.values())
     assert "start: LINE" in first
     assert "agents__close" in first
     assert "web_search" not in first

@@ -12,14 +12,13 @@ import pytest
 from clients_support import Clients, use, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions_support import Policy, Row, open_session
+from sessions_support import Policy, Row, answered, open_session
 from test_apis import LONG, blocking
 
 from async_rl.core.support import Support
 from async_rl.protocol.generator import Completion
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Answer, Call, Context
 from async_rl.sessions.errors import Refused
-from async_rl.sessions.record import Context
 from async_rl.sessions.session import Session
 
 AGAIN = {"x-stainless-retry-count": "1"}
@@ -231,7 +230,8 @@ def test_a_call_reserves_what_it_uses(calls: list[Any], limit: int) -> None:
             for n, call in enumerate(calls)
         ]
         async with asyncio.timeout(20):
-            return await asyncio.gather(*map(session.answer, asked), return_exceptions=True)
+            answering = [answered(session, call) for call in asked]
+            return await asyncio.gather(*answering, return_exceptions=True)
 
     session.write = write
     answers = asyncio.run(ask())

@@ -12,8 +12,7 @@ import pytest
 from clients_support import Clients, use, user
 from sessions_support import Policy, Words
 
-from async_rl.sessions.calls import Call
-from async_rl.sessions.record import Context
+from async_rl.sessions.calls import Call, Context
 from async_rl.sessions.session import Session
 
 MODEL = {"model": "policy"}

@@ -11,7 +11,7 @@ import openai.types.completion_create_params
 import openai.types.responses.response_create_params
 import pytest
 from clients_support import Clients, use, user
-from sessions_support import CHATML, Policy
+from sessions_support import CHATML, Policy, read_by
 from test_bad_input import FORMS
 
 from async_rl.sessions.forms.parameters import TABLE, Parameter
@@ -162,7 +162,7 @@ def test_a_chat_template_reads_what_it_knows(
         assert reply.status_code == 200, reply.text
 
     session = use(agent, ["one"], template)
-    assert session.chat.decode(session.record.turns[0].read).endswith(shown)
+    assert session.chat.decode(read_by(session.record.turns[0])).endswith(shown)
 
 
 def test_log_probs_may_name_tokens_by_their_ids() -> None:

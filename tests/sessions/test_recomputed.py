@@ -27,7 +27,7 @@ from generation_support import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_support import paths_of
-from sessions_support import TEMPLATES, Words
+from sessions_support import TEMPLATES, Words, answered
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.batching.batch import collate
@@ -178,7 +178,7 @@ class Steps:
             call = functools.partial(session.chat_call, thread, max_tokens=limit)
             if kind == "parallel":
                 calls = [call([]), call([])]
-                answers = await asyncio.gather(*map(session.answer, calls))
+                answers = await asyncio.gather(*(answered(session, each) for each in calls))
                 asked = calls[0]
             elif kind == "leave":
                 threads.append([*thread, await self._leave(session, call([], is_streamed=True))])
@@ -189,7 +189,7 @@ class Steps:
                 answers = session.repeated(request)
                 if not answers:
                     (number,) = session.begin([asked], request)
-                    answers = [await session.answer(asked, number=number)]
+                    answers = [await session.answer(asked, number)]
             else:
                 how = {
                     "tools": {"tools": TOOLS, "choice": "required"},
@@ -197,7 +197,7 @@ class Steps:
                     "stop": {"tools": [], "stops": ("1", "x")},
                 }
                 asked = call(**how.get(kind, {"tools": []}))
-                answers = [await session.answer(asked)]
+                answers = [await answered(session, asked)]
             tools = kind == "tools"
             self._require_recorded(asked, thread, tools)
             for answer in answers:
@@ -226,7 +226,7 @@ class Steps:
         prompt = f"{text}more {pick} "
         context = session.chat.text_context(session.record, prompt, session.limit)
         call = Call(context=context, prompt=prompt, max_tokens=limit, stops=("1", "2", "x"))
-        answer = await session.answer(call)
+        answer = await answered(session, call)
         self.answered[answer.number] = len(answer.written.token_ids)
         return prompt + str(answer.content)
 
@@ -239,7 +239,7 @@ class Steps:
             seen.append(answer.content or "")
             has_read.set()
 
-        answering = asyncio.create_task(session.answer(call, on_piece))
+        answering = asyncio.create_task(answered(session, call, on_piece))
         reading = asyncio.create_task(has_read.wait())
         await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
         answering.cancel()

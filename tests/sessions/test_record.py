@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, Row, open_session
+from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, Row, answered, open_session
 
 from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Refused
@@ -18,7 +18,7 @@ from async_rl.sessions.session import Session
 
 def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:
     call = session.chat_call(messages, tools or [], **how)
-    return asyncio.run(session.answer(call)).message
+    return asyncio.run(answered(session, call)).message
 
 
 def user(text: str) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
 def complete(session: Session, prompt: str) -> str:
     context = session.chat.text_context(session.record, prompt, session.limit)
     call = Call(context=context, prompt=prompt, stops=("stop",))
-    return str(asyncio.run(session.answer(call)).content)
+    return str(asyncio.run(answered(session, call)).content)
 
 
 def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() -> None:
@@ -167,8 +167,7 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
         call = session.chat_call(thread, tools, max_tokens=limit)
         if kind == "cancel":
             (number,) = session.begin([call])
-            session.record.begin(number, call.context, call.history)
-            session.record.reserve(number, 3)
+            session.record.begin(number, call).size = 3
             session.record.cancel(number)
             cancelled += 1
             continue
@@ -176,7 +175,7 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
             message = known[0].message
         else:
             (number,) = session.begin([call], repr(call.history).encode())
-            message = asyncio.run(session.answer(call, number=number)).message
+            message = asyncio.run(session.answer(call, number)).message
         threads.append([*thread, message])
     if not policy.served:
         return

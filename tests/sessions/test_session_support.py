@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sessions_support import open_session
+from sessions_support import answered, open_session
 
 from async_rl.core.support import Support
 from async_rl.sessions.calls import Call
@@ -16,7 +16,7 @@ LONG = "a b c " * 30
 def supports(session: Session, policy: object, **call: object) -> list[Support]:
     context = session.record.match_ids(session.record.context(None, [1, 2]).token_ids)
     call.setdefault("support", session.supported())
-    asyncio.run(session.answer(Call(context=context, **call)))  # type: ignore[arg-type]
+    asyncio.run(answered(session, Call(context=context, **call)))  # type: ignore[arg-type]
     return policy.supports  # type: ignore[attr-defined,no-any-return]
 
 

@@ -10,7 +10,7 @@ from sessions_support import CHATML, END, Policy, Row
 
 from async_rl.protocol.generator import CallsRead, ReadCalls
 from async_rl.sessions.session import Session
-from async_rl.sessions.thinking import TAGS, split, thinking_form
+from async_rl.sessions.tools import TAGS, split, thinking_form
 
 # As Qwen3 writes the history: without earlier thinking.
 PLAIN = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")

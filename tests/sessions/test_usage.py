@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sessions_support import open_session
+from sessions_support import answered, open_session
 
 from async_rl.observability.catalogue import describe
 from async_rl.sessions.open_sessions import Sessions
@@ -47,7 +47,7 @@ def test_means_are_over_the_sessions_that_ended() -> None:
                 assert sessions.gauges["open"] == 1
                 for index, _ in enumerate(texts):
                     messages = [{"role": "user", "content": str(index)}]
-                    await session.answer(session.chat_call(messages, []))
+                    await answered(session, session.chat_call(messages, []))
                     clock.now_s += 3.0
                 await session.run_tool(b"fine")
             await asyncio.sleep(0)
@@ -115,8 +115,9 @@ def test_calls_at_the_same_time_count_once() -> None:
         session.write = later
         calls = [
             asyncio.create_task(
-                session.answer(
-                    session.chat_call([{"role": "user", "content": text}], [], max_tokens=9)
+                answered(
+                    session,
+                    session.chat_call([{"role": "user", "content": text}], [], max_tokens=9),
                 )
             )
             for text in ("x", "y")

@@ -108,11 +108,11 @@ class _MessagesExchange(Exchange):
         answer = answers[0]
         usage = self._usage(len(answer.written.token_ids))
         blocks = [_block(part) for part in self.parts(answer)]
-        return {**self._head, "content": blocks, **_reason(answer), "usage": usage}
+        return {**self.head, "content": blocks, **_reason(answer), "usage": usage}
 
     def opened(self) -> list[Event]:
         empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._head, **empty, "usage": self._usage(0)}
+        message = {**self.head, **empty, "usage": self._usage(0)}
         # The length of the answer is not known yet; the last event has it.
         return [_event("message_start", message=message)]
 

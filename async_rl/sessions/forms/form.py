@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
-from async_rl.sessions.calls import Answer, Call, Part
+from async_rl.sessions.calls import Answer, Call, Noted, Part
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Session
@@ -30,7 +30,8 @@ _TEXTS = ("text", "input_text", "output_text")
 
 
 class Exchange(ABC):
-    """One request whose answers are written. head: the first fields of the answer, `id` among them.
+    """One request whose answers are written. head: the first fields of the answer, `id` among them,
+    which a later life of the gateway takes over.
     model: the name in the request. numbers: of the answers in the session.
 
     The events of a stream: `opened`; for each part of each answer `begun`, `more` as often as it
@@ -43,16 +44,7 @@ class Exchange(ABC):
         self.calls = calls
         self.numbers: list[int] = []
         self.is_streamed = bool(request.stream)
-        self._head = {**head, "model": MODEL}
-
-    @property
-    def name(self) -> str:
-        """The id of the answer."""
-        return str(self._head["id"])
-
-    def rename(self, name: str) -> None:
-        """Give the answer the id that an earlier life of the gateway gave it."""
-        self._head["id"] = name
+        self.head = {**head, "model": MODEL}
 
     @abstractmethod
     def reply(self, answers: Sequence[Answer]) -> Any:
@@ -228,45 +220,35 @@ def _rest(
 
 
 async def events_of(
-    exchange: Exchange, session: Session, on_complete: Callable[[], None]
+    exchange: Exchange, session: Session, request: Noted
 ) -> AsyncIterator[list[Event]]:
-    """Yield the events of a streamed answer, in lists that are sent together. on_complete: called
-    before its last text is sent; if it raises, the answer is not trained.
+    """Yield the events of a stream with one answer, in lists that are sent together. The request
+    is noted before the last text is sent; if that fails, the answer is not trained.
     """
-    news: asyncio.Queue[tuple[int, Answer | None]] = asyncio.Queue()
-
-    async def write(index: int, call: Call) -> Answer:
-        try:
-            return await session.answer(
-                call, lambda piece: news.put_nowait((index, piece)), exchange.numbers[index]
-            )
-        finally:
-            # The end of the answer, or its failure.
-            news.put_nowait((index, None))
-
-    tasks = [asyncio.create_task(write(*each)) for each in enumerate(exchange.calls)]
-    left = set(range(len(tasks)))
-    seen: list[list[Part]] = [[] for _ in tasks]
-    is_opened = False
+    news: asyncio.Queue[Answer | None] = asyncio.Queue()
+    (call,), (number,) = exchange.calls, exchange.numbers
+    writing = asyncio.create_task(session.answer(call, number, news.put_nowait))
+    writing.add_done_callback(lambda _: news.put_nowait(None))
+    seen: list[Part] = []
+    opened = exchange.opened()
     try:
-        while left:
-            index, piece = await news.get()
-            # Raises the error of a call that failed.
-            answer = piece or await tasks[index]
-            events = [] if is_opened else exchange.opened()
-            is_opened = True
-            if piece is None:
-                left.remove(index)
-                if not left:
-                    on_complete()
-            seen[index], more = _rest(exchange, index, seen[index], answer, is_whole=piece is None)
-            yield [*events, *more]
-        yield exchange.closed([task.result() for task in tasks])
+        while (piece := await news.get()) is not None:
+            seen, events = _rest(exchange, 0, seen, piece, is_whole=False)
+            yield [*opened, *events]
+            opened = []
+        # Raises the error of a call that failed.
+        answer = await writing
+        try:
+            session.note(request)
+        except AsyncRLError:
+            session.forget(exchange.numbers)
+            raise
+        yield [*opened, *_rest(exchange, 0, seen, answer, is_whole=True)[1]]
+        yield exchange.closed([answer])
     finally:
-        # A client that disconnects cancels its calls; they record the text that it has read.
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A client that disconnects cancels its call, which records the text that it has read.
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
 
 
 async def lines_of(first: list[Event], events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:

@@ -5,22 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.core.support import Alternatives
 from async_rl.protocol.generator import Completion, Scores
 from async_rl.sessions.errors import Json
-from async_rl.sessions.forms.form import refuse_unless
 
 # JSON has no -inf, which a token outside of the support has.
 _LEAST = -9999.0
 Name = Callable[[int], str]
 """Returns the text of a token."""
-
-
-def alternatives_of(request: Any, num_top: int | None) -> Alternatives:
-    """Return the log-probs that a request wants. Raises Refused."""
-    is_whole = request.prompt_logprobs is None or not request.stream
-    refuse_unless(is_whole, "prompt_logprobs of a stream")
-    return Alternatives(num_top=num_top or 0, num_prompt_top=request.prompt_logprobs)
 
 
 def named(token: int, name: Name) -> Json:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
+from async_rl.core.support import Alternatives
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Answer, Call, Part
@@ -28,7 +29,7 @@ from async_rl.sessions.forms.form import (
     stops_of,
     variables_of,
 )
-from async_rl.sessions.forms.log_probs import alternatives_of, by_text, content, named, of_prompt
+from async_rl.sessions.forms.log_probs import by_text, content, named, of_prompt
 from async_rl.sessions.forms.parameters import read_request
 from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
@@ -72,15 +73,9 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         logit_bias=request.logit_bias,
         min_tokens=request.min_tokens,
     )
+    # Each answer is a call; the calls read one prefill through the engine's prefix cache.
     return _ChatExchange(
-        # Each answer is a call; the calls read one prefill through the engine's prefix cache.
-        request,
-        [asked] * (request.n or 1),
-        session.chat,
-        "chatcmpl-",
-        "chat.completion.chunk",
-        {"delta": {}},
-        num_top=request.top_logprobs,
+        request, [asked] * (request.n or 1), session.chat, num_top=request.top_logprobs
     )
 
 
@@ -115,8 +110,7 @@ def completions(body: bytes, session: Session) -> Exchange:
         calls += [call] * (request.n or 1)
     if not calls:
         raise Refused("the request has no prompt; send at least one")
-    how: Json = {"num_top": int(request.logprobs or 0), "end": {"text": ""}}
-    return _TextExchange(request, calls, session.chat, "cmpl-", "text_completion", **how)
+    return _TextExchange(request, calls, session.chat, num_top=int(request.logprobs or 0))
 
 
 def generate(body: bytes, session: Session) -> Exchange:
@@ -132,8 +126,7 @@ def generate(body: bytes, session: Session) -> Exchange:
     )
     both = SimpleNamespace(**{**asdict(params), **asdict(request)})
     calls = [asked] * (params.n or 1)
-    how = {"num_top": params.logprobs, "end": {}}
-    return _TokenExchange(both, calls, session.chat, "generate-", "generate", **how)
+    return _TokenExchange(both, calls, session.chat, num_top=params.logprobs)
 
 
 def _token_ids(prompt: list[int]) -> IntArray:
@@ -144,25 +137,20 @@ def _token_ids(prompt: list[int]) -> IntArray:
 
 
 class _TextExchange(Exchange):
-    """Answers as the choices of /v1/completions. chunk: `object` in the events of a stream; end:
-    the content of the event that ends an answer; num_top: the alternatives of a token.
-    """
+    """Answers as the choices of /v1/completions. num_top: the alternatives of a token."""
 
-    def __init__(
-        self,
-        request: Any,
-        calls: list[Call],
-        chat: Chat,
-        prefix: str,
-        chunk: str,
-        end: Json,
-        *,
-        num_top: int | None,
-    ) -> None:
-        alternatives = alternatives_of(request, num_top)
+    prefix = "cmpl-"
+    chunk = "text_completion"
+    """`object` in the events of a stream."""
+    end: ClassVar[Json] = {"text": ""}
+    """The content of the event that ends an answer."""
+
+    def __init__(self, request: Any, calls: list[Call], chat: Chat, *, num_top: int | None) -> None:
+        is_whole = request.prompt_logprobs is None or not request.stream
+        refuse_unless(is_whole, "prompt_logprobs of a stream")
+        alternatives = Alternatives(num_top=num_top or 0, num_prompt_top=request.prompt_logprobs)
         calls = [replace(call, alternatives=alternatives) for call in calls]
-        super().__init__(request, calls, id=new_id(prefix), created=int(time.time()))
-        self._end = end
+        super().__init__(request, calls, id=new_id(self.prefix), created=int(time.time()))
         self._has_usage = bool((request.stream_options or {}).get("include_usage"))
         # Completions write 0 for log-probs without alternatives.
         is_wanted = request.logprobs is not None and request.logprobs is not False
@@ -170,7 +158,7 @@ class _TextExchange(Exchange):
         self._has_ids = bool(request.return_tokens_as_token_ids)
         self._returns_ids = bool(request.return_token_ids)
         self._chat = chat
-        self._chunk = {**self._head, "object": chunk}
+        self._chunk = {**self.head, "object": self.chunk}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         choices = [
@@ -182,7 +170,7 @@ class _TextExchange(Exchange):
         return [self._event(index, {"text": text})]
 
     def done(self, index: int, answer: Answer) -> list[Event]:
-        return [self._event(index, self._end, answer)]
+        return [self._event(index, self.end, answer)]
 
     def closed(self, answers: Sequence[Answer]) -> list[Event]:
         # OpenAI sends the usage of a stream only if the request wants it, without choices.
@@ -225,6 +213,10 @@ class _TextExchange(Exchange):
 class _ChatExchange(_TextExchange):
     """Answers as messages, whose parts are deltas."""
 
+    prefix = "chatcmpl-"
+    chunk = "chat.completion.chunk"
+    end: ClassVar[Json] = {"delta": {}}
+
     def reply(self, answers: Sequence[Answer]) -> Any:
         prompt = {
             **self._prompt_ids(self.calls[0]),
@@ -261,8 +253,12 @@ class _ChatExchange(_TextExchange):
 class _TokenExchange(_ChatExchange):
     """Answers as token ids. Of a stream the last event of an answer has them."""
 
+    prefix = "generate-"
+    chunk = "generate"
+    end: ClassVar[Json] = {}
+
     def reply(self, answers: Sequence[Answer]) -> Any:
-        return {**super().reply(answers), "request_id": self._head["id"]}
+        return {**super().reply(answers), "request_id": self.head["id"]}
 
     def opened(self) -> list[Event]:
         return []

@@ -118,7 +118,7 @@ class _ResponsesExchange(Exchange):
         num_prompt = answer.num_prompt_tokens
         num_written = len(answer.written.token_ids)
         body = {
-            **self._head,
+            **self.head,
             "status": "completed",
             "output": [self._whole(part) for part in self.parts(answer)],
             "usage": {
@@ -134,11 +134,11 @@ class _ResponsesExchange(Exchange):
             body["status"] = "incomplete"
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         # A later request may name this response instead of its history.
-        self._session.responses[self._head["id"]] = [*self._history, answer.message], body
+        self._session.responses[self.head["id"]] = [*self._history, answer.message], body
         return body
 
     def opened(self) -> list[Event]:
-        begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        begun = {**self.head, "status": "in_progress", "output": [], "usage": None}
         return [
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),

@@ -84,7 +84,7 @@ async def run(program: Program, command: list[str]) -> tuple[bool, str]:
             # As rollout.fn: with the limit of memory.
             async with asyncio.timeout(_LIMIT_S):
                 await Commands(Agent(command=command, fn=None, workers=1)).run(
-                    endpoint, session.task
+                    endpoint, {"prompt": "go"}
                 )
         except TimeoutError:
             return False, f"no end after {_LIMIT_S} s"

@@ -103,7 +103,6 @@ async def served(texts: Sequence[str]) -> AsyncIterator[tuple[str, Session, Writ
         write=policy,
         limit=1 << 20,
         max_turns=100,
-        task={"prompt": "go"},
         run=run,
     )
     sessions = Sessions()
