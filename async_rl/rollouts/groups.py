@@ -180,15 +180,17 @@ class Groups:
         self._has_room.set()
 
     async def roll_out(self, ticket: Ticket) -> None:
-        """Make and put one group. A failure returns its ticket and is counted."""
+        """Make and put one group. A failure returns its ticket and is counted.
+
+        Raises RewardError once a function on this machine has failed for too many groups in a row.
+        """
         written = functools.partial(self._on_written, ticket)
         try:
             async with self._limit(self._limit_s):
                 group = await self._rollouts.group(ticket, self._engine(), written=written)
         except TimeoutError:
             message = f"not done after {self._limit_s:g} s (timeouts.group_s)"
-            reason = DropReason.GENERATION_FAILED
-            await self._fail(ticket, self._counted(reason, message), message)
+            await self._fail(ticket, DropReason.GENERATION_FAILED, message)
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)
             # A restart of the generator starts a new engine; further groups would fail too.
@@ -200,41 +202,24 @@ class Groups:
             if await self._rollouts.is_outage(cause):
                 reason = DropReason.SCORING_OUTAGE
                 self._outage = f"scoring: {cause}"
-                self._count_failure(cause, error)
+                # A server or a verifier that is away comes back; a function with a fault does not.
+                self._num_failed += isinstance(cause, RewardError) and not self._may_recover
+                if self._num_failed >= _MOST_FAILED:
+                    # The groups stay issued, so that a resumed run makes them again.
+                    raise RewardError(
+                        f"{self._num_failed} groups in a row could not be scored; the last reason:"
+                        f" {cause}. Correct it, then run async-rl resume; no prompt is lost"
+                    ) from error
             message = f"{type(cause).__name__}: {cause}"
             if not isinstance(cause, AsyncRLError):
                 message += raised_at(cause)
-            await self._fail(ticket, self._counted(reason, message), message)
+            await self._fail(ticket, reason, message)
         else:
             self._outage = ""
             self._num_failed = 0
             self._num_in_a_row = 0
             await self._put(group)
             self._on_closed(ticket)
-
-    def _counted(self, reason: DropReason, message: str) -> DropReason:
-        """Count a failure; return its reason, which is an outage after too many in a row."""
-        if reason in (DropReason.NOT_TAKEN, DropReason.SCORING_OUTAGE):
-            return reason
-        self._num_in_a_row += 1
-        if self._num_in_a_row <= _MOST_IN_A_ROW:
-            return reason
-        self._outage = f"every group fails: {message}"
-        return DropReason.SCORING_OUTAGE
-
-    def _count_failure(self, cause: BaseException, error: Exception) -> None:
-        """Raise RewardError once a function on this machine has failed for too many groups in a
-        row. The groups stay issued, so that a resumed run makes them again.
-        """
-        # A server or a verifier that is away comes back; a function with a fault does not.
-        if not isinstance(cause, RewardError) or self._may_recover:
-            return
-        self._num_failed += 1
-        if self._num_failed >= _MOST_FAILED:
-            raise RewardError(
-                f"{self._num_failed} groups in a row could not be scored; the last reason:"
-                f" {cause}. Correct it, then run async-rl resume; no prompt is lost"
-            ) from error
 
     async def _put(self, group: Group) -> None:
         try:
@@ -247,6 +232,11 @@ class Groups:
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
         # First, so that no attempt starts with the answers that this attempt was served.
         self._on_closed(ticket)
+        if reason not in (DropReason.NOT_TAKEN, DropReason.SCORING_OUTAGE):
+            self._num_in_a_row += 1
+            if self._num_in_a_row > _MOST_IN_A_ROW:
+                self._outage = f"every group fails: {message}"
+                reason = DropReason.SCORING_OUTAGE
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning(
             "group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message

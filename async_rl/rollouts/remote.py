@@ -17,7 +17,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from async_rl.core.errors import (
@@ -72,13 +71,16 @@ class RemoteEngines:
     def forget(self, ticket: Ticket) -> None:
         """Free the choices of the sessions of an attempt that is closed."""
         attempt = f"{ticket.group_id}.{ticket.attempt}."
-        for session in [session for session in self.chosen if session.startswith(attempt)]:
-            del self.chosen[session]
+        self.chosen = {
+            session: name
+            for session, name in self.chosen.items()
+            if not session.startswith(attempt)
+        }
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """Yield the continuation. request_id: starts with the id of the session and a slash."""
+        """Yield the one continuation. request_id: starts with the id of the session and a slash."""
         session = request_id.partition("/")[0]
         request = Complete(
             request_id=f"{request_id}.{self._context.name}",
@@ -87,9 +89,8 @@ class RemoteEngines:
         )
         # A collection of garbage visits each entry of a list, of hundreds of calls in flight.
         del prompt_token_ids
-        for index in range(num_samples):
-            continuation: Continuation = await self._call(session, request)
-            yield msgspec.structs.replace(continuation.completed, index=index)
+        continuation: Continuation = await self._call(session, request)
+        yield continuation.completed
 
     async def read_calls(self, request: ReadCalls) -> CallsRead:
         """Let a generator read the tool calls of an answer; always the same one, as long as it

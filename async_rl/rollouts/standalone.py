@@ -151,10 +151,9 @@ async def _attempt(
             problem = f"not done after {limit_s:g} s (timeouts.group_s)"
         except ExceptionGroup as error:
             cause = root_cause(error)
-            is_dropped = (
-                isinstance(cause, RewardError) and "function_failure" not in config.reward.stop_on
-            )
-            if not is_dropped and not isinstance(cause, InfrastructureError):
+            is_dropped = (InfrastructureError, RewardError)
+            stops = isinstance(cause, RewardError) and "function_failure" in config.reward.stop_on
+            if stops or not isinstance(cause, is_dropped):
                 raise
             problem = f"{type(cause).__name__}: {cause}"
         _log.warning("%s, attempt %d: %s", prompt.prompt_id, attempt, problem)
