@@ -5,8 +5,10 @@ support_scenario.py ENGINE MODEL OUT.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,7 @@ from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
 TEMPERATURE = 0.7
+NUM_SAMPLES = 6
 DRAFTS = (
     'speculative_config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,'
     '"prompt_lookup_min":1}'
@@ -55,7 +58,7 @@ async def drawn(
         drafts=drafts,
         alternatives=alternatives,
     )
-    return [done async for done in engine.generate(name, prompt, 6, sampling)]
+    return [done async for done in engine.generate(name, prompt, NUM_SAMPLES, sampling)]
 
 
 async def own_error(engine: Any) -> str:
@@ -64,7 +67,7 @@ async def own_error(engine: Any) -> str:
     if "vllm" not in type(engine).__module__:
         return "ValueError: ours"
     module = sys.modules["async_rl.generation.vllm.engine"]
-    with mock.patch.object(module, "logprobs_of", side_effect=ValueError("ours")):
+    with mock.patch.object(module, "completion_of", side_effect=ValueError("ours")):
         try:
             await drawn(engine, "own error", Support(), 1)
         except (ValueError, DataError) as error:
@@ -113,6 +116,50 @@ def proposed() -> list[list[int]]:
     return Proposer(config, runner).propose(3, [[1]] * len(rows), lengths, table)
 
 
+@contextlib.asynccontextmanager
+async def between_tokens(engine: Any, kinds: set[str], num_requests: int) -> AsyncIterator[None]:
+    """Hold vLLM back until all requests of the block are there, and pause it once each kind has
+    a token: a kind might end during a push that is prepared next to the steps.
+    """
+    if "vllm" not in type(engine).__module__:
+        yield
+        # Requests take turns: whoever came before a short one has tokens when it ends.
+        await drawn(engine, "a short one", Support(), 2)
+        return
+    from vllm.v1.engine.core import EngineCore
+
+    loop = asyncio.get_running_loop()
+    has_all = asyncio.Event()
+    came: list[str] = []
+    left = set(kinds)
+    add, after_step = EngineCore.add_request, EngineCore.post_step
+
+    def add_request(core: Any, request: Any, *more: Any) -> None:
+        add(core, request, *more)
+        came.append(request.request_id)
+        if len(came) == num_requests * NUM_SAMPLES:
+            core.resume_scheduler()
+
+    def post_step(core: Any, is_executed: bool) -> None:
+        after_step(core, is_executed)
+        # The id of a sample: its number, the name of the request, and a random text.
+        for run in core.scheduler.running:
+            name = re.match(r"\d+_(.*)-\w+$", run.request_id)
+            if name and run.num_output_tokens:
+                left.discard(name[1])
+        if not left and not has_all.is_set():
+            core.pause_scheduler("keep", False)
+            loop.call_soon_threadsafe(has_all.set)
+
+    await engine.sleep()
+    with (
+        mock.patch.object(EngineCore, "add_request", add_request),
+        mock.patch.object(EngineCore, "post_step", post_step),
+    ):
+        yield
+        await has_all.wait()
+
+
 async def scenario(
     engine: Any, model: Any, supports: dict[str, Support], *, has_drafts: bool
 ) -> dict[str, Any]:
@@ -130,9 +177,8 @@ async def scenario(
             drawn(engine, f"shown-{name}", support, alternatives=shown)
             for name, support in supports.items()
         ]
-        kinds = [asyncio.create_task(kind) for kind in kinds]
-        # Whoever came before a short request has tokens of version 0 when it ends.
-        await drawn(engine, "short", Support(), 2)
+        async with between_tokens(engine, set(supports), len(kinds)):
+            kinds = [asyncio.create_task(kind) for kind in kinds]
         await engine.load_weights(publisher.write(1, weights_of(model, 1).values()))
         everything = await asyncio.gather(*kinds)
         said = dict(zip(supports, everything, strict=False))
