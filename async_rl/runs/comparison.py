@@ -19,13 +19,13 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition.schema import changes
 from async_rl.config.base import show
-from async_rl.core.errors import AsyncRLError, InfrastructureError
+from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
+from async_rl.core.ranges import ranges
 from async_rl.core.types import DoubleArray
 from async_rl.observability.catalogue import FIRST_SCREEN
 from async_rl.runs.metrics import newest_rows
 from async_rl.runs.report import Report, Section, Table
-from async_rl.runs.samples import Decode, decoder
 from async_rl.runs.status import config_of
 from async_rl.training.checkpoints import published_checksums
 
@@ -35,14 +35,7 @@ _LEARNER = ("loss/", "policy/", "value/", "advantage/", "reward/")
 _TIMES = ("time/", "stage_s/", "wait_s/", "blocked_s/")
 _LEAST_S = 0.001  # of a stage that is listed
 _NEWEST_SHARE = 0.2  # of the steps: a mean over them hides the noise of single steps
-_PROMPTS = "prompts of the batch"
 _SAMPLES = "number of samples"
-_TOKEN = "sampled token"
-_MISSING = {
-    _PROMPTS: "the rows of the batch were compacted",
-    _SAMPLES: "the trajectories are not stored in both runs (recording=full)",
-}
-"""The reason why a subject is not known of both runs."""
 NOT_OBJECTIVE = ("run_name", "output_dir")
 
 Rows = Mapping[int, Mapping[str, float]]
@@ -96,25 +89,20 @@ def _means(one: Rows, other: Rows, names: Sequence[str], *, share: float) -> dic
     """Return the mean of each metric over the newest share of the steps, by name."""
     table = {}
     for name in names:
-        first = _mean(one, name, share)
-        second = _mean(other, name, share)
-        if any(abs(value) >= _LEAST_S for value in (first, second)):
-            table[name] = (_shown(first), _shown(second))
+        means = [_mean(rows, name, share) for rows in (one, other)]
+        if any(abs(value) >= _LEAST_S for value in means):
+            first, second = ("-" if math.isnan(value) else f"{value:.4g}" for value in means)
+            table[name] = (first, second)
     return table
 
 
 def _mean(rows: Rows, name: str, share: float) -> float:
     """Return the mean; NaN if no step has the metric."""
-    column = [row.get(name, math.nan) for _, row in sorted(rows.items())]
     # A metric that only some steps report, such as a held-out result, has a mean of those steps.
-    known = list(filter(math.isfinite, column))
+    known = [row[name] for _, row in sorted(rows.items()) if name in row]
     if not known:
         return math.nan
     return statistics.fmean(known[-max(1, round(share * len(known))) :])
-
-
-def _shown(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"
 
 
 def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> Iterator[str]:
@@ -130,40 +118,31 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
             _Side(
                 store=stack.enter_context(reading(path / STORE_FILE)),
                 metrics=rows,
-                decode=_decoder(path),
                 checksums=published_checksums(path),
             )
             for path, rows in zip(directories, metrics, strict=True)
         ]
-        not_compared: dict[str, list[int]] = {}
+        not_stored = []
         for step in steps:
             one, other = (dict(_facts(side, step)) for side in sides)
-            known = {key[0] for key in one} & {key[0] for key in other}
-            for subject, reason in _MISSING.items():
-                if subject not in known:
-                    not_compared.setdefault(reason, []).append(step)
-                    break
+            if not all(any(key[0] == _SAMPLES for key in facts) for facts in (one, other)):
+                not_stored.append(step)
             found = next(_differences(one, other), None)
             if found is not None:
                 (subject, where, _), position, values = found
                 place = where if np.ndim(values[0]) == 0 else f"{where} {position}"
                 yield f"the runs first differ at step {step}: {subject}, {place}"
-                for name, side, value in zip(names, sides, values, strict=True):
-                    yield f"  {name}: {_text(side, subject, np.atleast_1d(value)[position:])}"
+                for name, value in zip(names, values, strict=True):
+                    yield f"  {name}: {_text(np.atleast_1d(value)[position:])}"
                 # Later differences follow from the first one.
                 break
         else:
             yield f"no difference in the {len(steps)} steps that both runs have"
-    for reason, missing in not_compared.items():
-        yield f"not compared: {reason} (steps {missing[0]} to {missing[-1]})"
-
-
-def _decoder(run_dir: Path) -> Decode:
-    """Return the run's decoder. Without the run's model its tokens are shown by number only."""
-    try:
-        return decoder(run_dir)
-    except AsyncRLError:
-        return lambda _: ""
+    if not_stored:
+        yield (
+            f"not compared: the trajectories are not stored in both runs (recording=full; steps"
+            f" {ranges(not_stored)})"
+        )
 
 
 @frozen
@@ -172,7 +151,6 @@ class _Side:
 
     store: Connection
     metrics: Rows
-    decode: Decode
     checksums: Mapping[int, int]
 
 
@@ -184,13 +162,13 @@ def _facts(side: _Side, step: int) -> Iterator[tuple[Key, Any]]:
     by_prompt = sorted(range(len(rows)), key=lambda i: rows[i].prompt_id)
     prompts = [row.prompt_id for row in rows]
     if rows:
-        yield (_PROMPTS, "group", 0), sorted(prompts)
+        yield ("prompts of the batch", "group", 0), sorted(prompts)
     groups = batch_of(side.store, step) or []
     for number, i in enumerate(by_prompt if groups else ()):
         yield (_SAMPLES, f"prompt {prompts[i]}", number), len(groups[i].trajectories)
         for index, sample in enumerate(groups[i].trajectories):
             where = f"prompt {prompts[i]}, sample {index}, token"
-            yield (_TOKEN, where, number), sample.token_ids
+            yield ("sampled token", where, number), sample.token_ids
             yield ("version of a token", where, number), sample.versions
             yield ("log-prob of the generator", where, number), sample.behavior_logprobs
             yield ("trained tokens", where, number), sample.loss_mask
@@ -228,9 +206,7 @@ def _differences(
         size = min(len(one), len(other))
         left = one[:size]
         right = other[:size]
-        # NaN, a metric that the step did not report, differs from itself.
-        are_nan = (left != left) & (right != right)
-        unequal = np.flatnonzero((left != right) & ~are_nan)
+        unequal = np.flatnonzero(left != right)
         if len(unequal):
             yield key, int(unequal[0]), (first[key], second[key])
         # Arrays that are equal up to the end of the shorter one differ there.
@@ -238,11 +214,9 @@ def _differences(
             yield key, size, (first[key], second[key])
 
 
-def _text(side: _Side, subject: str, values: DoubleArray) -> str:
+def _text(values: DoubleArray) -> str:
     """Return the first of these values for people."""
     if not len(values):
         return "none"
     value = values[0]
-    if subject == _TOKEN:
-        return f"{value} {side.decode([int(value)])!r}"
     return f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -166,11 +166,7 @@ def wait_for_end(pid: int, *, timeout_s: float) -> bool:
 
 
 def _call(run_dir: Path, request: Message, timeout_s: float = _CALL_S) -> Message:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_send(run_dir, request, timeout_s))
-    # A notebook's cells run inside an event loop, where asyncio.run is refused.
+    # In a thread: a notebook's cells run inside an event loop, where asyncio.run is refused.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, _send(run_dir, request, timeout_s)).result()
 

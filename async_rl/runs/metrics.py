@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -78,11 +77,6 @@ class Curves:
         with self._lock:
             return {name: np.array(column) for name, column in self._columns.items()}
 
-    def last(self, name: str) -> float | None:
-        """Return the newest value of a metric, or None if no row has it."""
-        values = self.points(name)[1]
-        return float(values[-1]) if len(values) else None
-
     def points(self, name: str, *, x: str = STEP) -> tuple[DoubleArray, DoubleArray]:
         """Return x [n] and the metric's values [n] of the rows that have both, in order of x."""
         with self._lock:
@@ -102,11 +96,8 @@ class Curves:
             if name not in self._columns:
                 self._columns[name] = array.array("d", [math.nan]) * num_rows
         for name, column in self._columns.items():
-            value = row.get(name, math.nan)
-            if position == num_rows:
-                column.append(value)
-            else:
-                column[position] = value
+            # Behind the last row a slice appends.
+            column[position : position + 1] = array.array("d", [row.get(name, math.nan)])
 
 
 def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:
@@ -117,11 +108,8 @@ def newest_rows(run_dir: Path, first_step: int) -> dict[int, dict[str, float]]:
 
 
 def newest_row(run_dir: Path) -> dict[str, float]:
-    """Return the last complete row, without the metrics that the step did not report; empty if
-    there is none.
-    """
-    row = next(_backwards(run_dir), {})
-    return {name: value for name, value in row.items() if not math.isnan(value)}
+    """Return the last complete row; empty if there is none."""
+    return next(_backwards(run_dir), {})
 
 
 def _backwards(run_dir: Path) -> Iterator[dict[str, float]]:
@@ -130,9 +118,11 @@ def _backwards(run_dir: Path) -> Iterator[dict[str, float]]:
 
 
 def _row(line: bytes) -> dict[str, float]:
-    """Return one row; empty if the line is damaged. JSON has no NaN, null stands for it."""
+    """Return one row without the metrics that the step did not report, which may be null; empty if
+    the line is damaged.
+    """
     try:
-        values: dict[str, Any] = msgspec.json.decode(line, type=dict[str, int | float | None])
+        values = msgspec.json.decode(line, type=dict[str, int | float | None])
     except msgspec.DecodeError:
         return {}
-    return {name: math.nan if value is None else value for name, value in values.items()}
+    return {name: value for name, value in values.items() if value is not None}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from async_rl.buffer.store.connection import STORE_FILE
-from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.ledger import GroupRow, reading
 from async_rl.buffer.store.trajectories import (
     PAGE,
     Filter,
@@ -20,7 +20,6 @@ from async_rl.buffer.store.trajectories import (
     complete_steps,
     page_of,
     rollout_of,
-    rollouts,
 )
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
@@ -97,23 +96,39 @@ def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list
     """Return every sample of these groups; failed: only those that did not pass all tests. Raises
     ConfigError if nothing of the step is stored.
     """
-    with reading(run_dir / STORE_FILE) as connection:
-        stored = rollouts(connection, step=step, most=most)
+    stored = list(itertools.islice(_groups(run_dir, step=step, failed=False), most))
     if step is not None and not stored:
         raise ConfigError(f"step={step}: {why_none(run_dir)}")
     decode = decoder(run_dir)
+    return [sample for _, each in stored for sample in samples_of(each, decode, failed=failed)]
+
+
+def samples_of(rollout: Rollout, decode: Decode, *, failed: bool = False) -> list[Sample]:
+    """Return the samples of a group; failed: only those that did not pass all tests."""
     return [
-        sample
-        for rollout in stored
-        for sample in samples_of(rollout, decode)
-        if not (failed and sample.score.is_passed)
+        Sample(rollout=rollout, index=index, decode=decode)
+        for index, trajectory in enumerate(rollout.group.trajectories)
+        if not (failed and trajectory.score.is_passed)
     ]
 
 
-def samples_of(rollout: Rollout, decode: Decode) -> list[Sample]:
-    """Return the samples of a group."""
-    indices = range(len(rollout.group.trajectories))
-    return [Sample(rollout=rollout, index=index, decode=decode) for index in indices]
+def _groups(run_dir: Path, *, step: int | None, failed: bool) -> Iterator[tuple[GroupRow, Rollout]]:
+    """Yield the stored groups, the newest first; failed: only those with a failed sample."""
+    before = None
+    while True:
+        page = Filter(step=step, failed=failed, stored=True, before=before)
+        # Read the page into memory: a slow reader must not keep a transaction of a live store open,
+        # because the write-ahead log could then not be shortened.
+        with reading(run_dir / STORE_FILE) as store:
+            listed = page_of(store, page)
+            stored = [rollout_of(store, row) for row in listed]
+        for row, rollout in zip(listed, stored, strict=True):
+            if rollout is not None:
+                yield row, rollout
+        # A page that is not full is the last one.
+        if len(listed) < PAGE:
+            return
+        before = listed[-1].group_id
 
 
 def why_none(run_dir: Path) -> str:
@@ -183,23 +198,10 @@ def lines(run_dir: Path, decode: Decode, *, step: int | None, failed: bool) -> I
     """Yield a line for each stored sample, the newest groups first; of one step, or (None) of all;
     failed: only those that did not pass all tests.
     """
-    before = None
-    while True:
-        page = Filter(step=step, failed=failed, stored=True, before=before)
-        # Read the page into memory: a slow reader must not keep a transaction of a live store open,
-        # because the write-ahead log could then not be shortened.
-        with reading(run_dir / STORE_FILE) as store:
-            listed = page_of(store, page)
-            stored = [rollout_of(store, row) for row in listed]
-        for row, rollout in zip(listed, stored, strict=True):
-            for sample in [] if rollout is None else samples_of(rollout, decode):
-                if not (failed and sample.score.is_passed):
-                    facts = {"run": run_dir.name, "step": row.step, "state": row.state}
-                    yield msgspec.json.encode(facts | _row(sample)) + b"\n"
-        # A page that is not full is the last one.
-        if len(listed) < PAGE:
-            return
-        before = listed[-1].group_id
+    for row, rollout in _groups(run_dir, step=step, failed=failed):
+        facts = {"run": run_dir.name, "step": row.step, "state": row.state}
+        for sample in samples_of(rollout, decode, failed=failed):
+            yield msgspec.json.encode(facts | _row(sample)) + b"\n"
 
 
 def _row(sample: Sample) -> dict[str, Any]:

@@ -43,6 +43,11 @@ class RunState(enum.StrEnum):
     FAILED = "failed"
     KILLED = "killed"
 
+    @property
+    def is_live(self) -> bool:
+        """Return whether a run in this state has processes, or will have when its job starts."""
+        return self in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
+
 
 class _Ending(msgspec.Struct, frozen=True):
     """state.json, which the supervisor writes at the end of the run."""
@@ -89,7 +94,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_running(self) -> bool:
         """Return whether the run has processes, or will have when its job starts."""
-        return is_live(self.state)
+        return self.state.is_live
 
 
 def config_of(run_dir: Path) -> RunConfig:
@@ -112,11 +117,6 @@ def config_of(run_dir: Path) -> RunConfig:
         raise ConfigError(
             f"{run_dir}/config.yaml cannot be read: {reason}; restore it from a copy"
         ) from error
-
-
-def is_live(state: RunState) -> bool:
-    """Return whether a run in this state has processes, or will have when its job starts."""
-    return state in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
 
 
 def status_of(run_dir: Path) -> RunStatus:
@@ -242,13 +242,10 @@ def result_lines(run_dir: Path) -> Iterator[str]:
     best = result.best(saved)
     if not saved:
         yield "checkpoints     none: the run stopped before its first checkpoint"
-    elif best is None:
-        yield f"checkpoints     steps {', '.join(map(str, saved))}"
     else:
-        yield (
-            f"checkpoints     steps {', '.join(map(str, saved))}; the best of them by held-out"
-            f" pass@1 is step {best.step}"
-        )
+        steps = ", ".join(map(str, saved))
+        choice = f"; the best of them by held-out pass@1 is step {best.step}" if best else ""
+        yield f"checkpoints     steps {steps}{choice}"
     yield f"numbers         {short_path(run_dir / 'metrics.jsonl')}"
     name = run_dir.name
     yield f"look at it      async-rl view {name}; async-rl rollouts {name}"
@@ -263,10 +260,9 @@ def result_lines(run_dir: Path) -> Iterator[str]:
 
 
 def _held_out(result: Result) -> str:
-    first = result.evaluations[0]
-    last = result.evaluations[-1]
+    ends = [result.evaluations[0], result.evaluations[-1]]
+    texts = [str(each) for each in dict.fromkeys(ends)]
     best = result.best()
-    texts = [str(first)] if last == first else [str(first), str(last)]
-    if best not in (first, last):
+    if best not in ends:
         texts.append(f"best {best}")
     return ", ".join(texts)

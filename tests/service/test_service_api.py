@@ -26,7 +26,7 @@ from service_support import (
 
 from async_rl.buffer.store.connection import connect
 from async_rl.core.errors import Unavailable
-from async_rl.runs.certificate.certify import num_steps, service
+from async_rl.runs.certificate.certify import service
 from async_rl.service import proto
 from async_rl.service.address import FOLDER
 from async_rl.service.forms import DEVIATIONS
@@ -836,7 +836,6 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
         )
         held = ("holds", "1 custom losses; 1 passes computed one")
         assert verdicts()[1] == held
-        assert num_steps(tmp_path) == 3
         api.desk.store.change("UPDATE requests SET body=x'7b7d' WHERE kind='create_custom_loss'")
         lost = f"the graph of {made} is gone or changed; 1 passes computed it"
         assert verdicts()[1] == ("broken", lost)

@@ -28,7 +28,7 @@ from async_rl.rollouts.agents import credited
 from async_rl.rollouts.common_prompt import with_common_prompt
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.rollout import trajectory
-from async_rl.runs.certificate.agent_calls import agent_calls
+from async_rl.runs.certificate.prompts import agent_calls
 from async_rl.sessions.record import Record
 from async_rl.sessions.session import Session
 

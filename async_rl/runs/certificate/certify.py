@@ -10,7 +10,7 @@ import itertools
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -29,8 +29,7 @@ from async_rl.core.ranges import ranges
 from async_rl.data.prompt_file import PROMPTS_FILE
 from async_rl.monitoring import events
 from async_rl.monitoring.events import EVENTS_FILE, Event
-from async_rl.runs.certificate.agent_calls import CALLS, agent_calls
-from async_rl.runs.certificate.prompts import prompts
+from async_rl.runs.certificate.prompts import CALLS, agent_calls, prompts
 from async_rl.runs.certificate.pushes import weights
 from async_rl.runs.certificate.selection import seeds, selection
 from async_rl.runs.certificate.statements import Certificate, Statement, at, listed, statement
@@ -74,8 +73,9 @@ def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator
     curves.refresh()
     if config.agent.is_service:
         # Programs bring the prompts, and the weights are theirs.
-        yield from service(run_dir)
+        version = yield from service(run_dir)
     else:
+        (version,) = store.execute(LEARNER_VERSION).fetchone()
         yield from weights(run_dir)
         yield from prompts(run_dir, config, store, [e for e in noted if e.kind == "start"])
         yield from selection(store)
@@ -96,10 +96,6 @@ def _statements(run_dir: Path, config: RunConfig, store: Connection) -> Iterator
             *checked.unchecked,
         ],
     )
-    if config.agent.is_service:
-        version = num_steps(run_dir)
-    else:
-        (version,) = store.execute(LEARNER_VERSION).fetchone()
     steps = set(curves.points("time_s")[0])
     missing = [step for step in range(1, version + 1) if step not in steps]
     yield statement(
@@ -143,7 +139,7 @@ _BOUNDS = ("start", "finished", "stopped", "failed")
 def faults(store: Connection, noted: Sequence[Event]) -> Iterator[Statement]:
     """Yield the statements about starts, ends, restarts, returns of the learner, and failures."""
     bounds = [event for event in noted if event.kind in _BOUNDS]
-    starts = [f"start at {at(event.at_s)}" for event in bounds if event.kind == "start"]
+    num_starts = sum(event.kind == "start" for event in bounds)
     # A start that follows a start: nothing reported the end of the run in between.
     killed = [
         f"the run that started at {at(one.at_s)} was killed"
@@ -154,9 +150,9 @@ def faults(store: Connection, noted: Sequence[Event]) -> Iterator[Statement]:
     yield statement(
         "faults",
         "each start, end, restart, silence and stall is recorded",
-        unknown=[] if starts else ["no start is on record"],
+        unknown=[] if num_starts else ["no start is on record"],
         evidence=[
-            f"{len(starts)} starts, {len(killed)} of them killed; {len(shown)} other events",
+            f"{num_starts} starts, {len(killed)} of them killed; {len(shown)} other events",
             *listed(killed),
             *listed(f"{at(event.at_s)} {event.kind} {event.text}" for event in shown),
         ],
@@ -192,24 +188,15 @@ SELECT count(*) FROM requests WHERE kind='optim_step' AND answered_s IS NOT NULL
 """
 
 
-@contextlib.contextmanager
-def _requests(run_dir: Path) -> Iterator[Connection]:
+def service(run_dir: Path) -> Generator[Statement, None, int]:
+    """Yield the statements, and return the optimizer steps of all training runs. Raises Unavailable
+    if there is no table of requests yet.
+    """
     file = run_dir / address.FOLDER / address.STORE_FILE
     if not file.is_file():
         raise Unavailable(f"{file} does not exist: the service has accepted nothing yet")
     with contextlib.closing(connect(file)) as store:
-        yield store
-
-
-def num_steps(run_dir: Path) -> int:
-    """Return the optimizer steps of all training runs. Raises as `service`."""
-    with _requests(run_dir) as store:
-        return int(store.execute(_STEPS).fetchone()[0])
-
-
-def service(run_dir: Path) -> Iterator[Statement]:
-    """Yield the statements. Raises Unavailable if there is no table of requests yet."""
-    with _requests(run_dir) as store:
+        (num_steps,) = store.execute(_STEPS).fetchone()
         losses = store.execute(_LOSSES).fetchall()
         gaps = store.execute(_GAPS).fetchall()
         count = "SELECT count(*), count(answered_s) FROM requests"
@@ -241,6 +228,7 @@ def service(run_dir: Path) -> Iterator[Statement]:
         broken=[f"{path}: {problem}" for path, problem in problems.items() if problem],
         evidence=[f"{len(kept)} checkpoints and weights of samplers"],
     )
+    return int(num_steps)
 
 
 def note_origin(run_dir: Path) -> None:

@@ -1,21 +1,26 @@
-"""Statements about prompts: each position of the data order was issued once, for its prompt, and
-has an end.
+"""Statements about what was handed out. Prompts: each position of the data order was issued once,
+for its prompt, and has an end. Calls of agents: each answer that the policy gave is trained, or
+left out for a reason.
 
 Evidence: the ledger and, for the order itself, the run's prompts.sqlite. A gap is a position that
-no group has although later ones were issued; the start before it shows when it was skipped.
+no group has although later ones were issued; the start before it shows when it was skipped. A
+session counts its answers apart from its record, of which the row of tokens and the trained calls
+are made.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from async_rl.buffer.store.connection import Connection
+from async_rl.buffer.store.reader import CHOSEN, LEFT
 from async_rl.config.run import RunConfig
 from async_rl.core.ranges import ranges
 from async_rl.core.types import Purpose
-from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts
+from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
 from async_rl.monitoring.events import Event
 from async_rl.runs.certificate.statements import Statement, at, listed, statement
-from async_rl.runs.order import issued_prompts
 
 # Each position that does not follow its predecessor, which is itself if it was issued twice.
 _MISSING = (
@@ -34,6 +39,17 @@ _NEVER_TRAINED = (
     "SELECT prompt_id FROM groups WHERE purpose='train' GROUP BY prompt_id HAVING min(state) ="
     " 'dropped' AND max(state) = 'dropped'"
 )
+
+
+def issued_prompts(run_dir: Path, config: RunConfig, store: Connection) -> RunPrompts | None:
+    """Return the prompts of a run at the positions of its groups; None for a copy from the mirror,
+    which has no prompts.sqlite.
+    """
+    if not (run_dir / PROMPTS_FILE).is_file():
+        return None
+    found = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
+    found.order.restore(store.execute(LEFT), store.execute(CHOSEN))
+    return found
 
 
 def prompts(
@@ -98,4 +114,61 @@ def _ends(store: Connection) -> Statement:
             f"{num_left} prompts left the data (data.filter); {len(lost)} were issued and always"
             f" dropped {listed(lost) or ''}",
         ],
+    )
+
+
+CALLS = (
+    "SELECT group_id, state, reason, num_trained_tokens, calls AS 'calls [stored_json]' FROM groups"
+    " WHERE purpose='train' AND calls != '[]'"
+)
+"""The groups of agents that were complete."""
+
+
+def agent_calls(groups: Iterable[tuple[int, str, str, int, list[Any]]]) -> Statement:
+    """Return the statement. groups: as CALLS selects them."""
+    broken = []
+    num_unknown = 0
+    ends: dict[str, Counter[str]] = defaultdict(Counter)
+    for group_id, state, reason, num_trained, samples in groups:
+        # Groups of earlier versions have no numbers.
+        if not all(call["of"] for calls in samples for call in calls) or not all(samples):
+            num_unknown += 1
+            continue
+        place = f"group {group_id}"
+        num_tokens = 0
+        for number, calls in enumerate(samples):
+            missing = {at: "" for at in range(1, calls[0]["of"] + 1)}
+            for call in calls:
+                del missing[call["number"]]
+                why = call["left_out"]
+                if call["end_tokens"]:
+                    num_tokens += call["num_tokens"]
+                    why = "" if state == "trained" else reason or "open"
+                elif not why:
+                    missing[call["number"]] = f" (role {call['role']!r})"
+                    why = "lost"
+                ends[call["role"]][why] += 1
+            broken += [
+                f"{place}, sample {number}: call {at} of {calls[0]['of']}{role} is neither trained"
+                " nor left out"
+                for at, role in sorted(missing.items())
+            ]
+        if num_tokens != num_trained:
+            broken.append(
+                f"{place}: {num_trained} tokens are trained, of which its calls wrote {num_tokens}"
+            )
+    evidence = []
+    for role, found in sorted(ends.items()):
+        trained = found.pop("", 0)
+        left = ", ".join(f"{why}: {number}" for why, number in sorted(found.items()))
+        total = found.total()
+        evidence.append(
+            f"role {role!r}: {total + trained} served, {trained} trained, {total} left out ({left})"
+        )
+    return statement(
+        "calls",
+        "each answer to an agent is trained, or left out for a reason",
+        broken=broken,
+        unknown=[f"{num_unknown} groups have no numbers of calls"] if num_unknown else (),
+        evidence=evidence,
     )

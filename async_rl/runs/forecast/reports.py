@@ -175,25 +175,24 @@ def _open_slowdown(profile: Profile) -> Iterator[str]:
 def _cases(profile: Profile) -> Iterator[tuple[Values, str]]:
     """Yield the changes that are tried, each with its description."""
     base = profile.scenario.config
-    generators = base.generators.count + 1
-    verifiers = base.verifiers.count + 1
-    bound = base.buffer.max_staleness_versions + 1
-    where = "on separate cores or a separate GPU"
-    yield {"generators.count": generators}, f"generators.count={generators}, {where}"
-    slots = 2 * base.generation.max_concurrent_groups
-    yield {"generation.max_concurrent_groups": slots}, f"generation.max_concurrent_groups={slots}"
-    yield {"buffer.max_staleness_versions": bound}, f"buffer.max_staleness_versions={bound}"
     yield {"learner_speed": 2}, "a learner twice as fast, such as twice learner.ranks"
     yield {"scoring_speed": 2}, "a verifier twice as fast"
-    yield {"verifiers.count": verifiers}, f"verifiers.count={verifiers}, {where}"
     yield {"generation_speed": 1.5}, "generation 1.5 times as fast: a shorter limit"
+    where = ", on separate cores or a separate GPU"
+    settings = [
+        ("generators.count", base.generators.count + 1, where),
+        ("verifiers.count", base.verifiers.count + 1, where),
+        ("generation.max_concurrent_groups", 2 * base.generation.max_concurrent_groups, ""),
+        ("buffer.max_staleness_versions", base.buffer.max_staleness_versions + 1, ""),
+    ]
     # Half of the group must still have a mean to compare its samples with.
-    if base.generation.group_size > 3:
-        half = base.generation.group_size // 2
-        text = f"generation.group_size={half}, so each step has fewer samples"
-        yield {"generation.group_size": half}, text
+    half = base.generation.group_size // 2
+    if half > 1:
+        settings.append(("generation.group_size", half, ", so each step has fewer samples"))
     if base.weights.push_every_steps == 1:
-        yield {"weights.push_every_steps": 2}, "weights.push_every_steps=2"
+        settings.append(("weights.push_every_steps", 2, ""))
+    for path, value, remark in settings:
+        yield {path: value}, f"{path}={value}{remark}"
     # Evaluations use generators that could train.
     if base.evaluation.every_steps:
         yield {"evaluation.every_steps": 0}, "a separate pool for evaluation"

@@ -87,7 +87,10 @@ def with_values(profile: Profile, chosen: Values) -> Scenario:
     config = with_settings(base.config, settings)
     # The learner's time grows with the tokens of its batch and falls with the number of ranks.
     tokens = config.buffer.groups_per_step / base.config.buffer.groups_per_step
-    tokens *= _tokens_ratio(profile.recorded, chosen)
+    both = profile.recorded.train, changed_works(profile.recorded, chosen)
+    before, after = (sum(sum(work.lengths) for work in works) for works in both)
+    # A recording may lack the lengths.
+    tokens *= after / before if before else 1.0
     share = profile.recorded.by_tokens
     slower = 1 - share + share * tokens
     # Assumed, and the plan says so: twice the ranks are twice as fast.
@@ -127,11 +130,3 @@ def _changed(recorded: Recorded, index: int, chosen: Values) -> Work:
         lengths=tuple(lengths),
         scores=scores,
     )
-
-
-def _tokens_ratio(recorded: Recorded, chosen: Values) -> float:
-    """Return the response tokens of a changed group relative to a recorded one."""
-    both = recorded.train, changed_works(recorded, chosen)
-    before, after = (sum(sum(work.lengths) for work in works) for works in both)
-    # Without changes there is nothing to compare, and a recording may lack the lengths.
-    return after / before if before else 1.0

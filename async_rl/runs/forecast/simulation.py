@@ -10,7 +10,6 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,48 +52,21 @@ def simulate(scenario: Scenario, recorded: Recorded) -> Forecast:
     return _Run(scenario, recorded).run()
 
 
-class _Events:
-    """The events to come, in order of their time."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        # Equal times are taken in the order of planning, so that a forecast repeats.
-        self._order = itertools.count()
-        self._planned: list[tuple[float, int, Callable[[], None]]] = []
-
-    def after(self, seconds: float, event: Callable[[], None]) -> None:
-        """Plan an event."""
-        heapq.heappush(self._planned, (self.now_s + seconds, next(self._order), event))
-
-    def next(self) -> bool:
-        """Run the next event; return False if none is planned."""
-        if not self._planned:
-            return False
-        self.now_s, _, event = heapq.heappop(self._planned)
-        event()
-        return True
-
-
-@dataclass(slots=True)
-class _Learner:
-    """The learner. committed_s: time of each commit; ages: of the oldest token of each batch."""
-
-    is_training: bool = False
-    waits_since_s: float = 0.0
-    waited_s: float = 0.0
-    committed_s: list[float] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
-
-
 class _Run:
     def __init__(self, scenario: Scenario, recorded: Recorded) -> None:
         self._scenario = scenario
         config = scenario.config
         self._config = config
-        self._scoring_speed = scenario.chosen.get("scoring_speed", 1.0)
         self._recorded = recorded
-        self._events = _Events()
-        self._learner = _Learner()
+        self._now_s = 0.0
+        # Equal times are taken in the order of planning, so that a forecast repeats.
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._is_training = False
+        self._waits_since_s = 0.0
+        self._waited_s = 0.0
+        self._committed_s: list[float] = []
+        self._ages: list[int] = []
         self._replay = Replay(config)
         self._opening_s = math.inf
         self._admission = Admission(config, self._replay)
@@ -102,42 +74,41 @@ class _Run:
         # A heap of (samples in flight, index): the generator with the fewest is served next.
         # Searching 512 generators for each group would make a sweep take minutes.
         self._with_room = [(0, generator.index) for generator in self._generators]
-        self._num_eval_groups = 0
-        if config.evaluation.every_steps:
-            self._num_eval_groups = recorded.num_eval_groups
         train = changed_works(recorded, scenario.chosen)
-        self._places = Places(_num_places(config, recorded, train, self._num_eval_groups))
+        self._places = Places(_num_places(config, recorded, train))
         # The recorded work repeats if the simulated run needs more of it.
         self._works = {
-            Purpose.TRAIN: itertools.cycle(self._with_marks(train)),
-            Purpose.EVAL: itertools.cycle(self._with_marks(recorded.evaluation)),
+            Purpose.TRAIN: itertools.cycle(train),
+            Purpose.EVAL: itertools.cycle(recorded.evaluation),
         }
 
     def run(self) -> Forecast:
         """Run until the last step, or until nothing can happen any more."""
         self._hand_out_groups()
-        while len(self._learner.committed_s) < self._config.num_steps:
-            if not self._events.next():
+        while len(self._committed_s) < self._config.num_steps:
+            if not self._events:
                 # Admission waits for weights that are never pushed, for example with
                 # push_every_steps=2 and a staleness bound of 0.
                 return Forecast(steps_per_s=0.0, learner_waits=1.0, generators_idle=1.0, age=0.0)
-        now_s = self._events.now_s
-        committed_s = self._learner.committed_s
+            self._now_s, _, event = heapq.heappop(self._events)
+            event()
+        now_s = self._now_s
+        committed_s = self._committed_s
         warm = min(self._recorded.num_warm, len(committed_s) - 1)
         for generator in self._generators:
             generator.advance(now_s)
         idle_s = float(np.mean([generator.idle_s for generator in self._generators]))
         return Forecast(
             steps_per_s=(len(committed_s) - warm) / (committed_s[-1] - committed_s[warm - 1]),
-            learner_waits=self._learner.waited_s / now_s,
+            learner_waits=self._waited_s / now_s,
             generators_idle=idle_s / now_s,
-            age=float(np.mean(self._learner.ages)),
+            age=float(np.mean(self._ages)),
             places=self._places.number,
             scores_wait_s=self._places.waited_s / max(self._places.num_scored, 1),
         )
 
-    def _with_marks(self, works: Sequence[Work]) -> list[tuple[Work, Marks]]:
-        return [(work, _marks(work, self._places.number)) for work in works]
+    def _after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self._now_s + seconds, next(self._order), event))
 
     def _hand_out_groups(self) -> None:
         """Hand out groups while admission allows it, to the generator with the fewest samples."""
@@ -152,11 +123,11 @@ class _Run:
                 self._note_room(generator)
             else:
                 heapq.heappop(self._with_room)  # outdated: a newer entry has the present number
-        now_s = self._events.now_s
+        now_s = self._now_s
         opens_s = self._admission.opens_s(now_s)
         if opens_s not in (math.inf, self._opening_s):
             self._opening_s = opens_s
-            self._events.after(opens_s - now_s, self._hand_out_groups)
+            self._after(opens_s - now_s, self._hand_out_groups)
 
     def _note_room(self, generator: Generator) -> None:
         # As in a generator, small groups of an evaluation take the room of their samples.
@@ -174,21 +145,20 @@ class _Run:
                 generator=generator.name,
                 incarnation="",
                 version=generator.version,
-                now_s=self._events.now_s,
+                now_s=self._now_s,
             )
             if group is not None:
-                work, marks = next(self._works[purpose])
-                speed = self._scenario.chosen.get("generation_speed", 1.0)
+                work = next(self._works[purpose])
                 num_samples = self._config.generation.num_drawn
                 if purpose is Purpose.EVAL:
                     num_samples = len(work.lengths)
                 generator.start(
-                    self._events.now_s,
+                    self._now_s,
                     group,
                     work,
-                    marks=marks,
+                    marks=_marks(work, self._places.number),
                     num_samples=num_samples,
-                    speed=speed,
+                    speed=self._scenario.chosen.get("generation_speed", 1.0),
                 )
                 self._plan_next_end(generator)
                 return True
@@ -200,21 +170,22 @@ class _Run:
         plan = generator.plans
         next_end_s = generator.next_end_s
         if next_end_s is not None:
-            self._events.after(next_end_s, lambda: self._end_sample(generator, plan))
+            self._after(next_end_s, lambda: self._end_sample(generator, plan))
 
     def _end_sample(self, generator: Generator, plan: int) -> None:
         if plan != generator.plans:
             return
-        now_s = self._events.now_s
+        now_s = self._now_s
         generator.advance(now_s)
         flight, score_s = generator.end_sample()
-        scored_s = self._places.end_s(now_s, score_s / self._scoring_speed)
+        scoring_speed = self._scenario.chosen.get("scoring_speed", 1.0)
+        scored_s = self._places.end_s(now_s, score_s / scoring_speed)
         flight.scored_s = max(flight.scored_s, scored_s)
         self._plan_next_end(generator)
         if not flight.ends:
             newest = generator.version
             stored_s = flight.scored_s + flight.work.storing_s
-            self._events.after(stored_s - now_s, lambda: self._store(flight.group, newest))
+            self._after(stored_s - now_s, lambda: self._store(flight.group, newest))
             self._note_room(generator)
             self._hand_out_groups()
 
@@ -227,7 +198,7 @@ class _Run:
                     oldest_version=group.version,
                     newest_version=newest_version,
                     issued_s=group.issued_s,
-                    ready_s=self._events.now_s,
+                    ready_s=self._now_s,
                 )
             )
             self._train()
@@ -235,35 +206,33 @@ class _Run:
 
     def _train(self) -> None:
         """Train the next batch if the learner is free and the batch is complete."""
-        learner = self._learner
         version = self._replay.learner_version
-        if learner.is_training or version >= self._config.num_steps:
+        if self._is_training or version >= self._config.num_steps:
             return
-        now_s = self._events.now_s
+        now_s = self._now_s
         taken = self._replay.take(version, self._admission.training(), now_s=now_s)
         group_ids = [*taken.group_ids, *taken.reused]
         if taken.group_ids:
-            learner.is_training = True
-            learner.waited_s += now_s - learner.waits_since_s
+            self._is_training = True
+            self._waited_s += now_s - self._waits_since_s
             oldest = min(group.oldest_version for group in self._replay.leases[version])
-            learner.ages.append(version - oldest)
+            self._ages.append(version - oldest)
             step_s = self._recorded.step_s[version % len(self._recorded.step_s)]
-            self._events.after(
-                step_s / self._scenario.learner_speed, lambda: self._commit(group_ids)
-            )
+            self._after(step_s / self._scenario.learner_speed, lambda: self._commit(group_ids))
 
     def _commit(self, group_ids: list[int]) -> None:
         config = self._config
         version = self._replay.learner_version + 1
-        self._replay.commit(version, group_ids, now_s=self._events.now_s)
-        self._learner.committed_s.append(self._events.now_s)
-        self._learner.is_training = False
-        self._learner.waits_since_s = self._events.now_s
+        self._replay.commit(version, group_ids, now_s=self._now_s)
+        self._committed_s.append(self._now_s)
+        self._is_training = False
+        self._waits_since_s = self._now_s
         if version % config.weights.push_every_steps == 0 or version == config.num_steps:
-            self._events.after(self._recorded.push_s, lambda: self._receive_weights(version))
+            self._after(self._recorded.push_s, lambda: self._receive_weights(version))
         every = config.evaluation.every_steps
-        if every and version % every == 0 and self._num_eval_groups:
-            self._admission.start_evaluation(version, self._num_eval_groups)
+        num_eval_groups = self._recorded.num_eval_groups
+        if every and version % every == 0 and num_eval_groups:
+            self._admission.start_evaluation(version, num_eval_groups)
         self._train()
         self._hand_out_groups()
 
@@ -273,12 +242,12 @@ class _Run:
         self._hand_out_groups()
 
 
-def _num_places(
-    config: RunConfig, recorded: Recorded, works: Sequence[Work], num_eval_groups: int
-) -> int:
+def _num_places(config: RunConfig, recorded: Recorded, works: Sequence[Work]) -> int:
     """Return the places of all verifiers, 0 if no sample can ever wait for one."""
     number = config.verifiers.count * setting_of(config)[1] * recorded.places_per_unit
-    most_groups = max_groups_in_flight(config) + num_eval_groups
+    most_groups = max_groups_in_flight(config)
+    if config.evaluation.every_steps:
+        most_groups += recorded.num_eval_groups
     most_samples = most_groups * max(len(work.scores) for work in works)
     return number if number < most_samples else 0
 

@@ -27,32 +27,17 @@ NUM_COLOURS = 8
 
 
 @frozen
-class Line:
-    """One run's curve: points of an SVG polyline."""
-
-    label: str
-    colour: int
-    points: str
-
-
-@frozen
-class Tick:
-    """A mark of an axis: its position in the drawing, and its label."""
-
-    at: float
-    label: str
-
-
-@frozen
 class Chart:
-    """A drawing. x, y: smallest and largest value of each axis."""
+    """A drawing. lines: label, colour and points of an SVG polyline. x, y: smallest and largest
+    value of each axis. x_ticks, y_ticks: position in the drawing and label of each mark.
+    """
 
     graph: Graph
-    lines: list[Line]
+    lines: list[tuple[str, int, str]]
     x: Span
     y: Span
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
 
 
 def line_chart(graph: Graph) -> Chart | None:
@@ -65,11 +50,7 @@ def line_chart(graph: Graph) -> Chart | None:
     return Chart(
         graph=graph,
         lines=[
-            Line(
-                label=series.label,
-                colour=colour % NUM_COLOURS,
-                points=_points(series.xs, series.ys, x, y),
-            )
+            (series.label, colour % NUM_COLOURS, _points(series.xs, series.ys, x, y))
             for colour, series in drawn
         ],
         x=x,
@@ -81,15 +62,12 @@ def line_chart(graph: Graph) -> Chart | None:
 
 def ticks(low: float, high: float) -> list[float]:
     """Return round values between low and high, about four."""
-    step = _nice((high - low) / _NUM_TICKS)
+    about = (high - low) / _NUM_TICKS
+    magnitude = 10.0 ** math.floor(math.log10(about))
+    step = magnitude * next(nice for nice in _NICE if nice * magnitude >= about * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
-
-
-def _nice(step: float) -> float:
-    magnitude = 10.0 ** math.floor(math.log10(step))
-    return magnitude * next(nice for nice in _NICE if nice * magnitude >= step * (1 - 1e-9))
 
 
 def _span(values: DoubleArray, *, is_padded: bool) -> Span:
@@ -114,12 +92,9 @@ def _drawn(values: ArrayLike, span: Span, edges: Span) -> list[float]:
     return [round(at, 1) for at in places.tolist()]
 
 
-def _ticks(span: Span, edges: Span) -> list[Tick]:
+def _ticks(span: Span, edges: Span) -> list[tuple[float, str]]:
     values = ticks(*span)
-    return [
-        Tick(at=at, label=number(value))
-        for at, value in zip(_drawn(values, span, edges), values, strict=True)
-    ]
+    return list(zip(_drawn(values, span, edges), map(number, values), strict=True))
 
 
 def _points(xs: DoubleArray, ys: DoubleArray, x: Span, y: Span) -> str:

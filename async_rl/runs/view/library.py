@@ -22,15 +22,8 @@ from async_rl.runs.control import ask_status
 from async_rl.runs.directory import all_runs
 from async_rl.runs.metrics import Curves
 from async_rl.runs.samples import Decode, decoder
-from async_rl.runs.status import (
-    Result,
-    RunState,
-    is_live,
-    result_of,
-    state_of,
-)
+from async_rl.runs.status import Result, RunState, result_of, state_of
 
-_KEPT = 4096  # runs; each keeps some kilobytes
 # The model and the objective distinguish runs for a reader.
 _LABELS = ("model.path", "algorithm.advantage", "algorithm.policy_loss")
 _ANSWER_S = 1.5
@@ -67,26 +60,26 @@ class Summary:
 
 
 class RunView:
-    """One run. Safe for threads."""
+    """One run, until its configuration is written again. Safe for threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
         self.curves = Curves(path)
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """Every setting of the run's config.yaml by its path; empty if it cannot be read."""
         try:
-            # A resume writes the file again.
-            return _settings(self.path, (self.path / "config.yaml").stat().st_mtime_ns)
+            text = (self.path / "config.yaml").read_bytes()
+            return dict(flatten(msgspec.yaml.decode(text, type=dict[str, Any])))
         except (OSError, msgspec.DecodeError):
             return {}
 
     @property
     def is_live(self) -> bool:
         """Return whether its processes run or its job waits."""
-        return is_live(state_of(self.path)[0])
+        return state_of(self.path)[0].is_live
 
     def status(self) -> StatusReply | None:
         """Return the live run's answer; None if it does not answer in time or has exited."""
@@ -101,7 +94,7 @@ class RunView:
             name=self.name,
             state=state,
             cause=cause,
-            step=int(self.curves.last("step") or 0),
+            step=int(max(self.curves.points("step")[1], default=0)),
             num_steps=int(self.settings.get("num_steps", 0)),
             settings=", ".join(str(value) for value in values if value),
             result=result_of(self.curves),
@@ -122,18 +115,18 @@ class Library:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._runs: dict[str, RunView] = {}
+        self._runs: dict[tuple[Path, int], RunView] = {}
         self._lock = threading.Lock()
 
     def runs(self) -> list[RunView]:
         """Return all runs."""
         # Pages are built in threads; two of them must not make two readers of one run.
         with self._lock:
-            present = {path.name: path for path in all_runs(self.directory)}
-            # A directory of the same name that was made anew is another run.
-            self._runs = {
-                name: self._runs.get(name) or RunView(path) for name, path in present.items()
-            }
+            paths = all_runs(self.directory)
+            # A run that was resumed has other settings, and a directory of the same name may be
+            # another run. A page of a thousand runs reads only what changed.
+            keys = [(path, (path / "config.yaml").stat().st_mtime_ns) for path in paths]
+            self._runs = {key: self._runs.get(key) or RunView(key[0]) for key in keys}
             return list(self._runs.values())
 
     def run(self, name: str) -> RunView:
@@ -153,10 +146,3 @@ def differences(shown: Sequence[RunView]) -> dict[str, list[str]]:
         for name, values in rows.items()
         if len(set(values)) > 1 and name not in NOT_OBJECTIVE
     }
-
-
-# Kept by the time of the file, so that a page of a thousand runs reads only what changed.
-@functools.lru_cache(_KEPT)
-def _settings(run_dir: Path, _changed_ns: int) -> dict[str, Any]:
-    text = (run_dir / "config.yaml").read_bytes()
-    return dict(flatten(msgspec.yaml.decode(text, type=dict[str, Any])))

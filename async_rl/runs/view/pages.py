@@ -181,11 +181,12 @@ def sample_list(visit: Visit) -> Content:
     # Other orders are of the newest groups only and have no next page.
     has_more = len(rows) > trajectories.PAGE and chosen.sort == "newest"
     rows = rows[: trajectories.PAGE]
+    following = msgspec.structs.replace(chosen, before=rows[-1].group_id) if has_more else None
     return {
         "run": run,
         "chosen": chosen,
         "rows": rows,
-        "next_before": rows[-1].group_id if has_more else None,
+        "following": following and urlencode(msgspec.to_builtins(following)),
         "sorts": trajectories.SORTS,
         "window": trajectories.WINDOW,
     }
@@ -213,8 +214,3 @@ def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
     if num_metrics > 1:
         parts.append(metric.rpartition("/")[2].replace("_", " "))
     return " ".join(parts)
-
-
-def as_query(chosen: Query, before: int | None) -> str:
-    """Return the parameters of a page's address that give this query, from a group on."""
-    return urlencode(msgspec.to_builtins(msgspec.structs.replace(chosen, before=before)))

@@ -34,7 +34,7 @@ from async_rl.runs.samples import verdicts_of
 from async_rl.runs.view import charts, pages
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.pages import Query, Visit
-from async_rl.runs.view.texts import duration, number, size
+from async_rl.runs.view.texts import duration, number
 from async_rl.wire.http import listen, serving, url_of
 
 _FILES = Path(__file__).parent
@@ -50,7 +50,7 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 # Address, template and content of each page.
-_PAGES: tuple[tuple[str, str, Callable[[Visit], pages.Content]], ...] = (
+_PAGES = (
     ("/", "overview.html", pages.overview),
     ("/curves", "curves.html", pages.curves_page),
     ("/runs/{run}", "run.html", pages.run_page),
@@ -60,10 +60,6 @@ _PAGES: tuple[tuple[str, str, Callable[[Visit], pages.Content]], ...] = (
     ("/runs/{run}/certificate", "report.html", pages.certificate_page),
     ("/compare", "report.html", pages.compare_page),
 )
-
-
-class WrongAddress(ConfigError):
-    """A parameter of a page's address has a value that it cannot have."""
 
 
 def build_app(library: Library, *, token: str) -> ASGIApp:
@@ -79,8 +75,7 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
 
     def failed(request: Request, error: Exception) -> Response:
         text = templates.get_template("problem.html").render(problem=str(error))
-        codes: dict[type[Exception], int] = {WrongAddress: 400, Unavailable: 503}
-        return HTMLResponse(text, status_code=codes.get(type(error), 404))
+        return HTMLResponse(text, status_code=503 if isinstance(error, Unavailable) else 404)
 
     async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
         response = _refusal(request, token) or await answer(request)
@@ -126,14 +121,14 @@ def page_of(report: Report) -> str:
 
 
 def _visit(library: Library, request: Request) -> Visit:
-    """Read the address of a page. Raises WrongAddress for a value that a parameter cannot have."""
+    """Read the address of a page. Raises ConfigError for a value that a parameter cannot have."""
     # A form sends its empty fields too.
     given: dict[str, Any] = {name: value for name, value in request.query_params.items() if value}
     given["run"] = request.query_params.getlist("run")
     try:
         query = msgspec.convert(given, Query, strict=False)
     except msgspec.ValidationError as error:
-        raise WrongAddress(f"the address of this page is wrong: {error}") from error
+        raise ConfigError(f"the address of this page is wrong: {error}") from error
     return Visit(library=library, path=request.path_params, query=query)
 
 
@@ -169,10 +164,9 @@ def environment() -> jinja2.Environment:
         # A misspelt name must fail in a test, not leave a gap in a page.
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"number": number, "duration": duration, "size": size}
+    environment.filters |= {"number": number, "duration": duration}
     environment.globals |= {
         "now": time.time,
-        "as_query": pages.as_query,
         "frame": charts.FRAME,
         "line_chart": charts.line_chart,
         "layout": "layout.html",

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them."""
+"""Numbers and times as people read them."""
 
 import math
 
@@ -29,8 +29,3 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     return f"{seconds:.1f} s" if seconds < 10 else status.duration(seconds)
-
-
-def size(num_bytes: float) -> str:
-    """Return a number of bytes as people read it."""
-    return f"{number(num_bytes)}B" if num_bytes >= 1e4 else f"{num_bytes:.0f} B"
