@@ -37,13 +37,12 @@ _MEGATRON = {
 
 
 def _as_list(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str) else list(value or [])
+    """Return one text or several as a list, with the names of layers that models have."""
+    names = [value] if isinstance(value, str) else value or []
+    return [part for name in names for part in _MEGATRON.get(name, [name])]
 
 
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "layers": lambda names: [
-        part for name in _as_list(names) for part in _MEGATRON.get(name, [name])
-    ],
     "list": _as_list,
     "negated": lambda value: -value,
     "minutes": lambda value: value / 60,
@@ -75,34 +74,6 @@ class Migration(msgspec.Struct, frozen=True):
     settings: Settings
     lines: list[Line]
     differences: list[str]
-
-
-def migrate(
-    source: Source, table: Table, code: Mapping[str, Function], given: Settings, *, release: str
-) -> Migration:
-    """Apply the table to every key of the source and to those that decide results and are absent.
-
-    code: the functions that the table names; given: settings that win over those of the source;
-    release: its name, or empty.
-    """
-    defaults = table.release_of(source, release)
-    # A key that the file omits has the default of its system, which may differ from ours.
-    absent = {key: value for key, value in defaults.absent.items() if key not in source}
-    complete = {**absent, **source}
-    lines = [Line(f"every run of {table.title}", "", translated(table.always))]
-    # Of two keys with the same setting the later in the table wins, whatever their order here.
-    order = {pattern: position for position, pattern in enumerate(table.rules)}
-    for key in sorted(complete, key=lambda key: order.get(table.rule_of(key)[0], 0)):
-        name = f"{key} (absent)" if key in absent else key
-        lines.append(Line(name, complete[key], _fate(key, complete, table, code)))
-    settings: Settings = {}
-    for line in lines:
-        settings.update(line.fate.settings)
-    settings |= given
-    # The base decides settings that no key names; a critic needs those of PPO.
-    base = "ppo_code" if settings.get("algorithm.advantage") == "gae" else "grpo_code"
-    system = f"{table.title} {defaults.name}"
-    return _launched(Migration(system, base, settings, lines, table.differences))
 
 
 def _launched(migration: Migration) -> Migration:
@@ -172,10 +143,11 @@ def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) 
     # Where no value changes anything, it need not be known.
     if isinstance(value, Unreadable) and rule != Rule(same=rule.same):
         return refused(f"cannot be read: {value.reason}")
-    condition = table.conditions[rule.if_] if rule.if_ else None
     # Before all other columns: a key without effect must not be refused.
-    if condition is not None and not condition.is_met(source):
-        return same(condition.reason)
+    if rule.if_:
+        condition = table.conditions[rule.if_]
+        if source.get(condition.key, condition.default) != condition.value:
+            return same(condition.reason)
     if value == OPEN:
         return same("the source takes it from its command line")
     if value in rule.only:
@@ -188,7 +160,10 @@ def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) 
             # A text or a list where the source's program expects a number, for example.
             return refused(f"the value does not have the expected form ({error})")
     if rule.as_:
-        return _as_another(rule, value, source, key.removeprefix(pattern.removesuffix("*")))
+        other = rule.as_.replace("*", key.removeprefix(pattern.removesuffix("*")))
+        if value == source.get(other, value):
+            return same(rule.same or f"equal to {other}; both are one setting here")
+        return refused(rule.refused or f"differs from {other}, but both are one setting here")
     return _translated(given)
 
 
@@ -212,13 +187,6 @@ def _translated(given: Given) -> Fate:
     return same(rule.same) if rule.same else refused(rule.refused)
 
 
-def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:
-    other = rule.as_.replace("*", below)
-    if value == source.get(other, value):
-        return same(rule.same or f"equal to {other}; both are one setting here")
-    return refused(rule.refused or f"differs from {other}, but both are one setting here")
-
-
 SYSTEMS = ("verl", "areal", "areal_now", "trl")
 """Each has a table, `<name>.yaml`, and a module with the functions that the table names; the first
 that recognizes a source is it.
@@ -228,7 +196,8 @@ that recognizes a source is it.
 def read(
     file: Path, overrides: Sequence[str] = (), *, release: str = "", given: Settings | None = None
 ) -> Migration:
-    """Translate a file. Raises ConfigError if no system is recognized.
+    """Translate a file: apply the table of its system to every key, and to the absent keys that
+    decide results. Raises ConfigError if no system is recognized.
 
     release: name of the release whose defaults absent keys have; given: settings that win.
     """
@@ -242,9 +211,27 @@ def read(
     if not recognized:
         raise ConfigError(f"{file}: of no system that migrate knows by its keys (docs/migrate.md)")
     source, name = recognized[0]
+    table = tables[name]
     if recognized[-1][0] is not source:
         source["the script"] = Unreadable("it starts several runs; this is the first")
     module = import_module(f"{__package__}.{name}")
     code = vars(shared) | vars(module)
-    complete = source | arguments(overrides)
-    return migrate(complete, tables[name], code, given or {}, release=release)
+    source |= arguments(overrides)
+    defaults = table.release_of(source, release)
+    # A key that the file omits has the default of its system, which may differ from ours.
+    absent = {key: value for key, value in defaults.absent.items() if key not in source}
+    complete = {**absent, **source}
+    lines = [Line(f"every run of {table.title}", "", translated(table.always))]
+    # Of two keys with the same setting the later in the table wins, whatever their order here.
+    order = {pattern: position for position, pattern in enumerate(table.rules)}
+    for key in sorted(complete, key=lambda key: order.get(table.rule_of(key)[0], 0)):
+        shown = f"{key} (absent)" if key in absent else key
+        lines.append(Line(shown, complete[key], _fate(key, complete, table, code)))
+    settings: Settings = {}
+    for line in lines:
+        settings.update(line.fate.settings)
+    settings |= given or {}
+    # The base decides settings that no key names; a critic needs those of PPO.
+    base = "ppo_code" if settings.get("algorithm.advantage") == "gae" else "grpo_code"
+    system = f"{table.title} {defaults.name}"
+    return _launched(Migration(system, base, settings, lines, table.differences))

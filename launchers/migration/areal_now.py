@@ -106,7 +106,7 @@ def advantage(given: Given) -> Fate:
 
 def kl(given: Given) -> Fate:
     """The KL in the reward."""
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     if not given.value:
         return given.into("none")
     if not any(key.startswith("ref.") for key in given.source):

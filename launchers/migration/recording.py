@@ -4,6 +4,7 @@ Invariants: nothing of the script runs outside the jail, which has neither the p
 network; of the files next to the script only scripts and modules are copied into it.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from typing import Any
 
 import msgspec
 
-from async_rl.core.errors import ConfigError, DataError
-from async_rl.launchers.jail import run_in_jail
-from async_rl.sandbox.cell import CellFailed
+from async_rl.core.errors import ConfigError
+from async_rl.sandbox.cell import Cell, CellFailed, Outcome, Work, command
+from async_rl.sandbox.cells import interpreter_paths
+from async_rl.sandbox.namespaces import SYSTEM
+from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Ending, Profile
 
 CPU_S = 10.0
+_LOADER = "/lib64/ld-linux-x86-64.so.2"
 _BYTES = 1 << 28
 # A message carries at most 253 descriptors.
 _MAX_FILES = 60
@@ -67,23 +71,43 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
     if file.name not in texts:
         raise ConfigError(f"{file}: no script has more than {_LONGEST_FILE_BYTES >> 20} MB")
     texts[recorder] = resources.files(__package__).joinpath(recorder).read_bytes()
+    executable = os.path.realpath(arguments[0])
+    spec = CommandSpec(
+        profile=Profile.TOOLS,
+        executable=executable,
+        arguments=[executable, *arguments[1:]],
+        environment={
+            "HOME": os.path.expanduser("~"),
+            "BASH_ENV": recorder,
+            "ASYNC_RL_DIRECTORY": os.getcwd(),
+        },
+        files=list(texts),
+        product="recorded",
+        readable=[*interpreter_paths(), *SYSTEM],
+        runnable=[executable, os.path.realpath(_LOADER), *SYSTEM],
+        cpu_s=CPU_S,
+        memory_bytes=_BYTES,
+        process_limits=[],
+        file_bytes=_BYTES,
+        scratch_bytes=sum(map(len, texts.values())) + (1 << 24),
+    )
     try:
-        return run_in_jail(
-            arguments,
-            texts,
-            cpu_s=CPU_S,
-            memory_bytes=_BYTES,
-            product="recorded",
-            environment={
-                "HOME": os.path.expanduser("~"),
-                "BASH_ENV": recorder,
-                "ASYNC_RL_DIRECTORY": os.getcwd(),
-            },
-        )
-    except DataError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        ran = asyncio.run(_in_cell(command(spec, b"", list(texts.values()), _BYTES)))
     except (CellFailed, OSError) as error:
         raise ConfigError(
             f"{file}: the jail that runs scripts does not work: {error}; allow user namespaces"
             " (async-rl doctor), or migrate the yaml or JSON file that the script reads"
         ) from error
+    if ran.reply.ending in (Ending.CPU, Ending.WALL):
+        raise ConfigError(
+            f"{file}: it was ended after {ran.reply.wall_s:.0f} s, without an end of its own"
+        )
+    return ran.contents
+
+
+async def _in_cell(work: Work) -> Outcome:
+    cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
+    try:
+        return await cell.run(work)
+    finally:
+        cell.kill()

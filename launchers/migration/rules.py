@@ -55,10 +55,6 @@ class Condition(Value):
     default: Any
     reason: str
 
-    def is_met(self, source: Source) -> bool:
-        """Return whether the source has the value."""
-        return bool(source.get(self.key, self.default) == self.value)
-
 
 class Rule(Value):
     """One line of a table. The columns apply in this order; the first that decides wins."""
@@ -76,9 +72,9 @@ class Rule(Value):
     another value is refused."""
     choices: dict[Any, Any] = {}
     """The value's name here, for `to`; a value without a name is refused."""
-    to: str | list[str] = []
+    to: list[str] = []
     """Settings that receive the value."""
-    by: Literal["", "layers", "list", "minutes", "negated"] = ""
+    by: Literal["", "list", "minutes", "negated"] = ""
     """Converter of the value for `to`."""
     also: Settings = {}
     """Further settings that go with `to`."""
@@ -88,11 +84,6 @@ class Rule(Value):
     """Reason of a refusal; `same` if empty."""
     note: str = ""
     """Reason of a translation."""
-
-    @property
-    def targets(self) -> list[str]:
-        """The settings of `to` as a list."""
-        return [self.to] if isinstance(self.to, str) else self.to
 
 
 class Given(Value):
@@ -110,7 +101,7 @@ class Given(Value):
 
     def into(self, value: Any, note: str = "") -> Fate:
         """Return the fate that writes this value to the rule's settings."""
-        return translated({**dict.fromkeys(self.rule.targets, value), **self.rule.also}, note)
+        return translated({**dict.fromkeys(self.rule.to, value), **self.rule.also}, note)
 
 
 Function = Callable[[Given], Fate]

@@ -16,7 +16,7 @@ def sampling(given: Given) -> Fate:
     """Translate top_k, top_p and the minimum length together: they are one setting here. Training
     with top_p needs a top_k, which bounds the record of the tokens that are left.
     """
-    target = given.rule.targets[0]
+    target = given.rule.to[0]
     top_k = given.sibling("top_k", 0) or 0
     top_p = given.sibling("top_p", 1)
     if not 0 < top_k < _ALL_TOKENS:
@@ -32,7 +32,7 @@ def sampling(given: Given) -> Fate:
 
 def warmup_share(given: Given) -> Fate:
     """Turn a share of all steps into a number of steps, if the source says how many there are."""
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     value = given.value
     if not value or value < 0:
         return given.into(0)
@@ -91,7 +91,7 @@ def data_files(given: Given) -> Fate:
     files = [given.value] if isinstance(given.value, str) else list(given.value)
     if all(re.search(r"\.(jsonl?|parquet)$|[*]|://", name) for name in files):
         return given.into(files)
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     return refused(f"not the name of a file: download the rows and set {path}=[...]")
 
 

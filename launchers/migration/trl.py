@@ -55,7 +55,7 @@ def steps(given: Given) -> Fate:
     """TRL counts optimizer steps, this project batches."""
     each = _updates(given) * given.source["num_iterations"]
     if 0 < given.value < 1:
-        return refused(f"a share of all steps: set {given.rule.targets[0]}")
+        return refused(f"a share of all steps: set {given.rule.to[0]}")
     return given.into(-int(-given.value // each), f"{given.value} optimizer steps / {each} a batch")
 
 
@@ -83,7 +83,7 @@ def policy_loss(given: Given) -> Fate:
 def correction(given: Given) -> Fate:
     """The importance sampling of the engine's log-probs, which TRL does with vLLM only."""
     source = given.source
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     is_off = not (source["use_vllm"] and source[f"{_IS}_correction"])
     if is_off or source["loss_type"] == "vespo":
         return given.into("none", "no behavior weight")
@@ -104,7 +104,7 @@ def correction(given: Given) -> Fate:
 def kl(given: Given) -> Fate:
     """The KL in the loss."""
     source = given.source
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     if not given.value:
         return given.into("none")
     settings = {path: "loss", f"{path}.coef": given.value, f"{path}.estimator": "k3"}

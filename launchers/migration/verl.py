@@ -83,7 +83,7 @@ def aggregation(given: Given) -> Fate:
 
 def correction(given: Given) -> Fate:
     """The importance sampling of the rollout's log-probs."""
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     if given.value is None or given.source[_BYPASS]:
         return given.into("none", "no behavior weight, or only in the ratio")
     lower, _, upper = str(given.source[f"{_IS}_threshold"]).rpartition("_")
@@ -107,7 +107,7 @@ def minibatches(given: Given) -> Fate:
 
 def kl(given: Given) -> Fate:
     """The one KL term, in the reward or in the loss."""
-    path = given.rule.targets[0]
+    path = given.rule.to[0]
     source = given.source
     in_loss = source[f"{_ACTOR}.use_kl_loss"]
     # Before 0.4, which had no dual clip, a KL in the loss replaced that in the reward.
