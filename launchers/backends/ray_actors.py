@@ -89,11 +89,6 @@ class RayProcess(PlacedProcess):
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(spec, run_dir), name=f"actor of {spec.name}")
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether the process has exited."""
-        return self._code.done()
-
     async def wait(self) -> int:
         """Return the exit code; -9 if the actor is lost."""
         # Several waiters share the future: cancelling one caller must not cancel it for other
@@ -123,9 +118,13 @@ class RayProcess(PlacedProcess):
             self.pid, self._node = await self._actor.start.remote(spec, run_dir)
             self._is_placed.set()
             code = await self._actor.wait.remote()
+        except RayTaskError as error:
+            cause = error.cause
+            self.why = f"could not be run on its node: {type(cause).__name__}: {cause}"
         except RayError as error:
             if not self._killing:
-                self.why = self._reason(error)
+                where = f"on its node {self._node}" if self._node else "before it had a node"
+                self.why = f"was lost {where}: {_first_line(error)}"
         finally:
             self._end(code)
             ray.kill(self._actor)
@@ -145,12 +144,6 @@ class RayProcess(PlacedProcess):
         if not self._code.done():
             self._code.set_result(code)
 
-    def _reason(self, error: RayError) -> str:
-        if isinstance(error, RayTaskError):
-            return f"could not be run on its node: {type(error.cause).__name__}: {error.cause}"
-        where = f"on its node {self._node}" if self._node else "before it had a node"
-        return f"was lost {where}: {_first_line(error)}"
-
 
 class RayLauncher:
     """Starts actors in the cluster of `launcher.address`."""
@@ -162,7 +155,6 @@ class RayLauncher:
         self._launch = config.launcher
         self._is_own = self._launch.address == "local"
         self._started: list[RayProcess] = []
-        self._num_started = 0
         self._learner_group: Any = None
 
     async def open(self) -> str:
@@ -181,7 +173,7 @@ class RayLauncher:
         """Ask the cluster for an actor. Raises InfrastructureError if the cluster is lost."""
         try:
             # Numbered: the previous actor may still be running.
-            name = f"{spec.name} {self._num_started}"
+            name = f"{spec.name} {len(self._started)}"
             options = self._options(spec)
             # No restarts by Ray: the supervisor decides about them, and counts them.
             actor = ray.remote(_Actor).options(name=name, max_restarts=0, **options).remote()
@@ -192,15 +184,20 @@ class RayLauncher:
         placed = on_cluster(self._config, spec)
         waits_for = needs(self._config, spec)
         process = RayProcess(placed, self._run_dir, actor, waits_for=waits_for)
-        self._started = [*(one for one in self._started if not one.is_over), process]
-        self._num_started += 1
+        self._started.append(process)
         return process
 
     def _connect(self) -> None:
         address = self._launch.address
         try:
-            if not self._is_own and self._has_joined(address):
-                return
+            if not self._is_own:
+                try:
+                    self._init(address)
+                    return
+                except ConnectionError:
+                    # A given address is meant; "auto" may start a cluster of the run's own.
+                    if address != "auto":
+                        raise
             self._is_own = True
             self._init("local", include_dashboard=False, object_store_memory=_OWN_STORE_BYTES)
         except (RayError, OSError, ValueError, RuntimeError) as error:
@@ -209,16 +206,6 @@ class RayLauncher:
                 " start one with ray start --head and give its HOST:PORT from a machine that"
                 " belongs to it, or set launcher.address=local to start one for this run"
             ) from error
-
-    def _has_joined(self, address: str) -> bool:
-        try:
-            self._init(address)
-        except ConnectionError:
-            # A given address is meant; only "auto" may fall back to a cluster of the run's own.
-            if address != "auto":
-                raise
-            return False
-        return True
 
     def _init(self, address: str, **options: Any) -> None:
         ray.init(

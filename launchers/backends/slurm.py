@@ -62,40 +62,31 @@ def submit(config: RunConfig, run_dir: Path) -> str:
     """
     script = run_dir / JOB_FILE
     script.write_text(job_script(config, run_dir))
+    # With several clusters --parsable prints JOB;CLUSTER.
+    return _sbatch("--parsable", str(script)).strip().partition(";")[0]
+
+
+def _sbatch(*arguments: str, text: str = "") -> str:
+    """Return what sbatch prints. Raises ConfigError if it refuses the job or cannot be run."""
     try:
-        done = _sbatch("--parsable", str(script))
+        return subprocess.run(
+            ["sbatch", *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_SUBMIT_S,
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(
+            f"launcher=slurm: sbatch {' '.join(arguments)} refuses the job:"
+            f" {' '.join(error.stderr.split())}; correct launcher.*"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
             f"launcher=slurm: sbatch cannot be run here ({error}); launch from a machine that"
             " submits jobs"
         ) from error
-    if done.returncode:
-        raise ConfigError(
-            f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct launcher.*"
-        )
-    # With several clusters --parsable prints JOB;CLUSTER.
-    return done.stdout.strip().partition(";")[0]
-
-
-def refusal(config: RunConfig) -> str:
-    """Return Slurm's message if it would refuse the job; empty if it would accept it."""
-    script = job_script(config, Path(config.output_dir) / str(config.run_name))
-    try:
-        done = _sbatch("--test-only", text=script)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return " ".join(done.stderr.split()) if done.returncode else ""
-
-
-def _sbatch(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sbatch", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SUBMIT_S,
-    )
 
 
 def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
@@ -193,7 +184,13 @@ class SlurmLauncher:
                 "launcher=slurm: not running inside a Slurm job; start with async-rl launch, which"
                 " submits one"
             )
-        address = await asyncio.to_thread(_address_of, self._node)
+        try:
+            address = await asyncio.to_thread(socket.gethostbyname, self._node)
+        except OSError as error:
+            raise ConfigError(
+                f"launcher=slurm: the name of this node, {self._node}, has no address ({error});"
+                " set network.host"
+            ) from error
         is_chosen = self._config.network.host != AUTO
         # Debian writes the name of a machine as 127.0.1.1 into /etc/hosts.
         if address.startswith("127.") and self._num_nodes > 1 and not is_chosen:
@@ -236,10 +233,11 @@ class SlurmLauncher:
     def srun_command(self, spec: ProcessSpec) -> list[str]:
         """Return the words that start a process."""
         # --mem=0: a step may use all memory of its node, which the job owns anyway.
-        options = ["srun", "--exact", "--nodes=1", "--ntasks=1", "--mem=0"]
-        options.append(f"--job-name={spec.name}")
-        options.append(f"--cpus-per-task={cluster_cpus(self._config, spec)}")
-        options.append(f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none")
+        options = [
+            *("srun", "--exact", "--nodes=1", "--ntasks=1", "--mem=0", f"--job-name={spec.name}"),
+            f"--cpus-per-task={cluster_cpus(self._config, spec)}",
+            f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none",
+        ]
         kind = launch_of(self._config, spec).node_kind
         if spec.role == "generator" and kind is not None:
             options.append(f"--constraint={kind}")
@@ -248,27 +246,17 @@ class SlurmLauncher:
         return options
 
 
-def _address_of(node: str) -> str:
-    try:
-        return socket.gethostbyname(node)
-    except OSError as error:
-        raise ConfigError(
-            f"launcher=slurm: the name of this node, {node}, has no address ({error}); set"
-            " network.host"
-        ) from error
-
-
 def _problems(config: RunConfig) -> Iterator[str]:
-    if not is_inside_job() and shutil.which("sbatch") is None:
-        yield "launcher=slurm: sbatch is missing here; launch from a machine that submits jobs"
-    elif shutil.which("srun") is None:
-        yield "launcher=slurm: srun is missing here; install Slurm's commands"
+    tools = ["srun"] if is_inside_job() else ["sbatch", "srun"]
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        yield f"launcher=slurm: {missing[0]} is missing here; launch from a machine that has Slurm"
     elif not is_inside_job():
-        problem = refusal(config)
-        if problem:
-            yield (
-                f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct launcher.*"
-            )
+        try:
+            run_dir = Path(config.output_dir) / str(config.run_name)
+            _sbatch("--test-only", text=job_script(config, run_dir))
+        except ConfigError as error:
+            yield str(error)
 
 
 BACKEND = Backend(

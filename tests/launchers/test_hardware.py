@@ -156,7 +156,7 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(
         "generators.gpus_each=1",
     )
     assert re.search(r"hardware +cluster \(4 cores, no GPUs, 16 GB\)", said)
-    assert "3 CPUs, 1 GPU of a node" in said
+    assert "3 CPU, 1 GPU of a node" in said
 
 
 NODES = ("launcher=ray", "launcher.nodes=2", "launcher.gpus_per_node=8")

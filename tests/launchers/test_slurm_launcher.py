@@ -83,7 +83,7 @@ def test_a_refusal_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pytest.M
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(
-        ConfigError, match=r"sbatch refuses .*job.sh: sbatch: error: invalid partition"
+        ConfigError, match=r"job.sh refuses the job: sbatch: error: invalid partition"
     ):
         submit(settings(), tmp_path)
     program(tmp_path / "sbatch", "#!/bin/bash\necho '17;cluster'\n")
