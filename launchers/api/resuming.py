@@ -18,10 +18,10 @@ from async_rl.config.pool_sizes import pool_counts
 from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+from async_rl.core.machine import this_machine
 from async_rl.core.os import replace_synced
 from async_rl.runs.control import leave_mark, living_pid
 from async_rl.runs.status import RunState, config_of, ending
-from async_rl.supervision.scaler import wanted_counts
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
 
@@ -42,6 +42,19 @@ FIXED = {
 """Settings and sections that a resumed run cannot change, and why."""
 _FREE = ("model.lora.slots",)
 """Settings in such a section that say how the adapter is served."""
+
+
+def prepare(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """Prepare another start of a run, which the caller owns, and return what `resumed_config`
+    returns. Raises ConfigError if it cannot continue or this machine cannot run it.
+    """
+    # Imports what a run needs, which --help need not wait for.
+    from async_rl.launchers.preflight.checks import preflight
+
+    config, changed = resumed_config(run_dir, overrides)
+    preflight(config, this_machine(), run_dir=run_dir)
+    reopen(config, run_dir)
+    return config, changed
 
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
@@ -108,8 +121,17 @@ def _refusals(
         )
     yield from estimator_problems(before, after)
     saved = checkpoints.versions(run_dir)
-    if saved:
-        yield from _missing_files(run_dir, saved[-1])
+    # New ones would be made silently, and would look as if nothing had been before.
+    remedies = {
+        STORE_FILE: "restore it from a copy (checkpoint.mirror), or start a new run",
+        "metrics.jsonl": (
+            "restore it from a copy; with an empty file the run continues without the numbers of"
+            " these steps"
+        ),
+    }
+    for name, remedy in remedies.items():
+        if saved and not (run_dir / name).is_file():
+            yield f"{run_dir / name} of the steps up to {saved[-1]} is missing: {remedy}"
     # A run that was stopped after its last checkpoint still lacks the last evaluation.
     is_complete = ending(run_dir)[0] is RunState.FINISHED
     if saved and saved[-1] >= after.num_steps and (is_complete or after.num_steps < saved[-1]):
@@ -134,29 +156,6 @@ def estimator_problems(before: RunConfig, after: RunConfig) -> Iterator[str]:
             f"algorithm.advantage=remax: was {estimator}, and the stored groups have no greedy"
             f" answer; keep {estimator}"
         )
-
-
-def _missing_files(run_dir: Path, version: int) -> Iterator[str]:
-    """Yield a sentence for each missing record of the finished steps."""
-    # New ones would be made silently, and would look as if nothing had been before.
-    remedies = {
-        STORE_FILE: "restore it from a copy (checkpoint.mirror), or start a new run",
-        "metrics.jsonl": (
-            "restore it from a copy; with an empty file the run continues without the numbers of"
-            " these steps"
-        ),
-    }
-    for name, remedy in remedies.items():
-        if not (run_dir / name).is_file():
-            yield f"{run_dir / name} of the steps up to {version} is missing: {remedy}"
-
-
-def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
-    """Return the processes per pool: the last scaling, unless a setting changes a count."""
-    counts = pool_counts(config)
-    if counts != pool_counts(config_of(run_dir)):
-        return counts
-    return wanted_counts(config, run_dir)
 
 
 def is_copy(run: str) -> bool:

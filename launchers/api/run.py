@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
-from async_rl.core.machine import this_machine
 from async_rl.core.os import owner_only
 from async_rl.core.types import DoubleArray
 from async_rl.launchers.api import starting
@@ -244,12 +243,12 @@ class Run:
 
     def _raise_if_failed(self) -> RunStatus:
         status = self.status()
-        if status.state is RunState.FAILED:
-            raise RunFailed(f"run {self.name} failed at step {status.step}: {status.cause}")
-        if status.state is RunState.KILLED:
+        if status.state in (RunState.FAILED, RunState.KILLED):
+            # Only a supervisor that ended in order has written a cause.
+            cause = status.cause or f"{self.directory / starting.OUTPUT_FILE} may have the reason"
             raise RunFailed(
-                f"run {self.name} was killed at step {status.step}; see async-rl logs {self.name}"
-                f" and {self.directory / starting.OUTPUT_FILE}; async-rl resume continues it"
+                f"run {self.name} {status.state} at step {status.step}: {cause}; see async-rl logs"
+                f" {self.name}, or continue it with async-rl resume"
             )
         return status
 
@@ -268,17 +267,14 @@ def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
     """
     from async_rl.composition.overrides import as_words
     from async_rl.launchers.api import resuming
-    from async_rl.launchers.preflight.checks import preflight
 
     ended_run = open_run(run.directory if isinstance(run, Run) else run)
     run_dir = ended_run.directory
     # Before anything is read: of two that resume at the same time, one must see the changes of the
     # other.
     with owning(run_dir):
-        config, _ = resuming.resumed_config(run_dir, as_words(overrides))
-        preflight(config, this_machine(), run_dir=run_dir)
-        resuming.reopen(config, run_dir)
-    # The supervisor takes the lock itself. Until then the mark that `reopen` left for this process
+        config, _ = resuming.prepare(run_dir, as_words(overrides))
+    # The supervisor takes the lock itself. Until then the mark that `prepare` left for this process
     # makes other attempts to resume fail.
     starting.start(config, run_dir)
     return ended_run
