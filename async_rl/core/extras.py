@@ -6,7 +6,6 @@ anything starts.
 
 import importlib.util
 
-from async_rl.core.errors import ConfigError
 from async_rl.core.packaged import read_packaged
 
 EXTRA_OF = {
@@ -31,10 +30,3 @@ def missing(package: str, feature: str) -> str | None:
     else:
         install = f"pip install 'async-rl[{extra}]'"
     return f"{feature} needs the package {package}, which is not installed; {install}"
-
-
-def require(package: str, feature: str) -> None:
-    """Raise ConfigError if `feature` cannot be used without this package."""
-    problem = missing(package, feature)
-    if problem is not None:
-        raise ConfigError(problem)

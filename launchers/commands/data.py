@@ -25,13 +25,12 @@ from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import show_preparation, split_conf
 from async_rl.launchers.commands.verifier import for_each, wrong_references
 from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.runs.certificate.statements import listed
 
 if TYPE_CHECKING:
     from async_rl.data.drafts import Outcome
 
-# Rows are usually wrong for one reason, which the first ones show.
-_NUM_SHOWN = 10
-data = typer.Typer(help="Inspect data files before a run.", no_args_is_help=True)
+data = typer.Typer(no_args_is_help=True)
 
 
 @data.callback()
@@ -83,11 +82,9 @@ def check(
     tokenizer = load_tokenizer(config, path)
     outcomes = list(examined(config.data.train_files, config, tokenizer))
     is_refused = _report(outcomes, config)
-    matched = matching_files(config.data.train_files)
-    for layout, count in _layouts(matched).most_common():
-        typer.echo(f"layout {layout}: {count} rows")
     prompts = [outcome for _, outcome in outcomes if isinstance(outcome, Prompt)]
     try:
+        matched = matching_files(config.data.train_files)
         useless, wrong = asyncio.run(_tried(prompts, matched, config))
     # No jail works here: the rows themselves may still be right.
     except ConfigError as error:
@@ -100,16 +97,6 @@ def check(
     _show(unscored, "rows have no score when the response is the prompt itself")
     if is_refused or useless or wrong or unscored:
         raise typer.Exit(1)
-
-
-def _layouts(files: Sequence[str]) -> Counter[str]:
-    """Return how many rows have each layout of data/layouts.toml."""
-    from async_rl.data.files import open_table
-    from async_rl.data.layouts import layout_of, unfolded
-
-    rows = (row for file in files for _, row in open_table(file))
-    layouts = [layout_of(unfolded(row)) for row in rows if isinstance(row, dict)]
-    return Counter(layout.name for layout in layouts if layout is not None)
 
 
 async def _tried(
@@ -194,18 +181,13 @@ def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
     scorers = Counter(_scorers(prompt, config.reward) for prompt in prompts)
     for (source, scorer), count in scorers.most_common():
         typer.echo(f"data_source {source}: {count} rows, reward by {scorer}")
-    # Two settings decide: data.truncation about length, data.bad_rows about the rest.
-    over_long = [str(row) for row in rejected if isinstance(row, PromptTooLong)]
-    num_cut = sum(length > settings.max_prompt_tokens for length in lengths) - len(over_long)
-    if num_cut:
-        setting = f"data.truncation={settings.truncation}"
-        typer.echo(f"{num_cut} prompts are cut to the limit ({setting})")
-    bad = [str(row) for row in rejected if not isinstance(row, PromptTooLong)]
     is_refused = not prompts
-    for setting, value, reasons in (
-        ("data.truncation", settings.truncation, over_long),
-        ("data.bad_rows", settings.bad_rows, bad),
+    # Two settings decide: one about length, one about the rest.
+    for setting, value, is_length in (
+        ("data.truncation", settings.truncation, True),
+        ("data.bad_rows", settings.bad_rows, False),
     ):
+        reasons = [str(row) for row in rejected if isinstance(row, PromptTooLong) is is_length]
         fate = "refused" if value == "error" else "left out"
         _show(reasons, f"rows are {fate} ({setting}={value})")
         is_refused |= value == "error" and bool(reasons)
@@ -215,10 +197,8 @@ def _report(outcomes: Sequence[Outcome], config: RunConfig) -> bool:
 def _show(reasons: Sequence[str], title: str) -> None:
     if reasons:
         typer.echo(f"{len(reasons)} {title}:")
-    for reason in reasons[:_NUM_SHOWN]:
+    for reason in listed(reasons):
         typer.echo(f"  {reason}")
-    if len(reasons) > _NUM_SHOWN:
-        typer.echo(f"  and {len(reasons) - _NUM_SHOWN} more")
 
 
 def _scorers(prompt: Prompt, reward: RewardConfig) -> tuple[str, str]:

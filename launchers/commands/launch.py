@@ -57,9 +57,10 @@ def launch(
     launch conf=ppo_code --dry-run
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
+    from async_rl.composition.compose import to_yaml
     from async_rl.composition.files import names
     from async_rl.composition.hardware import pretended_machine
-    from async_rl.launchers.preflight.plan import show_config, show_plan
+    from async_rl.launchers.preflight.plan import show_plan
 
     conf, overrides = split_conf(settings)
     if conf is None:
@@ -78,7 +79,8 @@ def launch(
     terminal = console(Terminal)
     # The configuration is 170 lines; a run has it in its directory.
     if dry_run:
-        show_config(terminal, config)
+        terminal.print("configuration", style="bold")
+        terminal.out(to_yaml(config), highlight=False)
     show_plan(terminal, config, specs, machine, preset=preset)
     if not dry_run:
         run_dir = starting.make_run_dir(config)
@@ -152,8 +154,8 @@ def resume(
     resume s3://bucket/copies/my-run
     """
     from async_rl.launchers.api import resuming
-    from async_rl.launchers.preflight.checks import preflight
     from async_rl.launchers.preflight.plan import show_plan
+    from async_rl.supervision.scaler import wanted_counts
 
     if resuming.is_copy(run):
         run_dir = resuming.fetch(run, output_dir or default_output_dir())
@@ -162,17 +164,15 @@ def resume(
     # Before anything is read: of two that resume at the same time, one must see the changes of the
     # other.
     with owning(run_dir):
-        config, changed = resuming.resumed_config(run_dir, settings or [])
+        config, changed = resuming.prepare(run_dir, settings or [])
         machine = this_machine()
-        preflight(config, machine, run_dir=run_dir)
-        specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
+        specs = processes(config, machine, wanted_counts(config, run_dir))
         terminal = console(Terminal)
         show_plan(terminal, config, specs, machine)
         for line in changed:
             terminal.print(f"resuming with {line}", soft_wrap=True)
         if not changed:
             terminal.print("resuming; no setting has changed")
-        resuming.reopen(config, run_dir)
         raise typer.Exit(supervise(config, run_dir))
 
 

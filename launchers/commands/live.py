@@ -32,7 +32,7 @@ from async_rl.protocol.control import StatusReply
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.runs.status import result_lines, status_of
-from async_rl.runs.view.library import Library, Summary
+from async_rl.runs.view.library import Library
 from async_rl.runs.view.texts import duration, number
 
 REDRAW_S = 1.0
@@ -64,10 +64,8 @@ def status(
         _watch(run_dir)
     else:
         reply = ask_status(run_dir)
-        if reply is None:
-            console().print(_without_answer(run_dir), soft_wrap=True)
-        else:
-            console().print(render(reply))
+        shown = _without_answer(run_dir) if reply is None else render(reply)
+        console().print(shown, soft_wrap=reply is None)
 
 
 def _watch(run_dir: Path) -> None:
@@ -166,7 +164,10 @@ def new_entries(offsets: dict[Path, int]) -> list[str]:
         offsets[path] += len(whole)
         # A traceback is indented, as the log writes it, and belongs to its entry.
         entries += re.findall(r".*\n(?: .*\n)*", whole.decode(errors="replace"))
-    return sorted((entry[:-1] for entry in entries), key=_time_of)
+    return sorted(
+        (entry[:-1] for entry in entries),
+        key=lambda entry: entry[:_TIME] if entry[:4].isdigit() else "",
+    )
 
 
 def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
@@ -180,10 +181,6 @@ def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
         f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs;"
         f" {hint(process, among=[path.stem for path in paths])}"
     )
-
-
-def _time_of(entry: str) -> str:
-    return entry[:_TIME] if entry[:4].isdigit() else ""
 
 
 def _print(entry: str) -> None:
@@ -203,20 +200,17 @@ def list_runs(output_dir: OutputDir = None) -> None:
         console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")
         return
     titles = "run,state,step,held-out pass@1,best,reward,duration,settings"
-    print_table(titles.split(","), map(_cells, summaries))
-
-
-def _cells(run: Summary) -> tuple[str, ...]:
-    return (
-        run.name,
-        f"{run.state}: {run.cause}" if run.cause else str(run.state),
-        f"{run.step} of {run.num_steps}",
-        run.held_out,
-        run.best,
-        number(run.reward),
-        duration(run.result.duration_s),
-        run.settings,
+    rows = (
+        (
+            run.name,
+            f"{run.state}: {run.cause}" if run.cause else run.state,
+            f"{run.step} of {run.num_steps}",
+            *(run.held_out, run.best, number(run.reward)),
+            *(duration(run.result.duration_s), run.settings),
+        )
+        for run in summaries
     )
+    print_table(titles.split(","), rows)
 
 
 def stop(

@@ -106,7 +106,14 @@ def evaluate(
         }
         typer.echo(msgspec.json.encode(answer))
     else:
-        _show(checkpoint, evaluated)
+        failed = f", {evaluated.num_failed} prompts without a sample" * bool(evaluated.num_failed)
+        typer.echo(f"{checkpoint}, version {version}{failed}")
+        for name, value in evaluated.scalars.items():
+            # An error is printed behind its value.
+            if not name.endswith("_error"):
+                error = evaluated.scalars.get(f"{name}_error")
+                interval = "" if error is None else f" +- {cell(error)}"
+                typer.echo(f"  {name.removeprefix('eval/'):16}{cell(value):>10}{interval}")
     if evaluated.num_failed:
         raise typer.Exit(1)
 
@@ -174,19 +181,6 @@ def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
 
     on_done = partial(show_progress, things="prompts")
     return asyncio.run(standalone.evaluate(config, model_path, version=version, on_done=on_done))
-
-
-def _show(checkpoint: str, evaluated: Standalone) -> None:
-    title = f"{checkpoint}, version {evaluated.version}"
-    if evaluated.num_failed:
-        title += f", {evaluated.num_failed} prompts without a sample"
-    typer.echo(title)
-    for name, value in evaluated.scalars.items():
-        # An error is printed behind its value.
-        if not name.endswith("_error"):
-            error = evaluated.scalars.get(f"{name}_error")
-            interval = "" if error is None else f" +- {cell(error)}"
-            typer.echo(f"  {name.removeprefix('eval/'):16}{cell(value):>10}{interval}")
 
 
 def export(

@@ -13,8 +13,6 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from async_rl.core.errors import ConfigError
-from async_rl.core.extras import require
 from async_rl.launchers.commands.options import (
     AsJson,
     OutputDir,
@@ -27,8 +25,6 @@ from async_rl.launchers.commands.options import (
 from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.runs.report import Report
 from async_rl.runs.status import config_of
-
-_TOKEN_BYTES = 24
 
 
 def explain(run: Run = None, output_dir: OutputDir = None) -> None:
@@ -94,8 +90,6 @@ def certify(
     from async_rl.runs.certificate import certify as certifying
 
     run_dir = find_run(run, output_dir)
-    if html is not None:
-        require("jinja2", "--html")
     certificate = certifying.certify(run_dir)
     report = certificate.report()
     if as_json:
@@ -151,16 +145,9 @@ def view(
         page = f"/runs/{quote(run_dir.name, safe='')}"
     else:
         directory = (output_dir or default_output_dir()).absolute()
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{directory} does not exist: no run has been started there; give --output-dir of runs,"
-            " or start one with async-rl launch conf=ppo_code"
-        )
-    for package in ("jinja2", "starlette", "uvicorn"):
-        require(package, "async-rl view")
-    from async_rl.runs.view.server import serve
+    from async_rl.runs.view.server import serve  # of an extra, which the error names
 
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    token = secrets.token_urlsafe()
 
     def ready(url: str) -> None:
         typer.echo(f"runs of {directory} at {url}{page}?token={token}")

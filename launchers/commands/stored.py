@@ -108,7 +108,11 @@ def ledger(
             case Audit():
                 _show_audit(answer)
             case LedgerSummary():
-                _show_summary(answer)
+                for name, value in msgspec.to_builtins(answer).items():
+                    # Most runs drop nothing and compact nothing.
+                    if value:
+                        shown = f"{name.replace('_', ' '):20}{cell(value)}"
+                        console().print(shown, soft_wrap=True)
             case _:
                 _show_groups(answer)
     if isinstance(answer, Audit) and answer.problems:
@@ -143,13 +147,6 @@ def _show_audit(audited: Audit) -> None:
         *(f"not checked: {gap}" for gap in audited.unchecked),
     ]
     console().print("\n".join(lines if audited.problems else [*lines, _CLEAN]), soft_wrap=True)
-
-
-def _show_summary(summary: LedgerSummary) -> None:
-    for name, value in msgspec.to_builtins(summary).items():
-        # Most runs drop nothing and compact nothing.
-        if value:
-            console().print(f"{name.replace('_', ' '):20}{cell(value)}", soft_wrap=True)
 
 
 def _show_groups(groups: Sequence[LedgerGroup]) -> None:

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import secrets
 import signal
-import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from async_rl.rewards.verifier.service import VerifierService
 
 T = TypeVar("T")
-_TOKEN_BYTES = 24
-_LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
 _COMPLETIONS = ("completions", "completion", "responses", "response")
 _REFERENCES = (
     *("canonical_solution", "gold_standard_solution", "solutions", "solution", "code"),
@@ -57,18 +54,14 @@ class _Program(NamedTuple):
     request: VerifyRequest | DataError
 
 
-class _Result(NamedTuple):
-    """A program and its verdict: a test error for a row that cannot be used."""
+_Result = tuple[_Program, VerifyResponse]
+"""A program and its verdict: a test error for a row that cannot be used."""
 
-    program: _Program
-    response: VerifyResponse
 
-    @property
-    def text(self) -> str:
-        """The verdict for people, with the reason."""
-        failed = (t.message for t in self.response.tests if t.verdict is not Verdict.PASS)
-        reason = self.response.failure or next(failed, "")
-        return f"{self.program.name}: {self.response.verdict}: {reason}"
+def _text(program: _Program, response: VerifyResponse) -> str:
+    """Return the verdict for people, with the reason."""
+    failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
+    return f"{program.name}: {response.verdict}: {response.failure or next(failed, '')}"
 
 
 def verify(
@@ -102,12 +95,11 @@ def verify(
     # No verdict is not the same as no failure: a script would read exit code 0.
     if not programs:
         raise DataError(f"{file}: has no rows; nothing was scored")
-    started_s = time.monotonic()
     with output.open("xb") if output else nullcontext() as lines:
         results = asyncio.run(_score(programs, config, lines))
-    _report(results, time.monotonic() - started_s)
+    _report(results)
     # A wrong completion is a result.
-    if not all(result.response.verdict.is_score for result in results):
+    if not all(response.verdict.is_score for _, response in results):
         raise typer.Exit(1)
 
 
@@ -120,7 +112,7 @@ async def wrong_references(
     except DataError as error:
         return [str(error)]
     results = await _judged(programs, service)
-    return [result.text for result in results if result.response.verdict is not Verdict.PASS]
+    return [_text(*result) for result in results if result[1].verdict is not Verdict.PASS]
 
 
 def _programs(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Program]:
@@ -200,9 +192,7 @@ async def _score(
     from async_rl.rewards.verifier.serving import open_service
 
     async with open_service(config) as service:
-        level = service.cells.level
-        num = service.num_cells
-        typer.echo(f"{len(programs)} programs, {num} at a time, jail level {level}", err=True)
+        typer.echo(f"{len(programs)} programs, jail level {service.cells.level}", err=True)
         return await _judged(programs, service, lines)
 
 
@@ -218,7 +208,7 @@ async def _judged(
             )
         else:
             response = await service.verify(program.request)
-        results.append(_Result(program, response))
+        results.append((program, response))
         if lines is not None:
             line = {"name": program.name, **msgspec.to_builtins(response)}
             lines.write(msgspec.json.encode(line) + b"\n")
@@ -228,22 +218,19 @@ async def _judged(
     return results
 
 
-def _report(results: list[_Result], seconds: float) -> None:
+def _report(results: list[_Result]) -> None:
     # pass@1 is the mean over problems, whatever number of completions each has.
     by_row: dict[str, list[bool]] = defaultdict(list)
-    for result in results:
-        verdict = result.response.verdict
-        if verdict.is_score:
-            by_row[result.program.row].append(verdict is Verdict.PASS)
+    for program, response in results:
+        if response.verdict.is_score:
+            by_row[program.row].append(response.verdict is Verdict.PASS)
         else:
-            typer.echo(result.text)
-    for verdict, count in Counter(result.response.verdict for result in results).most_common():
+            typer.echo(_text(program, response))
+    for verdict, count in Counter(response.verdict for _, response in results).most_common():
         typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
     if by_row:
         share = fmean(map(fmean, by_row.values()))
         typer.echo(f"pass@1 {share:.4f} over {len(by_row)} problems")
-    rate = len(results) / seconds
-    typer.echo(f"{len(results)} programs in {seconds:.1f} s, {rate:.0f} per second")
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], cells: int) -> None:
@@ -296,23 +283,23 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
 
     def stop() -> None:
         stopping.set()
         # Without our handler, the next signal kills the process.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.remove_signal_handler(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals:
         loop.add_signal_handler(number, stop)
     # Never without a token: any user of the machine reaches loopback.
-    secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
+    secret = token or secrets.token_urlsafe()
     with listen(host, port) as listener:
         async with open_service(config, has_functions=True) as service:
 
             async def ready(url: str) -> None:
-                level = service.cells.level
-                jail = f"jail level {level}: {_LEVELS[level]}; {service.num_cells} cells"
+                jail = f"jail level {service.cells.level}, {service.num_cells} cells"
                 typer.echo(f"verifier at {url} ({jail})")
                 if token is None:
                     typer.echo(f"token {secret}")

@@ -113,8 +113,8 @@ def memory_problems(config: RunConfig, machine: Machine) -> list[str]:
 
 def _package_problems(config: RunConfig) -> Iterator[str]:
     """Yield the packages of extras that the run needs and that are not installed."""
-    needed = {"torch": "a run", "transformers": "a run", "tensorboard": "a run"}
-    needed |= {"starlette": "the verifiers of a run", "uvicorn": "the verifiers of a run"}
+    packages = ("torch", "transformers", "tensorboard", "starlette", "uvicorn")
+    needed = dict.fromkeys(packages, "a run")
     if config.generation.is_vllm:
         needed["vllm"] = "generation.engine=vllm"
         yield from vllm_problems(config.generation.vllm.extra)

@@ -1,4 +1,4 @@
-"""The plan of a launch: the resolved configuration, the table of processes, the derived numbers.
+"""The plan of a launch: the table of processes and the derived numbers.
 
 Display only; topology.py and estimate.py compute the values.
 """
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from async_rl.composition.compose import to_yaml
 from async_rl.composition.hardware import described, model_shape
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
@@ -22,12 +21,6 @@ from async_rl.planning.presets import fleet
 from async_rl.planning.topology import ProcessSpec
 
 _UNKNOWN_NODES = "not known here, so nothing is fitted to it; describe a node with --machine"
-
-
-def show_config(console: Console, config: RunConfig) -> None:
-    """Print the resolved configuration as it will be written."""
-    console.print("configuration", style="bold")
-    console.out(to_yaml(config), highlight=False)
 
 
 def show_plan(
@@ -70,12 +63,9 @@ def show_plan(
 def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
     # The cluster chooses the node and the cores when the process starts.
     if not config.launcher.is_one_machine:
-        cpus = cluster_cpus(config, spec)
-        gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
-        return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
-    cores = everywhere
-    if spec.cores:
-        cores = f"core{'s' * (len(spec.cores) > 1)} {_numbers(spec.cores)}"
+        gpus = f", {spec.gpus:g} GPU" if spec.gpus else ""
+        return f"{cluster_cpus(config, spec)} CPU{gpus} of a node"
+    cores = f"cores {_numbers(spec.cores)}" if spec.cores else everywhere
     if not spec.gpus:
         return cores
     return f"GPU {spec.env.get('CUDA_VISIBLE_DEVICES', '?')} ({spec.gpus:g}), {cores}"

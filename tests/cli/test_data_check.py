@@ -59,7 +59,6 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
         ["data", "check", file, *settings, "data.truncation=left", "data.bad_rows=drop"],
     )
     assert lenient.exit_code == 0
-    assert "1 prompts are cut to the limit (data.truncation=left)" in lenient.output
     assert "1 rows are left out (data.bad_rows=drop):" in lenient.output
 
 
@@ -178,9 +177,7 @@ def test_a_reward_function_that_gives_no_score_is_named_with_its_first_row(
         assert reason in result.output
 
 
-def test_layouts_are_named_and_wrong_reference_solutions_are_listed(
-    model: Path, tmp_path: Path
-) -> None:
+def test_wrong_reference_solutions_of_each_layout_are_listed(model: Path, tmp_path: Path) -> None:
     pairs = json.dumps({"inputs": ["1\n", "3\n"], "outputs": ["2\n", "6\n"]})
     solutions = {"language": [2, 3], "solution": ["int main() {}", "print(int(input()) + 1)"]}
     tests = {"input": ["1\n", "3\n"], "output": ["2\n", "6\n"]}
@@ -196,8 +193,6 @@ def test_layouts_are_named_and_wrong_reference_solutions_are_listed(
     )
     result = CliRunner().invoke(application(), ["data", "check", file, f"model.path={model}"])
     assert result.exit_code == 1
-    for line in ("APPS: 2", "CodeContests: 1", "MBPP: 1", "GSM8K: 1"):
-        assert f"layout {line} rows" in result.output
     _, found, listed = result.output.partition("1 reference solutions fail the tests of their rows")
     assert found
     assert listed.strip(":\n ").startswith("2: wrong_answer: printed '4")

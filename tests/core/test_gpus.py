@@ -110,7 +110,6 @@ def two(**changes: object) -> Gpus:
         (two(), "ok", "2 of 2, driver 580.65, 2 x H100 80 GB, NCCL 2.29"),
         (Gpus(driver="570.1", devices=two().devices), "bad", "driver 570.1"),
         (two(is_mig=True), "weak", "MIG is on"),
-        (two(memory_mb=40 << 10), "weak", "unequal GPUs"),
     ],
 )
 def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: str) -> None:

@@ -98,3 +98,12 @@ def test_a_path_that_cannot_be_used_and_a_damaged_run_are_one_line(
     assert "damaged  finished" in printed(
         ["runs", "--output-dir", str(tmp_path)], "utf-8", monkeypatch
     )
+
+
+def test_a_command_names_the_extra_that_has_the_missing_package(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "async_rl.runs.view.server", raising=False)
+    words = ["view", "one", "--output-dir", str(directory)]
+    assert "pip install 'async-rl[view]'" in printed(words, "utf-8", monkeypatch)
