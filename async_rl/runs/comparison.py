@@ -20,7 +20,6 @@ from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition.schema import changes
 from async_rl.config.base import show
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.frozen import frozen
 from async_rl.core.ranges import ranges
 from async_rl.core.types import DoubleArray
 from async_rl.observability.catalogue import FIRST_SCREEN
@@ -114,17 +113,12 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
         return
     # One moment of each store, so that a live run does not change during the comparison.
     with contextlib.ExitStack() as stack:
-        sides = [
-            _Side(
-                store=stack.enter_context(reading(path / STORE_FILE)),
-                metrics=rows,
-                checksums=published_checksums(path),
-            )
-            for path, rows in zip(directories, metrics, strict=True)
-        ]
+        stores = [stack.enter_context(reading(path / STORE_FILE)) for path in directories]
+        checksums = [published_checksums(path) for path in directories]
+        sides = list(zip(stores, metrics, checksums, strict=True))
         not_stored = []
         for step in steps:
-            one, other = (dict(_facts(side, step)) for side in sides)
+            one, other = (dict(_facts(*side, step)) for side in sides)
             if not all(any(key[0] == _SAMPLES for key in facts) for facts in (one, other)):
                 not_stored.append(step)
             found = next(_differences(one, other), None)
@@ -145,25 +139,21 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
         )
 
 
-@frozen
-class _Side:
-    """One run. metrics: rows by step; checksums: of its weights by version."""
+def _facts(
+    store: Connection, metrics: Rows, checksums: Mapping[int, int], step: int
+) -> Iterator[tuple[Key, Any]]:
+    """Yield the facts of a step, causes first. A value is one number or text, or a sequence.
 
-    store: Connection
-    metrics: Rows
-    checksums: Mapping[int, int]
-
-
-def _facts(side: _Side, step: int) -> Iterator[tuple[Key, Any]]:
-    """Yield the facts of a step, causes first. A value is one number or text, or a sequence."""
-    yield from _weights(side, "weights before the step", step - 1)
-    rows = batch_rows(side.store, step)
+    checksums: of the weights by version.
+    """
+    yield from _weights(checksums, "weights before the step", step - 1)
+    rows = batch_rows(store, step)
     # Groups of one prompt are compared at any position: the order is a later cause.
     by_prompt = sorted(range(len(rows)), key=lambda i: rows[i].prompt_id)
     prompts = [row.prompt_id for row in rows]
     if rows:
         yield ("prompts of the batch", "group", 0), sorted(prompts)
-    groups = batch_of(side.store, step) or []
+    groups = batch_of(store, step) or []
     for number, i in enumerate(by_prompt if groups else ()):
         yield (_SAMPLES, f"prompt {prompts[i]}", number), len(groups[i].trajectories)
         for index, sample in enumerate(groups[i].trajectories):
@@ -182,19 +172,18 @@ def _facts(side: _Side, step: int) -> Iterator[tuple[Key, Any]]:
         yield ("reward", f"{where}, sample", number), row.rewards
     if rows:
         yield ("order of the batch", "group", 0), prompts
-    metrics = side.metrics[step]
     # The learning rate is an input of the step.
-    for name in sorted(metrics, key=lambda name: name not in _LEARNING_RATES):
+    for name in sorted(metrics[step], key=lambda name: name not in _LEARNING_RATES):
         if name.startswith(_LEARNER):
             subject = "learning rate" if name in _LEARNING_RATES else "metric"
-            yield (subject, name, 0), metrics[name]
-    yield from _weights(side, "weights after the step", step)
+            yield (subject, name, 0), metrics[step][name]
+    yield from _weights(checksums, "weights after the step", step)
 
 
-def _weights(side: _Side, subject: str, version: int) -> Iterator[tuple[Key, str]]:
+def _weights(checksums: Mapping[int, int], subject: str, version: int) -> Iterator[tuple[Key, str]]:
     # A version that was not pushed has no checksum; the next pushed version shows the difference.
-    if version in side.checksums:
-        yield (subject, f"checksum of version {version}", 0), f"{side.checksums[version]:x}"
+    if version in checksums:
+        yield (subject, f"checksum of version {version}", 0), f"{checksums[version]:x}"
 
 
 def _differences(

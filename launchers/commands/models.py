@@ -210,7 +210,23 @@ def export(
     # Files of another model would mix with this one.
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
-    _write_model(run_dir, config, directory, version, is_adapter=adapter)
+    import torch  # takes seconds to import, which other commands do not need
+
+    from async_rl.data.prepare import prepare_model
+    from async_rl.learner.trainer import Trainer
+
+    start_model = prepare_model(config, lambda *_: None)
+    trainer = Trainer(config, start_model, rank=0, world_size=1, device=torch.device("cpu"))
+    trainer.load(checkpoints.verified(run_dir, version))
+    if adapter:
+        trainer.export_adapter(directory)
+    else:
+        trainer.export_hf(directory)
+        # Tokenizer, chat template and code of the model, which training does not change.
+        for path in start_model.iterdir():
+            is_written = (directory / path.name).exists()
+            if path.is_file() and path.suffix != ".safetensors" and not is_written:
+                shutil.copy(path, directory)
     typer.echo(f"the policy of {run_dir.name} after step {version} is in {directory}")
 
 
@@ -225,24 +241,3 @@ def saved_version(run_dir: Path, step: int | None) -> int:
         return step
     of_step = "" if step is None else f" of step {step}"
     raise ConfigError(f"{run_dir.name} has no checkpoint{of_step}; there are {saved}")
-
-
-def _write_model(
-    run_dir: Path, config: RunConfig, target: Path, version: int, *, is_adapter: bool
-) -> None:
-    import torch  # takes seconds to import, which other commands do not need
-
-    from async_rl.data.prepare import prepare_model
-    from async_rl.learner.trainer import Trainer
-
-    start_model = prepare_model(config, lambda *_: None)
-    trainer = Trainer(config, start_model, rank=0, world_size=1, device=torch.device("cpu"))
-    trainer.load(checkpoints.verified(run_dir, version))
-    if is_adapter:
-        trainer.export_adapter(target)
-        return
-    trainer.export_hf(target)
-    # Tokenizer, chat template and code of the model, which training does not change.
-    for path in start_model.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and not (target / path.name).exists():
-            shutil.copy(path, target)

@@ -28,7 +28,7 @@ from async_rl.config.plugins import (
     load_function,
     load_rollout,
 )
-from async_rl.config.rewards import RewardConfig, RewardModelTerm, SandboxConfig
+from async_rl.config.rewards import RewardModelTerm
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
@@ -85,7 +85,13 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
     yield from backend_of(config).problems(config)
     yield from _package_problems(config)
     yield from _grammar_problems(config)
-    yield from _verifier_problems(config.sandbox, config.reward)
+    for package in config.sandbox.packages:
+        try:
+            package_paths(package)
+        except CellFailed as error:
+            yield f"sandbox.packages={package}: {error}"
+    yield from _problem(load_headers, config.sandbox.checker_headers)
+    yield from check_functions(config.reward)
     if config.data.train_files:
         # Imports the reading of data, which --help and runs of the embedded task do not need.
         from async_rl.launchers.preflight.first_rows import row_problems
@@ -135,16 +141,6 @@ def _grammar_problems(config: RunConfig) -> Iterator[str]:
                 require_applied(support)
             except DataError as error:
                 yield f"{path}.sampling: {error}; give a grammar that xgrammar applies"
-
-
-def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:
-    for package in sandbox.packages:
-        try:
-            package_paths(package)
-        except CellFailed as error:
-            yield f"sandbox.packages={package}: {error}"
-    yield from _problem(load_headers, sandbox.checker_headers)
-    yield from check_functions(reward)
 
 
 def _plugin_problems(config: RunConfig) -> Iterator[str]:
