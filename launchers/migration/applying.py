@@ -172,19 +172,14 @@ def _translated(given: Given) -> Fate:
     rule = given.rule
     value = given.value
     # Lists and sections cannot be keys of a mapping.
-    is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
-    if rule.cases and is_listed:
+    if isinstance(value, Hashable) and value in rule.cases:
         return translated(rule.cases[value], rule.note)
     # Values that need no setting are answered; others are refused unless `to` is there.
     if rule.only and not rule.to:
         return refused(rule.refused or rule.same)
-    if rule.choices:
-        if not is_listed:
-            return refused(f"{value} has no counterpart; {rule.refused}")
-        return given.into(rule.choices[value], rule.note)
     if rule.to:
         return given.into(_CONVERTERS[rule.by](value) if rule.by else value, rule.note)
-    return same(rule.same) if rule.same else refused(rule.refused)
+    return same(rule.same) if rule.same else refused(rule.refused or "it has no counterpart")
 
 
 SYSTEMS = ("verl", "areal", "areal_now", "trl")

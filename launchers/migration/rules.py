@@ -70,8 +70,6 @@ class Rule(Value):
     as_: str = msgspec.field(default="", name="as")
     """Another key (`*` = the text that the pattern's `*` matched); the same value needs no setting,
     another value is refused."""
-    choices: dict[Any, Any] = {}
-    """The value's name here, for `to`; a value without a name is refused."""
     to: list[str] = []
     """Settings that receive the value."""
     by: Literal["", "list", "minutes", "negated"] = ""
