@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from async_rl.core.errors import AsyncRLError, ConfigError
-from async_rl.core.extras import require
+from async_rl.core.extras import missing
 from async_rl.data.cache import build_once
 
 
@@ -20,7 +20,8 @@ def convert(file: Path, directory: Path) -> Path:
 
     Raises ConfigError if a package is missing or transformers cannot read the file.
     """
-    require("gguf", "reading a GGUF file")
+    if problem := missing("gguf", "reading a GGUF file"):
+        raise ConfigError(problem)
     if not file.is_file():
         raise ConfigError(f"{file} does not exist; name a GGUF file of a causal language model")
     return build_once(

@@ -164,13 +164,6 @@ def _fate(key: str, source: Source, table: Table, code: Mapping[str, Function]) 
         if value == source.get(other, value):
             return same(rule.same or f"equal to {other}; both are one setting here")
         return refused(rule.refused or f"differs from {other}, but both are one setting here")
-    return _translated(given)
-
-
-def _translated(given: Given) -> Fate:
-    """The fate by the columns that need no code."""
-    rule = given.rule
-    value = given.value
     # Lists and sections cannot be keys of a mapping.
     if isinstance(value, Hashable) and value in rule.cases:
         return translated(rule.cases[value], rule.note)

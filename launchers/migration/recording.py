@@ -63,10 +63,15 @@ def _said(errors: bytes) -> str:
 
 def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
     """Run a command next to the script, its neighbours and the recorder."""
-    near = [path for path in sorted(file.parent.iterdir()) if path.suffix in _SCRIPTS]
-    known = [*[path for path in near if path.is_file() and path != file][:_MAX_FILES], file]
+    near = [
+        path
+        for path in sorted(file.parent.iterdir())
+        if path.suffix in _SCRIPTS and path.is_file() and path != file
+    ]
     texts = {
-        path.name: path.read_bytes() for path in known if path.stat().st_size <= _LONGEST_FILE_BYTES
+        path.name: path.read_bytes()
+        for path in [*near[:_MAX_FILES], file]
+        if path.stat().st_size <= _LONGEST_FILE_BYTES
     }
     if file.name not in texts:
         raise ConfigError(f"{file}: no script has more than {_LONGEST_FILE_BYTES >> 20} MB")
