@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import nbformat
 import psutil
+from documents import DOCS
+from nbclient import NotebookClient
 from warm_processes import run_command
 
-from async_rl.runs.control import ask_status
+from async_rl.runs.control import ask_status, living_pid
 
 _COMMAND = [str(Path(sys.executable).with_name("async-rl"))]
 _LOOK_S = 0.1
@@ -97,6 +100,15 @@ class LiveRun:
         return self._output.read_text(errors="replace")
 
     @property
+    def pid(self) -> int | None:
+        """The id of the supervisor."""
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """The complete rows of metrics.jsonl."""
         try:
@@ -124,7 +136,7 @@ class LiveRun:
         """
         deadline_s = time.monotonic() + timeout_s
         while not condition():
-            assert self.process.poll() is None, f"the run ended before {what}:\n{self.terminal}"
+            assert self.is_alive, f"the run ended before {what}:\n{self.terminal}"
             assert time.monotonic() < deadline_s, (
                 f"{what} did not come within {timeout_s} s:\n{self.terminal}"
             )
@@ -140,8 +152,8 @@ class LiveRun:
     def processes(self) -> list[psutil.Process]:
         """Every living process that belongs to the run, whoever its parent is."""
         # TensorBoard reads links to runs, and its command line names the supervisor instead.
-        mine, supervisor = str(self.run_dir), str(self.process.pid)
-        own = {self.process.pid, os.getpid()}
+        mine, supervisor = str(self.run_dir), str(self.pid)
+        own = {self.pid, os.getpid()}
         return [
             p
             for p in psutil.process_iter(["cmdline", "status"])
@@ -214,6 +226,41 @@ class LiveRun:
         deadline_s = time.monotonic() + 10
         while self.processes() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
+
+
+class Attached(LiveRun):
+    """A run that a Python program has started, as other terminals see it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._output = run_dir / "logs" / "supervisor.out"
+
+    @property
+    def pid(self) -> int | None:
+        return living_pid(self.run_dir)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.pid is not None
+
+
+def notebook(name: str) -> tuple[nbformat.NotebookNode, list[nbformat.NotebookNode]]:
+    """Return a notebook of docs/notebooks, and its cells with code, which a test may change."""
+    found = nbformat.read(DOCS / "notebooks" / name, as_version=4)
+    return found, [cell for cell in found.cells if cell.cell_type == "code"]
+
+
+def outputs(found: nbformat.NotebookNode, directory: Path) -> list[str]:
+    """Execute a notebook in a kernel in a directory; return the text, or the types, of each cell's
+    outputs.
+    """
+    resources = {"metadata": {"path": str(directory)}}
+    NotebookClient(found, timeout=90, resources=resources).execute()
+    return [
+        "".join(o.text if o.output_type == "stream" else " ".join(o.data) for o in cell.outputs)
+        for cell in found.cells
+        if cell.cell_type == "code"
+    ]
 
 
 def open_to_others(*folders: Path) -> list[str]:

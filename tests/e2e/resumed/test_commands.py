@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from documents import DOCS, code_lines, spans
 from resumed_run import LAST, Resumed
 from typer.testing import CliRunner
 from warm_processes import run_command
@@ -69,7 +70,6 @@ def test_an_ended_run_has_a_status_and_is_exported(resumed: Resumed, tmp_path: P
     }
 
 
-DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = (
     "launch",  # tests/repo/test_documented_launches.py
     *("stop", "resume", "export", "verifier", "init", "scale", "eval", "convert"),
@@ -100,10 +100,7 @@ def documented_commands(values: dict[str, str]) -> list[list[str]]:
     """
     found: dict[tuple[str, ...], None] = {}
     for path in sorted(DOCS.rglob("*.md")):
-        text = path.read_text()
-        blocks = re.findall(r"^```.*?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-        lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-        for line in (*lines, *re.findall(r"`(async-rl [^`\n]+)`", text)):
+        for line in (*code_lines(path), *spans(path)):
             words = shlex.split(line.partition("  ")[0]) if line.startswith("async-rl ") else []
             if (
                 len(words) > 1
