@@ -1,13 +1,15 @@
-"""A run of a user's own parts, from Python: rows in verl's form and from a data source, a rollout
-of two turns, a reward that fails on some rows, an engine, a loss, an advantage, a correction.
+"""A run of a user's own parts, from Python, on one device: rows in verl's form and from a data
+source, a rollout of two turns, a reward that fails on some rows, an engine, a loss, an advantage, a
+correction.
 
-It is started, followed, read, stopped and resumed by `import async_rl`, while the command
-line watches it.
+The lines of docs/python.md start, follow and stop it, those of its notebook follow it too, and the
+command line watches it. Its generator is killed while it sleeps. Then it is resumed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import shutil
@@ -16,20 +18,25 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from documents import DOCS, python_blocks
+from e2e_support import Attached, notebook, outputs
 from e2e_support import async_rl as command
 from tiny_model import tiny_model
 
 import async_rl
+from async_rl.core.machine import this_machine
+from async_rl.launchers.api.launching import words_of
+from async_rl.launchers.api.starting import checked_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(sys.executable).with_name("async-rl")
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
@@ -40,8 +47,7 @@ FAILURES = {
     "nan": "mine returned nan",
     "text": "mine returned '0.5'",
 }
-SEEN_STEPS = 8
-"""Six steps train every row that can be scored once: two groups each."""
+SLEEPS = "generation sleeps: the learner uses the device"
 MINE = '''
 """The policy writes a few tokens, which are replaced by an answer that is right for even rows
 and wrong for odd ones, so every score is known."""
@@ -69,9 +75,7 @@ def mine(sample):
 '''
 WORDS = "Ann has apples and buys more. How many does she have? Add 0 to every number."
 SETTINGS: dict[str, Any] = {
-    "generation.engine": "counted",
-    "generation.group_size": 2,
-    "generation.max_attempts": 2,
+    "generation": {"engine": "counted", "group_size": 2, "max_attempts": 2},
     "algorithm.policy_loss": "plugin",
     "algorithm.policy_loss.fn": "plain_ratio",
     "algorithm.policy_loss.correction": "plugin",
@@ -80,42 +84,43 @@ SETTINGS: dict[str, Any] = {
     "algorithm.advantage.fn": "above_mean",
     "buffer.groups_per_step": 2,
     "data": {"max_prompt_tokens": 64, "max_response_tokens": 24, "order": "sequential"},
-    "evaluation": {"every_steps": 2, "num_samples": 2},
-    "monitoring.tensorboard_port": None,
-    "num_steps": 100_000,
+    "evaluation.every_steps": 2,
+    "evaluation.num_samples": 2,
+    # The learner uses the device long enough to be seen from outside, and changes little.
+    "learner": {"epochs": 100, "optimizer": {"lr": 1e-6}},
+    "placement": "colocated",
     "recording": "full",
     "rollout.max_turns": 2,
-    "timeouts.group_s": 36,
+    "timeouts": {"group_s": 36, "call_s": 10},
 }
+"""In place of settings of the page, or with them."""
 
 
-@dataclass
-class Own:
-    """What was seen of the run while it lived, and the run after its end."""
-
-    resumed: async_rl.Run
-    steps: list[int]
-    status: Any
-    seen: dict[str, Any]
-    watched: list[str]
-    samples: list[Any]
-    failed: list[int]
-    ended: Any
-    left: list[int]
+Own = SimpleNamespace
+"""What was seen of the run while it lived, and the run after its end (`follow`)."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
     folder = tmp_path_factory.mktemp("own")
+    settings = SETTINGS | files(folder)
+    launch = async_rl.launch
+
+    def launch_own(conf: str, given: dict[str, Any]) -> async_rl.Run:
+        checked_config(conf, words_of([], None, None, given), this_machine())
+        return launch(conf, given | settings)
+
     with pytest.MonkeyPatch.context() as patch:
         installed = install(folder)
         patch.syspath_prepend(str(installed))
         patch.setenv("PYTHONPATH", str(installed))
-        run = async_rl.launch("grpo_code", SETTINGS | files(folder))
+        patch.chdir(folder)
+        patch.setattr(async_rl, "launch", launch_own)
         try:
-            yield follow(run)
+            yield follow(folder)
         finally:
-            run.stop(now=True)
+            with contextlib.suppress(async_rl.ConfigError):
+                async_rl.open_run(folder / "runs/from-python").stop(now=True)
 
 
 def install(folder: Path) -> Path:
@@ -142,8 +147,6 @@ def files(folder: Path) -> dict[str, Any]:
         "reward.terms.tests": "tests",
         "reward.terms.mine": f"{folder}/mine.py:mine",
         "reward.terms.mine.weight": 2,
-        "output_dir": str(folder),
-        "run_name": "mine",
     }
 
 
@@ -160,32 +163,55 @@ def row(index: int, how: str) -> dict[str, Any]:
     }
 
 
-def follow(run: async_rl.Run) -> Own:
-    steps = run.steps()
-    seen_steps = [next(steps)["step"] for _ in range(SEEN_STEPS)]
-    while len(dropped(run)) < len(FAILURES):
-        seen_steps.append(next(steps)["step"])
+def follow(folder: Path) -> Own:
+    blocks = python_blocks(DOCS / "python.md")
+    stop = next(index for index, block in enumerate(blocks) if "run.stop()" in block)
+    printed = io.StringIO()
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(printed):
+        for block in blocks[:stop]:
+            exec(block, names)
+    run: async_rl.Run = names["run"]
+    live = Attached(run.directory)
+
+    def sleeps() -> bool:
+        return bool(live.member("generator-0").get("waits_for") == SLEEPS)
+
+    live.until(sleeps, "a handover")
+    killed = live.pid_of("generator-0")
+    live.kill("generator-0")
+    live.serves_again("generator-0", killed)
+    step = live.step
+    live.until(lambda: live.step >= step + 2 and sleeps(), "another handover")
+    live.until(lambda: len(dropped(run)) == len(FAILURES), "a group of each row that fails")
     status = run.status()
     shown = command("status", str(run.directory), "--json")
     assert shown.returncode == 0, shown.stderr
     watched = watch(run)
     samples = run.rollouts(step=1)
     failed = [sample.index for sample in run.rollouts(step=1, failed=True)]
-    ended = run.stop()
-    left = [member.pid for member in status.members if psutil.pid_exists(member.pid)]
-    seen_steps += [step["step"] for step in steps]
+    in_notebook = read_in_notebook(blocks, folder)
+    pids = [member.pid for member in run.status().members]
+    live.until(sleeps, "a step to be stopped in")
+    with contextlib.redirect_stdout(printed):
+        for block in blocks[stop:]:
+            exec(block, names)
+    ended = run.status()
+    left = [pid for pid in pids if psutil.pid_exists(pid)]
+    steps = [step["step"] for step in run.steps()]
     # A person repairs the function. Else the resumed run may have no prompt left but those that it
     # fails on, and would take them for an outage of the scoring for minutes.
-    mine = run.directory.parent / "mine.py"
+    mine = folder / "mine.py"
     mine.write_text(MINE.replace('sample.row.get("how", "good")', '"good"'))
-    again = async_rl.open_run(run.directory)
-    resumed = async_rl.resume(again, {"num_steps": ended.step + 2})
+    resumed = async_rl.resume(run, {"num_steps": ended.step + 2})
     with pytest.raises(async_rl.ConfigError, match="is running"):
         async_rl.resume(resumed.directory)
     assert resumed.wait(timeout_s=120).state is async_rl.RunState.FINISHED
     return Own(
         resumed=resumed,
-        steps=seen_steps,
+        printed=printed.getvalue().splitlines(),
+        in_notebook=in_notebook,
+        steps=steps,
         status=status,
         seen=json.loads(shown.stdout),
         watched=watched,
@@ -196,6 +222,32 @@ def follow(run: async_rl.Run) -> Own:
     )
 
 
+def read_in_notebook(blocks: list[str], folder: Path) -> list[str]:
+    """Execute the notebook, which has a run of the page's settings, with this one, and without its
+    stop; return what it shows.
+    """
+    found, cells = notebook("run.ipynb")
+    launches, stops = cells[0].source, next(c for c in cells if "run.stop()" in c.source).source
+    # What is not executed in the notebook is executed in the page.
+    assert launches.replace('"notebook"', '"from-python"') == f"{blocks[0]}run.name"
+    assert any(stops in block for block in blocks)
+    for cell in cells:
+        if cell.source == launches:
+            cell.source = OPEN
+        elif cell.source == stops:
+            cell.source = ""
+    return outputs(found, folder)
+
+
+OPEN = """
+import async_rl
+run = async_rl.open_run('runs/from-python')
+# The notebook's own run evaluates nothing, so it has no row before its first step.
+rows = type(run).steps
+type(run).steps = lambda run: (row for row in rows(run) if row["step"])
+"""
+
+
 def watch(run: async_rl.Run) -> list[str]:
     """Return two heads that `async-rl status --watch` draws until Ctrl-C."""
     with subprocess.Popen(
@@ -204,7 +256,7 @@ def watch(run: async_rl.Run) -> list[str]:
         assert watching.stdout is not None
         heads: list[str] = []
         for line in watching.stdout:
-            heads += [line] if line.startswith("mine ") else []
+            heads += [line] if line.startswith("from-python ") else []
             if len(heads) == 2:
                 break
         watching.send_signal(signal.SIGINT)
@@ -227,15 +279,47 @@ def dropped(run: async_rl.Run) -> dict[str, str]:
     return {name: message for name, _, message in found}
 
 
+def test_the_lines_of_the_page_run_from_start_to_end(own: Own) -> None:
+    error, first, *printed = own.printed
+    assert error.startswith("num_step=20: there is no such setting; did you mean num_steps")
+    assert first.startswith("0 ")
+    assert any(line.startswith("running ") for line in printed)
+    assert f"stopped at step {own.ended.step}" in printed
+    assert printed[-3:] == ["wrong_answer", "pass ", "wrong_answer f(2) returned 4, not 5"]
+
+
+def test_every_cell_of_the_notebook_runs_in_a_kernel(own: Own) -> None:
+    assert "step 3" in own.in_notebook[1]
+    assert "generators: 2 wanted" in own.in_notebook[3]
+    assert any("image/svg+xml" in text for text in own.in_notebook)
+    judged = "\n".join(own.in_notebook[-5:])
+    verdicts = ("pass", "wrong_answer", "timeout", "runtime_error")
+    assert [verdict for verdict in verdicts if verdict not in judged] == []
+
+
+def test_handovers_continue_after_a_sleeping_generator_died_and_end_in_order_during_a_step(
+    own: Own,
+) -> None:
+    live = Attached(own.resumed.directory)
+    for seconds in (
+        "blocked_s/generator/generation_sleeps",
+        "stage_s/learner/moving_to_the_device",
+    ):
+        assert any(row.get(seconds, 0.0) > 0 for row in live.rows), seconds
+    assert max(row["staleness/max_versions"] for row in live.rows[1:]) <= 2
+    assert max(row["weights/probe_abs_max"] for row in live.rows[1:]) < 1e-3
+    assert live.audit()["problems"] == []
+
+
 def test_steps_are_followed_and_the_command_line_sees_the_same_run(own: Own) -> None:
     assert own.steps == list(range(own.ended.step + 1))
     assert (own.status.state, own.status.is_running) == (async_rl.RunState.RUNNING, True)
     roles = {member.role for member in own.status.members}
     assert roles == {"learner", "buffer", "generator", "verifier"}
-    assert (own.seen["state"], own.seen["run_name"]) == ("running", "mine")
+    assert (own.seen["state"], own.seen["run_name"]) == ("running", "from-python")
     names = {member["name"] for member in own.seen["members"]}
     assert names == {"buffer", "generator-0", "learner-0", "verifier-0"}
-    assert all("of 100000" in head for head in own.watched)
+    assert all("of 1000" in head for head in own.watched)
 
 
 def test_samples_are_read_while_the_run_lives(own: Own) -> None:
