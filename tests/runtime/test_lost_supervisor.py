@@ -2,38 +2,21 @@
 the supervisor does not answer.
 """
 
-import os
 import signal
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
-from composing import compose
+from members import without_supervisor
 
-from async_rl.composition.compose import write_config
 from async_rl.core.os import RESTART_CODE
 from async_rl.launchers.backends.local import child_command
 from async_rl.planning.topology import ProcessSpec
-from async_rl.protocol.base import message_schema
-from async_rl.runtime.context import Control
-from async_rl.wire.keys import create_keys
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
-    write_config(
-        compose("ppo_code", ["verifiers.cells=1", "timeouts.call_s=0.2"]), tmp_path / "config.yaml"
-    )
-    create_keys(tmp_path / "keys")
-    control = Control(
-        address="tcp://127.0.0.1:1",
-        pid=os.getpid(),
-        machine="elsewhere",
-        model_path="",
-        messages=message_schema(),
-    )
-    (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
+    without_supervisor(tmp_path, "verifiers.cells=1", "timeouts.call_s=0.2")
     verifier = ProcessSpec(name="verifier-0", role="verifier", rank=0, cores=(), gpus=0, env={})
     return child_command(verifier, tmp_path, parent_pid=0, announces=True)
 
