@@ -15,6 +15,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from e2e_support import LiveRun
@@ -43,37 +44,35 @@ def ends_with(run: LiveRun, code: int, *sentences: str) -> None:
 
 
 @contextlib.contextmanager
-def taken_ports(count: int) -> Iterator[list[int]]:
+def taken_ports(run_dir: Path) -> Iterator[tuple[list[str], int, list[str]]]:
+    settings = ("monitoring.prometheus_port", "monitoring.tensorboard_port")
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        sockets = [stack.enter_context(socket.socket()) for _ in settings]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
             each.listen()
-        yield [each.getsockname()[1] for each in sockets]
-
-
-def test_every_port_that_is_taken_is_named_when_a_run_is_resumed(
-    launch: Callable[..., LiveRun], copied: Path
-) -> None:
-    before = checkpoints(copied)
-    settings = ("monitoring.prometheus_port", "monitoring.tensorboard_port")
-    with taken_ports(2) as ports:
+        ports = [each.getsockname()[1] for each in sockets]
         given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
         refused = "cannot be bound (Address already in use); choose another address"
-        run = launch("num_steps=20", "checkpoint.mirror=null", *given, resumes=True)
         named = zip(given, ports, strict=True)
-        ends_with(run, 2, *(f"{one}: 127.0.0.1:{port} {refused}" for one, port in named))
-    assert checkpoints(copied) == before
+        yield given, 2, [f"{one}: 127.0.0.1:{port} {refused}" for one, port in named]
 
 
-def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(
-    launch: Callable[..., LiveRun], copied: Path
+@contextlib.contextmanager
+def locked_store(run_dir: Path) -> Iterator[tuple[list[str], int, list[str]]]:
+    with (run_dir / "store.sqlite.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield [], 1, ["store.sqlite is written by another process; end that process first"]
+
+
+@pytest.mark.parametrize("happens", [taken_ports, locked_store])
+def test_a_resume_that_cannot_start_says_why_and_changes_nothing(
+    launch: Callable[..., LiveRun], copied: Path, happens: Callable[[Path], Any]
 ) -> None:
     before = checkpoints(copied)
-    with (copied / "store.sqlite.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        run = launch("num_steps=20", "checkpoint.mirror=null", resumes=True)
-        ends_with(run, 1, "store.sqlite is written by another process; end that process first")
+    with happens(copied) as (settings, code, sentences):
+        run = launch("num_steps=20", "checkpoint.mirror=null", *settings, resumes=True)
+        ends_with(run, code, *sentences)
     assert checkpoints(copied) == before
 
 
