@@ -1,7 +1,9 @@
 """Try seeds of the world: python tests/world/explore.py SEEDS [FIRST], or one seed with --show.
 
 Prints each seed whose promises break, with the fewest of its faults that still break them, and the
-rate. The order of sets depends on Python's hash seed, which is fixed here, so a seed repeats.
+rate. --certify: prints the seeds whose certificate has a broken statement instead, and how often
+each statement had each verdict; with --calm, without faults, such a seed is a false alarm. The
+order of sets depends on Python's hash seed, which is fixed here, so a seed repeats.
 """
 
 from __future__ import annotations
@@ -12,26 +14,16 @@ import os
 import sys
 import tempfile
 import time
-import traceback
+from collections import Counter
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from certified import PROBED, broken, certified
 from scenarios import drawn
-from world import Fault, World, clear
+from world import Fault, clear
 
 _perf_s = time.perf_counter
-
-
-def problems_of(world: World) -> list[str]:
-    """Run the world; return the promises that it breaks."""
-    try:
-        world.run()
-        return world.history.check()
-    except AssertionError as error:
-        return [f"{type(error).__name__}: {error}"]
-    except Exception as error:  # noqa: BLE001 - whatever ends the product is a finding
-        return ["".join(traceback.format_exception(error))]
 
 
 def fewest(seed: int, faults: list[Fault], path: Path) -> list[Fault]:
@@ -40,7 +32,7 @@ def fewest(seed: int, faults: list[Fault], path: Path) -> list[Fault]:
     for fault in faults:
         fewer = [other for other in left if other is not fault]
         clear(path)
-        if problems_of(dataclasses.replace(drawn(seed, path), faults=fewer)):
+        if dataclasses.replace(drawn(seed, path), faults=fewer).play():
             left = fewer
     return left
 
@@ -51,6 +43,8 @@ def main() -> int:
     parser.add_argument("seeds", type=int, help="number of seeds")
     parser.add_argument("first", type=int, nargs="?", default=0, help="the first one")
     parser.add_argument("--show", action="store_true", help="print the log of each world")
+    parser.add_argument("--certify", action="store_true", help="print broken certificates instead")
+    parser.add_argument("--calm", action="store_true", help="leave out all faults")
     arguments = parser.parse_args()
     # Memory: the store is a file, and the disk would be most of the time.
     shared = Path("/dev/shm")
@@ -58,19 +52,28 @@ def main() -> int:
     path = Path(folder) / "world"
     started_s = _perf_s()
     num_bad = num_callbacks = 0
+    verdicts: Counter[str] = Counter()
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         clear(path)
-        world = drawn(seed, path)
-        problems = problems_of(world)
+        world = drawn(seed, path, PROBED if arguments.certify else {})
+        if arguments.calm:
+            world.faults.clear()
+        problems = world.play()
+        if arguments.certify:
+            certificate = certified(world)
+            verdicts.update(f"{each.verdict}: {each.promise}" for each in certificate.statements)
+            problems = [f"{promise}: {why}" for promise, why in broken(certificate).items()]
         num_callbacks += world.loop.num_callbacks
         if arguments.show:
             print("\n".join(world.log))
         if problems:
             num_bad += 1
-            faults = [str(fault) for fault in fewest(seed, world.faults, path)]
+            faults = world.faults if arguments.certify else fewest(seed, world.faults, path)
             print(f"seed {seed}: {problems[0]}", *faults, sep="\n  ", flush=True)
     clear(Path(folder))
     took_s = _perf_s() - started_s
+    for text, number in sorted(verdicts.items()):
+        print(f"{number:6d} {text}")
     print(
         f"{arguments.seeds} seeds, {num_bad} break a promise; {num_callbacks} events in"
         f" {took_s:.0f} s ({num_callbacks / took_s:.0f} per second)"

@@ -23,7 +23,6 @@ import msgspec
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from explore import problems_of
 from planting import PRODUCT, module_name, replace_functions
 from scenarios import drawn
 from world import clear
@@ -69,7 +68,7 @@ def hunt(mutant: Mutant, to_try: Iterable[int]) -> str:
         path = Path(folder) / "world"
         for number, seed in enumerate(to_try, 1):
             clear(path)
-            problems = problems_of(drawn(seed, path))
+            problems = drawn(seed, path).play()
             if problems:
                 line = problems[0].strip().splitlines()[-1]
                 return f"{seed} | {number} | {line[:160]}"

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import parts
 import pytest
-from explore import problems_of
-from world import World
+from world import World, story
 
 from async_rl.core.errors import PartlyTrained
-
-
-def played(path: Path, *, seed: int = 1, **kinds: Any) -> World:
-    world = World(seed=seed, path=path, **kinds)
-    world.problems = problems_of(world)
-    return world
 
 
 def dropped(world: World) -> list[int]:
@@ -34,7 +26,7 @@ def test_a_batch_that_cannot_be_trained_is_dropped_and_another_one_takes_its_pla
     tmp_path: Path,
 ) -> None:
     # With seeds 3 and 5 three batches of one step are bad, which ends the run.
-    world = played(tmp_path, seed=4, bad_batches=0.2, settings={"num_steps": 20})
+    world = story(tmp_path, seed=4, bad_batches=0.2, num_steps=20)
     assert (world.codes, world.problems) == ([0], [])
     assert dropped(world), "some batch was bad"
     assert [step.version for step in world.history.steps] == list(range(20))
@@ -42,7 +34,7 @@ def test_a_batch_that_cannot_be_trained_is_dropped_and_another_one_takes_its_pla
 
 def test_the_third_batch_that_fails_at_one_step_ends_the_run(tmp_path: Path) -> None:
     """Then the weights or the settings are the cause; a resume may be tried once per batch."""
-    world = played(tmp_path, bad_batches=1.0)
+    world = story(tmp_path, bad_batches=1.0)
     assert world.codes == [1]
     assert "the world made this batch bad" in world.cause
     assert dropped(world) == [0] * 6
@@ -53,7 +45,7 @@ def test_weights_that_were_changed_before_the_failure_are_loaded_again_by_a_rest
 ) -> None:
     monkeypatch.setattr(parts, "NonFiniteError", PartlyTrained)
     # With seeds 3 and 5 three batches of one step are bad, which ends the run.
-    world = played(tmp_path, seed=4, bad_batches=0.2, settings={"num_steps": 20})
+    world = story(tmp_path, seed=4, bad_batches=0.2, num_steps=20)
     assert (world.codes, world.problems) == ([0], [])
     assert dropped(world)
     lives = [line for line in world.log if "learner-0 started" in line]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from certified import PROBED, broken, certified
 from loop import CURRENT
 from msgspec.structs import replace
-from world import Fault, World
+from world import Fault, World, story
 
 from async_rl.buffer import changes
 from async_rl.buffer.store import reader
@@ -36,19 +36,20 @@ MAX_LONG = 6
 NUM_TOKENS = 8
 
 
-def story(path: Path, faults: list[Fault] | None = None, **settings: Any) -> World:
-    names = {name.replace("__", "."): value for name, value in settings.items()}
-    return World(
-        seed=1, path=path, settings={"num_steps": 60, **PROBED, **names}, faults=faults or []
-    )
+def certificate_of(
+    path: Path, faults: Sequence[Fault] = (), *, order: int | None = None, **given: Any
+) -> tuple[World, Certificate]:
+    probed = {name.replace(".", "__"): value for name, value in PROBED.items()}
+    world = story(path, faults, **{"num_steps": 60, **probed, **given})
+    return world, certified(world, order=order)
 
 
-def verdicts(certificate: Certificate) -> dict[str, Verdict]:
-    return {each.promise: each.verdict for each in certificate.statements}
+def broken_in(path: Path, faults: Sequence[Fault] = (), **given: Any) -> dict[str, str]:
+    return broken(certificate_of(path, faults, **given)[1])
 
 
 def test_a_run_without_a_fault_has_no_broken_statement(tmp_path: Path) -> None:
-    certificate = certified(story(tmp_path))
+    _, certificate = certificate_of(tmp_path)
     assert broken(certificate) == {}
     unknown = [each.promise for each in certificate.statements if each.verdict is Verdict.UNKNOWN]
     # The world has no losses, no launcher that records the code, and keeps two steps of responses.
@@ -79,11 +80,9 @@ def test_weights_that_never_arrive_at_one_engine_are_named(
         return report
 
     monkeypatch.setattr(parts, "logprobs_of", slow_learner)
-    world = story(tmp_path / "sound")
-    assert broken(certified(world)) == {}
+    assert broken_in(tmp_path / "sound") == {}
     monkeypatch.setattr(parts.Engine, "load_weights", keeps_old)
-    certificate = certified(story(tmp_path / "stale"))
-    found = broken(certificate)
+    found = broken_in(tmp_path / "stale")
     assert set(found) == {COMPUTED}
     assert found[COMPUTED].startswith("generator-1 (pid ")
     assert "reported version 1 to 60 and kept its old weights" in found[COMPUTED]
@@ -93,7 +92,7 @@ def test_weights_that_never_arrive_at_one_engine_are_named(
 def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
     tmp_path: Path,
 ) -> None:
-    world = story(
+    world, certificate = certificate_of(
         tmp_path,
         [Fault(6.2, "stop_in_push", ("generator-1", 500.0))],
         timeouts__start_s=30.0,
@@ -101,7 +100,6 @@ def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
         num_steps=40,
         weights__probe_every_pushes=0,
     )
-    certificate = certified(world)
     assert broken(certificate) == {}
     [reached] = [each for each in certificate.statements if each.promise == REACHED]
     [expelled] = world.history.expelled
@@ -124,10 +122,9 @@ def test_prompts_that_are_skipped_after_a_resume_are_named(
         return recovered
 
     faults = [Fault(12.0, "lose_all")]
-    assert broken(certified(story(tmp_path / "sound", faults))) == {}
+    assert broken_in(tmp_path / "sound", faults) == {}
     monkeypatch.setattr(reader.StoreReader, "recover", skips)
-    world = story(tmp_path / "skips", faults)
-    found = broken(certified(world))
+    found = broken_in(tmp_path / "skips", faults)
     assert set(found) == {ONCE, AUDIT}
     skipped = found[ONCE].splitlines()[0]
     assert skipped.startswith("position ")
@@ -137,7 +134,7 @@ def test_prompts_that_are_skipped_after_a_resume_are_named(
 
 def test_another_order_of_the_data_is_named(tmp_path: Path) -> None:
     # A resume that shuffles anew issues other prompts than the order of the run says.
-    found = broken(certified(story(tmp_path, num_steps=20), order=2))
+    found = broken_in(tmp_path, num_steps=20, order=2)
     assert set(found) == {ORDERED}
     assert found[ORDERED].startswith("position 1 was issued for t0, not for t6\n")
 
@@ -158,7 +155,7 @@ def test_complete_groups_that_are_dropped_because_they_are_long_are_named(
         return facts
 
     monkeypatch.setattr(changes, "facts_of", without_long)
-    found = broken(certified(story(tmp_path)))
+    found = broken_in(tmp_path)
     assert LENGTHS in found
     assert "that were left out the mean differs by -" in found[LENGTHS]
 
@@ -175,15 +172,13 @@ def test_attempts_that_are_discarded_because_they_are_long_are_named(
         return group
 
     monkeypatch.setattr(parts.Rollouts, "group", gives_up)
-    found = broken(certified(story(tmp_path)))
+    found = broken_in(tmp_path)
     assert ATTEMPTS in found
     assert "that were left out the mean differs by -" in found[ATTEMPTS]
 
 
 def test_attempts_that_fail_by_chance_are_no_bias(tmp_path: Path) -> None:
-    world = story(tmp_path)
-    world.failed_verdicts = 0.2
-    certificate = certified(world)
+    _, certificate = certificate_of(tmp_path, failed_verdicts=0.2)
     assert broken(certificate) == {}
     [attempts] = [each for each in certificate.statements if each.promise == ATTEMPTS]
     assert any("one-sided" in line for line in attempts.evidence)
@@ -233,7 +228,7 @@ def test_a_seed_that_samples_or_engines_share_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed_of: Any, promises: set[str]
 ) -> None:
     monkeypatch.setattr(parts.Rollouts, "group", draws(seed_of))
-    found = broken(certified(story(tmp_path, num_steps=40, recording="full")))
+    found = broken_in(tmp_path, num_steps=40, recording="full")
     assert set(found) == promises
     assert all("a seed is shared" in text for text in found.values())
     if ACROSS in promises:
@@ -251,8 +246,7 @@ def twenty_kills() -> list[Fault]:
 
 
 def test_twenty_kills_are_survived_and_listed(tmp_path: Path) -> None:
-    world = story(tmp_path, twenty_kills(), num_steps=150)
-    certificate = certified(world)
+    world, certificate = certificate_of(tmp_path, twenty_kills(), num_steps=150)
     assert world.problems == []
     assert broken(certificate) == {}
     evidence = "\n".join(line for each in certificate.statements for line in each.evidence)

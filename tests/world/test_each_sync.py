@@ -12,8 +12,7 @@ from unittest import mock
 
 import pytest
 from disk import Disk, fsync
-from explore import problems_of
-from world import Fault, World, clear
+from world import Fault, World, clear, story
 
 from async_rl.core.checksums import damage
 from async_rl.runs.status import config_of
@@ -25,22 +24,19 @@ def run(path: Path, fault: Fault, cut_at_sync: int) -> tuple[World, list[str]]:
     clear(path)
     # Where the copies go is there before the run.
     (path / "other" / "copies").mkdir(parents=True)
-    settings = {
-        "num_steps": 3,
-        "generators.count": 1,
-        "checkpoint.every_steps": 1,
-        "checkpoint.keep": 2,
-        "checkpoint.mirror": str(path / "other" / "copies"),
-    }
-    world = World(
+    world = story(
+        path,
+        [fault],
         seed=5,
-        path=path,
-        settings=settings,
-        faults=[fault],
         has_disk=True,
         cut_at_sync=cut_at_sync,
+        num_steps=3,
+        generators__count=1,
+        checkpoint__every_steps=1,
+        checkpoint__keep=2,
+        checkpoint__mirror=str(path / "other" / "copies"),
     )
-    return world, problems_of(world)
+    return world, world.problems
 
 
 @pytest.mark.parametrize("kind", ["power_loss", "damage_checkpoint"])
@@ -85,6 +81,5 @@ def test_a_row_of_metrics_does_not_outlive_the_evaluation_that_it_describes(
 ) -> None:
     # The row is in the page cache when the power is lost, and may reach the disk before the store.
     lost = Fault(0.0, "at_message", ("ReportMetrics", "returned", number, "power_loss", ""))
-    settings = {"evaluation.every_steps": 1}
-    world = World(seed=seed, path=tmp_path, settings=settings, faults=[lost], has_disk=True)
-    assert problems_of(world) == []
+    settings = {"evaluation__every_steps": 1}
+    assert story(tmp_path, [lost], seed=seed, has_disk=True, **settings).problems == []

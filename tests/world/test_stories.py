@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
-from explore import problems_of
-from world import Fault, World
+from world import Fault, World, story
 
 LONG = 10_000
-
-
-def story(path: Path, faults: list[Fault], **settings: Any) -> World:
-    names = {name.replace("__", "."): value for name, value in settings.items()}
-    world = World(seed=1, path=path, settings=names, faults=faults)
-    world.problems = problems_of(world)
-    return world
 
 
 def lines(world: World, text: str) -> list[str]:
@@ -126,7 +117,7 @@ def test_a_generator_that_was_taken_for_dead_ends_when_it_returns(tmp_path: Path
 def test_a_generator_that_is_to_leave_gets_no_more_groups(tmp_path: Path) -> None:
     # Its request waits at the buffer for the learner, which frees tickets at each step.
     leave = Fault(9.0, "scale", kinds={"generators": 1})
-    settings = {"num_steps": 10, "evaluation.every_steps": 0}
-    world = World(seed=2, path=tmp_path, settings=settings, faults=[leave], step_s=4.0)
-    assert problems_of(world) == []
+    settings = {"num_steps": 10, "evaluation__every_steps": 0}
+    world = story(tmp_path, [leave], seed=2, step_s=4.0, **settings)
+    assert world.problems == []
     assert lines(world, "generator-1 has left")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from explore import problems_of
 from mutate import mutants
 from planting import PRODUCT
 from scenarios import drawn
@@ -43,14 +42,14 @@ KINDS = (3001, 3002, 3006, 3007, 3011, 3012)
 
 @pytest.mark.parametrize("seed", sorted({*range(40), *KINDS, *NEWEST, *FOUND, *EARLIER}))
 def test_every_promise_holds_under_the_faults_of_a_seed(seed: int, tmp_path: Path) -> None:
-    assert problems_of(drawn(seed, tmp_path)) == []
+    assert drawn(seed, tmp_path).play() == []
 
 
 @pytest.mark.parametrize("seed", [2064, 3006, 3012])
 def test_a_seed_repeats_its_world(seed: int, tmp_path: Path) -> None:
     worlds = [drawn(seed, tmp_path / name) for name in ("first", "second")]
     for world in worlds:
-        assert problems_of(world) == []
+        assert world.play() == []
     first, second = worlds
     assert first.log == [line.replace("second", "first") for line in second.log]
     assert first.loop.num_callbacks == second.loop.num_callbacks

@@ -16,9 +16,10 @@ import shutil
 import signal
 import sqlite3
 import time
+import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,17 @@ class World:
         return _Log(self, name)
 
     # ---- the run
+
+    def play(self) -> list[str]:
+        """Run; return, and keep in `problems`, the promises that break."""
+        try:
+            self.run()
+            self.problems = self.history.check()
+        except AssertionError as error:
+            self.problems = [f"{type(error).__name__}: {error}"]
+        except Exception as error:  # noqa: BLE001 - whatever ends the product is a finding
+            self.problems = ["".join(traceback.format_exception(error))]
+        return self.problems
 
     def run(self, until_s: float = 20_000.0) -> None:
         """Run to the end, resuming after each loss of the supervisor."""
@@ -599,6 +611,18 @@ class World:
         return open_engine
 
 
+def story(path: Path, faults: Sequence[Fault] = (), *, seed: int = 1, **given: Any) -> World:
+    """Play a world with these faults. given: attributes of World, and settings with two underscores
+    instead of each dot.
+    """
+    own = {each.name for each in fields(World)} & given.keys()
+    settings = {name.replace("__", "."): given[name] for name in given.keys() - own}
+    kinds = {name: given[name] for name in own}
+    world = World(seed=seed, path=path, settings=settings, faults=list(faults), **kinds)
+    world.play()
+    return world
+
+
 def configured(settings: Mapping[str, Any]) -> RunConfig:
     """The small configuration with these values, checked. Composing each would take longer than
     running it.
@@ -620,20 +644,14 @@ class _Log:
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
+        self.info = functools.partial(self._add, "info")
+        self.warning = functools.partial(self._add, "WARNING")
+        self.error = functools.partial(self._add, "ERROR")
 
     def _add(self, level: str, text: str, *values: Any, **_: Any) -> None:
         line = text % values if values else text
         if not self._world.loop.is_over:
             self._world.log.append(f"{self._world.loop.time():9.3f} {self._name} {level} {line}")
-
-    def info(self, text: str, *values: Any, **kinds: Any) -> None:
-        self._add("info", text, *values)
-
-    def warning(self, text: str, *values: Any, **kinds: Any) -> None:
-        self._add("WARNING", text, *values)
-
-    def error(self, text: str, *values: Any, **kinds: Any) -> None:
-        self._add("ERROR", text, *values)
 
 
 class _Nothing:
