@@ -8,18 +8,13 @@ together.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
-from collections.abc import Generator, Iterable
-from pathlib import Path
 
 import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
-
-from async_rl.core.extras import EXTRA_OF
 
 # Without a deadline: an example that takes 0.3 s on a busy machine is no failure.
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)
@@ -37,42 +32,6 @@ ALONE = (
 """Modules that never run beside each other: they start many processes and expect progress in time.
 Together they take about as long as half of the suite, so they start first.
 """
-
-NO_TORCH = importlib.util.find_spec("torch") is None
-"""Without the packages of training, what needs one is skipped."""
-collect_ignore = ["learner"] if NO_TORCH else []
-"""Its conftest.py imports torch, so its modules cannot be skipped one by one."""
-
-
-class WithoutTorch(pytest.Module):
-    """A module of tests that is skipped if it imports a package of training."""
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        try:
-            return super().collect()
-        except self.CollectError as error:
-            skip_if_missing(str(error))
-            raise
-
-
-def skip_if_missing(text: str) -> None:
-    for package in EXTRA_OF:
-        if f"No module named '{package}" in text:
-            pytest.skip(f"needs {package}", allow_module_level=True)
-
-
-if NO_TORCH:
-
-    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> WithoutTorch:
-        return WithoutTorch.from_parent(parent, path=module_path)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_pyfunc_call() -> Generator[None, object, object]:
-        try:
-            return (yield)
-        except ModuleNotFoundError as error:
-            skip_if_missing(str(error))
-            raise
 
 
 @pytest.fixture(scope="session")
