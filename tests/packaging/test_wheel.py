@@ -66,12 +66,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line of the installed wheel in an empty folder, without the checkout."""
+CLI = ("-m", "async_rl.launchers.cli")
+
+
+def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the installed wheel in an empty folder, without the checkout."""
     empty = installed.parent / "empty"
     empty.mkdir(exist_ok=True)
     return subprocess.run(
-        [sys.executable, "-m", "async_rl.launchers.cli", *arguments],
+        [sys.executable, *words],
         cwd=empty,
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
@@ -81,14 +84,8 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_installed_files_are_those_of_the_wheel(installed: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", WHERE],
-        cwd=installed.parent,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    result = run(installed, "-c", WHERE)
+    assert result.returncode == 0
     assert all(line.startswith(str(installed)) for line in result.stdout.splitlines())
 
 
@@ -117,7 +114,7 @@ def test_every_file_of_the_product_is_installed(installed: Path) -> None:
 
 
 def test_dry_run_of_the_installed_command(installed: Path) -> None:
-    result = run(installed, "launch", "conf=grpo_code", "--dry-run")
+    result = run(installed, *CLI, "launch", "conf=grpo_code", "--dry-run")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "learner-0" in result.stdout
 
@@ -127,20 +124,19 @@ def test_the_installed_command_reads_a_foreign_script(installed: Path, tmp_path:
     script.write_text(
         "N=3\npython3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$((N * 2))\n"
     )
-    done = run(installed, "migrate", str(script), "--output", str(tmp_path / "own.yaml"))
+    done = run(installed, *CLI, "migrate", str(script), "--output", str(tmp_path / "own.yaml"))
     assert "actor_rollout_ref.rollout.n=6" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("operator", "verdict"), [("+", "pass"), ("-", "wrong_answer")])
 def test_a_verifier_of_the_installed_command_judges_programs(
-    installed: Path, tmp_path: Path, operator: str, verdict: str
+    installed: Path, tmp_path: Path
 ) -> None:
-    row = {
-        "prompt": "add",
-        "completion": f"def f(a, b):\n    return a {operator} b",
-        "test_list": ["assert f(1, 2) == 3"],
-    }
     rows = tmp_path / "problems.jsonl"
-    rows.write_text(json.dumps(row) + "\n")
-    result = run(installed, "verify", str(rows))
-    assert result.stdout.startswith(f"{verdict} "), result.stdout + result.stderr
+    with rows.open("w") as file:
+        for operator in "+-":
+            program = f"def f(a, b):\n    return a {operator} b"
+            row = {"prompt": "add", "completion": program, "test_list": ["assert f(1, 2) == 3"]}
+            file.write(json.dumps(row) + "\n")
+    result = run(installed, *CLI, "verify", str(rows))
+    verdicts = [line.split()[0] for line in result.stdout.splitlines()[:2]]
+    assert verdicts == ["pass", "wrong_answer"], result.stdout + result.stderr
