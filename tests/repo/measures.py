@@ -8,6 +8,7 @@ usage: measures.py           prints every measure with its limit
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import sys
 import tokenize
@@ -16,13 +17,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from repository import ROOT, module, product, tests
+from repository import ROOT, module, product, syntax, tests
 
 LIMITS = ROOT / "tests" / "repo" / "size.toml"
 ROLES = ("buffer", "generator", "verifier", "learner")
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 
 
+@functools.cache
 def tokens_of(text: str) -> tuple[int, int]:
     """Return (tokens, lines with any): names, operators and literals, without docstrings."""
     docstrings = {
@@ -65,7 +67,7 @@ def _imports(path: Path, files: dict[str, Path]) -> set[str]:
     """Return the modules that a file imports anywhere, or names in a string as `module:function` or
     `module`, except for annotations alone.
     """
-    tree = ast.parse(path.read_text())
+    tree = syntax(path)
     only_typing = {
         id(inner)
         for node in ast.walk(tree)
@@ -111,7 +113,7 @@ def private_names_reached() -> list[str]:
     private = set().union(*(_defined(path) for path in product()))
     found: dict[str, None] = {}
     for path in tests():
-        for line, reached in _reached(ast.parse(path.read_text()), private - _defined(path)):
+        for line, reached in _reached(syntax(path), private - _defined(path)):
             found[f"{path.relative_to(ROOT)}:{line} {reached}"] = None
     return list(found)
 
@@ -123,7 +125,7 @@ def _is_private(word: str) -> bool:
 def _defined(path: Path) -> set[str]:
     """Return the private names of functions, classes, attributes and constants of a file."""
     words: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             words.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -11,14 +11,14 @@ nothing here.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import sys
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pydantic
-from mutation import Change, Mutant, try_all
+from mutation import Mutant, main
 from proofs import proofs_of
 
 from async_rl.composition.compose import compose
@@ -102,23 +102,10 @@ def ignoring(setting: str) -> Mutant:
         path = section.__module__.replace(".", "/") + ".py"
         mutation = MUTATION.format(section=section.__name__, leaf=leaf, value=value)
         appended[path] = appended.get(path, "") + mutation
-    changes = [
-        Change(file=path, edit=lambda text, added=added: text + added)
-        for path, added in appended.items()
-    ]
-    return Mutant(name=setting, changes=changes, tests=proofs_of(setting))
-
-
-def main() -> int:
-    """Print one row per mutant; the exit status is 1 if any survives."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("prefixes", nargs="*", default=[""])
-    parser.add_argument("--slow", action="store_true", help="run tests marked slow too")
-    arguments = parser.parse_args()
-    prefixes = tuple(arguments.prefixes)
-    chosen = [path for path in settings() if proofs_of(path) and path.startswith(prefixes)]
-    return try_all([ignoring(setting) for setting in chosen], with_slow=arguments.slow)
+    edits = {path: lambda text, added=added: text + added for path, added in appended.items()}
+    return Mutant(name=setting, edits=edits, tests=proofs_of(setting))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    proved = [setting for setting in settings() if proofs_of(setting)]
+    sys.exit(main(__doc__, {name: functools.partial(ignoring, name) for name in proved}))

@@ -1,76 +1,40 @@
-"""Run tests against a changed copy of the tree, one mutant at a time, and report the survivors."""
+"""Run tests against a changed copy of the tree, one mutant at a time, and print which survive."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repository import files, name
-from rich.console import Console
-from rich.table import Table
 
 TIMEOUT_S = 900
-TIMED_OUT = -1
-OUTCOMES = {0: "SURVIVED", 1: "caught", 5: "not run", TIMED_OUT: "timed out"}
+OUTCOMES = {0: "SURVIVED", 1: "caught", 5: "not run"}
+"""By pytest's status. Not run: all tests of the mutant are slow and `--slow` is not given."""
 INSTALLED_INSIDE = ("launchers", "sandbox", "conf")
 """Folders that setup maps into the package `async_rl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One change of a file: its path from the root, and the function from old to new text."""
-
-    file: str
-    edit: Callable[[str], str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """Changes that break the product, and the tests of which one must fail.
+    """A change that breaks the product, and the tests of which one must fail.
 
-    survives: the reason why no test can notice, for the few mutants that are known to survive.
+    edits: by file, a function from old to new text. survives: the reason why no test can notice,
+    for the few mutants that are known to survive.
     """
 
     name: str
-    changes: Sequence[Change]
+    edits: Mapping[str, Callable[[str], str]]
     tests: Sequence[str]
     survives: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The tests of one mutant.
-
-    outcome: `caught`, `SURVIVED`, `not run` (all its tests are slow and `--slow` is not given),
-    `timed out`, or `broken` if pytest could not run them.
-    """
-
-    mutant: Mutant
-    outcome: str
-    seconds: float
-    output: str
-
-    @property
-    def is_expected(self) -> bool:
-        """The mutant was caught, or is known to survive."""
-        return self.outcome == "caught" or (
-            self.outcome == "SURVIVED" and bool(self.mutant.survives)
-        )
-
-    @property
-    def reason(self) -> str:
-        """The first failure, or why none was expected."""
-        if self.mutant.survives:
-            return self.mutant.survives
-        failed = [line for line in self.output.splitlines() if line.startswith("E  ")]
-        return failed[0][1:].strip()[:60] if failed else ""
 
 
 def copy_tree(target: Path) -> None:
@@ -83,69 +47,80 @@ def copy_tree(target: Path) -> None:
         (target / "async_rl" / folder).symlink_to(target / folder)
 
 
-def run_tests(tree: Path, tests: Sequence[str], selection: Sequence[str]) -> tuple[int, str]:
-    """Run the tests against the package in the tree; return pytest's status and output."""
+@contextlib.contextmanager
+def planted(mutant: Mutant, tree: Path) -> Iterator[None]:
+    """Change the tree, and restore it afterwards."""
+    before = {tree / file: (tree / file).read_text() for file in mutant.edits}
+    try:
+        for file, edit in mutant.edits.items():
+            (tree / file).write_text(edit((tree / file).read_text()))
+        yield
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+
+
+def run_tests(tree: Path, tests: Sequence[str], *, with_slow: bool) -> tuple[str, str]:
+    """Run the tests against the package in the tree; return the outcome and pytest's output."""
     command = [sys.executable, "-m", "pytest", "-x", "-rf", "-p", "no:cacheprovider", "--timeout=0"]
-    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    selection = [] if with_slow else ["-m", "not slow"]
     try:
         done = subprocess.run(
             [*command, *selection, *tests],
             cwd=tree,
-            env=environment,
+            env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return TIMED_OUT, ""
-    return done.returncode, done.stdout
-
-
-def try_mutant(mutant: Mutant, tree: Path, selection: Sequence[str]) -> Result:
-    """Run the tests of a mutant in the changed tree, and restore the tree afterwards."""
-    started_s = time.monotonic()
-    before = {tree / change.file: (tree / change.file).read_text() for change in mutant.changes}
-    for change in mutant.changes:
-        path = tree / change.file
-        path.write_text(change.edit(path.read_text()))
-    try:
-        status, output = run_tests(tree, mutant.tests, selection)
-    finally:
-        for path, text in before.items():
-            path.write_text(text)
-    outcome = OUTCOMES.get(status, "broken")
-    seconds = time.monotonic() - started_s
-    return Result(mutant=mutant, outcome=outcome, seconds=seconds, output=output)
+        return "timed out", ""
+    return OUTCOMES.get(done.returncode, "broken"), done.stdout
 
 
 def try_all(mutants: Sequence[Mutant], *, with_slow: bool) -> int:
     """Print one row per mutant; return 1 if one survives that is not known to, 2 if the tests fail
     without any mutant.
     """
-    selection = [] if with_slow else ["-m", "not slow"]
-    table = Table("mutant", "outcome", "tests", "seconds", "first failure")
-    console = Console(width=160)
-    results = []
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         copy_tree(tree)
         tests = sorted({test for mutant in mutants for test in mutant.tests})
-        status, output = run_tests(tree, tests, selection)
-        if status not in (0, 5):
-            console.print(output, markup=False)
-            console.print("the tests fail without any mutation; repair them first")
+        outcome, output = run_tests(tree, tests, with_slow=with_slow)
+        if outcome not in ("SURVIVED", "not run"):
+            _say(f"{output}\nthe tests fail without any mutation; repair them first")
             return 2
         for mutant in mutants:
-            result = try_mutant(mutant, tree, selection)
-            results.append(result)
-            num_tests, seconds = str(len(mutant.tests)), f"{result.seconds:.0f}"
-            row = (mutant.name, result.outcome, num_tests, seconds, result.reason)
-            table.add_row(*row)
-            console.print(*row, markup=False)
-            if result.outcome == "broken":
-                console.print(result.output[-2000:], markup=False)
-    console.print(table)
-    num_caught = sum(result.outcome == "caught" for result in results)
-    console.print(f"{num_caught} of {len(results)} mutants caught")
-    return 0 if all(result.is_expected for result in results) else 1
+            started_s = time.monotonic()
+            with planted(mutant, tree):
+                outcome, output = run_tests(tree, mutant.tests, with_slow=with_slow)
+            failures = [line[1:].strip() for line in output.splitlines() if line.startswith("E  ")]
+            why = mutant.survives or "".join(failures[:1])
+            _say(f"{mutant.name:50} {outcome:9} {time.monotonic() - started_s:4.0f} s  {why[:80]}")
+            if outcome == "broken":
+                _say(output[-2000:])
+            outcomes.append((outcome, bool(mutant.survives)))
+    num_caught = sum(outcome == "caught" for outcome, _ in outcomes)
+    _say(f"{num_caught} of {len(mutants)} mutants caught")
+    expected = {("caught", False), ("caught", True), ("SURVIVED", True)}
+    return int(not expected.issuperset(outcomes))
+
+
+def main(description: str | None, mutants: Mapping[str, Callable[[], Mutant]]) -> int:
+    """Try the mutants whose names start with one of the words of the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("prefixes", nargs="*", default=[""])
+    parser.add_argument("--slow", action="store_true", help="run tests marked slow too")
+    arguments = parser.parse_args()
+    prefixes = tuple(arguments.prefixes)
+    chosen = [make() for name, make in mutants.items() if name.startswith(prefixes)]
+    if not chosen:
+        parser.error(f"no mutant has a name that starts with {arguments.prefixes}")
+    return try_all(chosen, with_slow=arguments.slow)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

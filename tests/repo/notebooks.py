@@ -3,7 +3,7 @@
     make notebooks
 
 stores the outputs in the notebooks and writes the pages. tests/repo/test_notebook_pages.py fails if
-a page is not that of its notebook; tests/api/test_notebooks.py executes the notebooks.
+a page is not that of its notebook; tests/e2e executes the notebooks.
 """
 
 from __future__ import annotations

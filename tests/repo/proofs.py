@@ -2,7 +2,7 @@
 
 `@pytest.mark.proves("algorithm.entropy_coef")` says that the test fails if the product ignores the
 setting; `make mutants` checks the claim. `@pytest.mark.covers("clip_ratio, eps_clip")` says that
-the test shows a knob of a source system, by its name in `source_knobs.py`.
+the test shows a knob of a source system, by its name in `source_knobs.yaml`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from repository import ROOT, files
+from repository import ROOT, files, syntax
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def proofs_of(setting: str) -> tuple[str, ...]:
 
 
 def _marks(path: Path, kind: str) -> Iterator[tuple[str, str]]:
-    for node in ast.parse(path.read_text()).body:
+    for node in syntax(path).body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         for decorator in node.decorator_list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import subprocess
 from pathlib import Path
@@ -38,6 +39,12 @@ def product() -> tuple[Path, ...]:
 def tests() -> tuple[Path, ...]:
     """Python files of tests/."""
     return tuple(path for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests")
+
+
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    """The syntax tree of a file, which many rules read."""
+    return ast.parse(path.read_text())
 
 
 def name(path: Path) -> str:

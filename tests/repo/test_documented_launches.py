@@ -16,12 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from documents import code_lines, spans
 from empty_model import write_model
-from repository import ROOT
-from test_documents import DOCUMENTS, code_lines, name, spans
+from test_documents import DOCUMENTS, name
 
 from async_rl.core.errors import ConfigError
-from async_rl.core.machine import Machine
 from async_rl.launchers.commands import launch as command
 from async_rl.launchers.preflight import checks as preflight
 
@@ -114,5 +113,3 @@ def test_the_commands_are_found() -> None:
     documents = {param.values[0] for param in COMMANDS}
     assert {"docs/hardware.md", "docs/quickstart.md", "docs/cluster.md"} <= documents
     assert len(COMMANDS) > 15
-    assert ROOT.is_dir()
-    assert Machine(cores=(0,), num_gpus=0, memory_mb=1).disk_mb is None

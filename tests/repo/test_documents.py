@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,15 +10,13 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from documents import code_lines, spans
 from repository import ROOT, files, name
 from typer.core import TyperGroup
 
 import async_rl
-from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.schema import entry_of, settings
-from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import application
-from async_rl.launchers.commands.options import split_conf
 from async_rl.observability.catalogue import METRICS, describe
 
 DOCUMENTS = [
@@ -43,20 +40,6 @@ SETTINGS = settings()
 SECTIONS = {setting.split(".")[0] for setting in SETTINGS if "." in setting}
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 GROUPS = {metric.split("/")[0] for metric in METRICS}
-
-
-def spans(path: Path) -> Iterator[str]:
-    """Return the text in backquotes outside code blocks."""
-    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    yield from re.findall(r"`([^`\n]+)`", prose)
-
-
-def code_lines(path: Path) -> Iterator[str]:
-    """Lines of fenced blocks, without the prompt of a shell."""
-    for block in re.findall(
-        r"^```.*?\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL
-    ):
-        yield from (line.removeprefix("$ ") for line in block.splitlines())
 
 
 def commands(path: Path, program: str) -> Iterator[list[str]]:
@@ -104,32 +87,6 @@ def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
         known = {o for part in parts for parameter in part.params for o in parameter.opts}
         known |= {"--help"}
         assert {w for w in words if w.startswith("--")} <= known, words
-
-
-@documents
-def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(path: Path) -> None:
-    lines = [*spans(path), *code_lines(path)]
-    for line, following in itertools.pairwise([*lines, ""]):
-        words = (
-            shlex.split(line, comments=True)
-            if line.startswith("async-rl launch") and "conf=" in line and "..." not in line
-            else []
-        )
-        if not words or any(
-            w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words
-        ):
-            continue
-        given = [w for before, w in itertools.pairwise(words[1:]) if before != "--machine"]
-        conf, overrides = split_conf([w for w in given if not w.startswith("--")])
-        assert conf is not None
-        if conf.endswith(".yaml"):  # the reader's own file, which stands on one of these
-            conf = "grpo_code"
-        if following.startswith("error: "):
-            with pytest.raises(ConfigError) as caught:
-                compose_unchecked(conf, overrides)
-            assert f"error: {caught.value}" == following
-        else:
-            compose_unchecked(conf, overrides)
 
 
 @documents

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import durations
 import pytest
 from repository import ROOT
+from test_unsteady import LIGHT
 
 
 def record() -> dict[str, float]:
@@ -59,7 +59,8 @@ def test_the_command_fails_a_slow_module_and_records_it_when_asked(tmp_path: Pat
     (tmp_path / "durations.py").write_text(
         re.sub(r"^LEAST_S = .*", "LEAST_S = 0.5", source, flags=re.M)
     )
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p durations\npythonpath = .\n")
+    options = f"addopts = {LIGHT} -p durations\npythonpath = .\n"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{options}")
     for name in ("one", "two"):
         (tmp_path / f"test_{name}.py").write_text("def test_it(): pass\n")
 
@@ -77,10 +78,10 @@ def test_the_command_fails_a_slow_module_and_records_it_when_asked(tmp_path: Pat
     assert re.search(r"^test_two.py took 1 s instead of 0 s", text, re.M), text
     assert "test_one.py took" not in text
     assert run("durations.py", "test_two.py")[0] == 0
-    assert run(*pytest_words)[0] == 0
-    # Alone it fails at once, which does not make it fast.
-    (tmp_path / "test_two.py").write_text(
-        "import os, time\ndef test_it(): os.environ['PYTEST_XDIST_WORKER'] and time.sleep(4)\n"
-    )
-    assert run(*pytest_words)[0] == 1
-    shutil.rmtree(tmp_path)
+    # As recorded in the workers; alone it fails at once, which does not make it fast.
+    for seconds, expected in ((0.8, 0), (4, 1)):
+        (tmp_path / "test_two.py").write_text(
+            "import os, time\n"
+            f"def test_it(): os.environ['PYTEST_XDIST_WORKER'] and time.sleep({seconds})\n"
+        )
+        assert run(*pytest_words)[0] == expected

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from repository import files, name, product
+from repository import files, name, product, syntax
 
 RULES = tomllib.loads((Path(__file__).with_name("english.toml")).read_text())
 LIMITS: dict[str, float] = RULES["limits"]
@@ -102,7 +102,7 @@ def test_habits_of_phrase_do_not_become_more_frequent(kind: str) -> None:
 def test_names_say_what_they_hold() -> None:
     names: list[str] = []
     for path in product():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.append(node.id)
             elif isinstance(node, ast.arg):

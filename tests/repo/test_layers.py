@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from repository import ROOT, module, name, product
+from repository import ROOT, module, name, product, syntax
 
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
@@ -50,7 +50,7 @@ ADAPTERS = {
 
 def imports(path: Path) -> Iterator[str]:
     """Top-level names that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -116,7 +116,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def named_modules(path: Path, name: str) -> Iterator[str]:
     """The modules that a file imports anywhere, also inside functions and for annotations."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -151,7 +151,7 @@ def compared_kinds(path: Path) -> set[str]:
     """Names of launchers, placements, engines and adapters that a file compares a value with."""
     return {
         str(part.value)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(syntax(path))
         if isinstance(node, ast.Compare | ast.MatchValue)
         for part in ast.walk(node)
         if isinstance(part, ast.Constant) and part.value in KINDS

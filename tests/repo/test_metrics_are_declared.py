@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import re
 
-from repository import name, product
+from repository import name, product, syntax
 
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, describe
 
@@ -21,7 +21,7 @@ def literals() -> dict[str, str]:
     for path in product():
         if name(path) == CATALOGUE:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             if (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import itertools
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from repository import ROOT, files, name, product
+from repository import PRODUCT_FOLDERS, ROOT, files, name, product, syntax
 
 from async_rl.core.extras import EXTRA_OF
 
@@ -37,13 +38,27 @@ def pins_of(lock: str) -> dict[str, str]:
 PINS = pins_of("cpu")
 
 
-def test_pip_refuses_a_package_that_is_not_the_one_of_the_lock(tmp_path: Path) -> None:
-    info = "six-1.0.dist-info/"
-    wheel = tmp_path / "six-1.0-py3-none-any.whl"
+def write_wheel(folder: Path, name: str, version: str) -> Path:
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as content:
-        content.writestr(f"{info}METADATA", "Metadata-Version: 2.1\nName: six\nVersion: 1.0\n")
-        content.writestr(f"{info}WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        content.writestr(f"{info}RECORD", "")
+        content.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        content.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        content.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def is_downloaded(folder: Path, *words: str) -> bool:
+    """Return whether pip takes what the words name from the wheels in the folder."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", str(folder)]
+    command = [*pip, "--dest", str(folder / "got"), *words]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_pip_refuses_a_package_that_is_not_the_one_of_the_lock(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, "six", "1.0")
     # The options with which the Makefile installs the lock.
     (line,) = re.findall(r"PIP\) (--no-deps.*) -r \$\(LOCK\)", (ROOT / "Makefile").read_text())
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -54,9 +69,7 @@ def test_pip_refuses_a_package_that_is_not_the_one_of_the_lock(tmp_path: Path) -
     ):
         lock = tmp_path / "six.lock"
         lock.write_text(requirement)
-        pip = [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", str(tmp_path)]
-        pip += [*line.split(), "--dest", str(tmp_path / "got"), "-r", str(lock)]
-        assert (subprocess.run(pip, capture_output=True).returncode == 0) is is_installed
+        assert is_downloaded(tmp_path, *line.split(), "-r", str(lock)) is is_installed
 
 
 @pytest.mark.parametrize("lock", ["cpu", "gpu"])
@@ -87,23 +100,13 @@ def test_both_locks_agree_except_where_the_builds_differ() -> None:
 
 def test_pip_never_takes_the_cpu_build_for_the_gpu_lock(tmp_path: Path) -> None:
     (line,) = (line for line in lines_of("gpu") if line.startswith("torch="))
-    info = "torch-2.13.0+cpu.dist-info/"
-    with zipfile.ZipFile(tmp_path / "torch-2.13.0+cpu-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(
-            f"{info}METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n"
-        )
-        wheel.writestr(
-            f"{info}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}RECORD", "")
-    pip = [sys.executable, "-m", "pip", "download", "--no-index", "--no-deps"]
-    pip += ["--find-links", str(tmp_path), "--dest", str(tmp_path / "got")]
-    assert subprocess.run([*pip, "torch==2.13.0"], capture_output=True).returncode == 0
+    write_wheel(tmp_path, "torch", "2.13.0+cpu")
+    assert is_downloaded(tmp_path, "--no-deps", "torch==2.13.0")
     (extra,) = (r for r in PROJECT["project"]["optional-dependencies"]["gpu"] if "torch=" in r)
     # pip before 24 cannot read === of an extra, since a marker follows it.
     assert "===" not in extra
     for refused in (line, extra):
-        assert subprocess.run([*pip, refused], capture_output=True).returncode != 0
+        assert not is_downloaded(tmp_path, "--no-deps", refused)
 
 
 def test_the_resolver_asks_no_index_for_this_project() -> None:
@@ -149,20 +152,6 @@ def test_the_environment_is_the_one_in_the_lock() -> None:
     )
 
 
-def test_every_package_of_the_product_is_installed() -> None:
-    mapped = PROJECT["tool"]["setuptools"]["package-dir"]
-    folders = {
-        (
-            p.removeprefix("async_rl.").replace(".", "/")
-            if ".".join(p.split(".")[:2]) in mapped
-            else p.replace(".", "/")
-        )
-        for p in PROJECT["tool"]["setuptools"]["packages"]
-    }
-    assert folders == {name(path.parent) for path in product() if path.name == "__init__.py"}
-    assert folders == {name(path.parent) for path in product()}
-
-
 WITHOUT_EXTRA = {"datasets", "gymnasium", "reasoning-gym", "triton", "trl", "verifiers"}
 """Distributions that are imported only if a person has installed them for other work, that one
 test takes from requirements/kernels.lock, or a benchmark from requirements/adapters.txt.
@@ -173,14 +162,19 @@ SHARED = {"google": ["protobuf"]}
 """The distribution of a name that several distributions share."""
 
 
+@functools.cache
+def providers() -> dict[str, list[str]]:
+    """Return the distributions of each top-level name that is installed."""
+    return {**metadata.packages_distributions(), **SHARED}
+
+
 def imported_distributions(paths: list[Path]) -> dict[str, str]:
     """Return the distributions that files import, each with one of the files."""
-    providers = metadata.packages_distributions() | SHARED
     local = {"async_rl", "benchmarks", "docs", "launchers", "sandbox"}
     local |= {path.stem for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests"}
     found: dict[str, str] = {}
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             modules = []
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
@@ -190,7 +184,7 @@ def imported_distributions(paths: list[Path]) -> dict[str, str]:
                 top = module.partition(".")[0]
                 if top in sys.stdlib_module_names or top in local:
                     continue
-                distribution = providers.get(top, [top])[0]
+                distribution = providers().get(top, [top])[0]
                 found[str(canonicalize_name(distribution))] = name(path)
     return found
 
@@ -210,20 +204,20 @@ def declared(*extras: str) -> set[str]:
 EXTRAS = set(PROJECT["project"]["optional-dependencies"]) - {"dev", "docs"}
 
 
-def test_every_distribution_that_the_product_imports_is_declared() -> None:
-    imported = imported_distributions(list(product()))
-    missing = imported.keys() - declared(*EXTRAS) - WITHOUT_EXTRA
-    assert {distribution: imported[distribution] for distribution in missing} == {}
-
-
-def test_every_distribution_that_tests_and_benchmarks_import_is_declared() -> None:
-    folders = ("tests", "benchmarks")
+@pytest.mark.parametrize(
+    ("folders", "extras"),
+    [
+        (PRODUCT_FOLDERS, EXTRAS),
+        (("tests", "benchmarks"), {"cpu", "dev", "docs", "wandb"}),
+    ],
+)
+def test_every_distribution_that_is_imported_is_declared(
+    folders: tuple[str, ...], extras: set[str]
+) -> None:
     # The clients of the endpoint have a list of packages of their own.
     paths = [path for path in files(".py") if "programs" not in path.parts]
-    imported = imported_distributions(
-        [path for path in paths if path.relative_to(ROOT).parts[0] in folders]
-    )
-    missing = imported.keys() - declared("cpu", "dev", "docs", "wandb") - WITHOUT_EXTRA
+    imported = imported_distributions([p for p in paths if name(p).startswith(folders)])
+    missing = imported.keys() - declared(*extras) - WITHOUT_EXTRA
     assert {distribution: imported[distribution] for distribution in missing} == {}
 
 
@@ -236,33 +230,9 @@ def test_every_declared_dependency_is_imported_by_the_product() -> None:
 
 def test_a_message_about_a_missing_package_names_an_extra_that_has_it() -> None:
     def distribution(package: str) -> str:
-        provided = (metadata.packages_distributions() | SHARED).get(package, [package])[0]
-        return str(canonicalize_name(provided))
+        return str(canonicalize_name(providers().get(package, [package])[0]))
 
     wrong = {p: e for p, e in EXTRA_OF.items() if distribution(p) not in declared(e) - declared()}
     assert wrong == {}
     named = {distribution(package) for package in EXTRA_OF}
     assert declared(*EXTRAS) - declared() - named - {"vllm"} == set()
-
-
-def test_every_table_that_the_product_reads_is_installed() -> None:
-    data = PROJECT["tool"]["setuptools"]["package-data"]
-    installed = {
-        path
-        for package, patterns in data.items()
-        for pattern in patterns
-        for path in (ROOT / folder_of(package)).glob(pattern)
-    }
-    tables = {
-        path
-        for folder in ("async_rl", "launchers", "conf", "sandbox")
-        for ending in ("yaml", "toml")
-        for path in (ROOT / folder).rglob(f"*.{ending}")
-    }
-    assert sorted(str(path) for path in tables - installed) == []
-
-
-def folder_of(package: str) -> str:
-    """The folder of a package; some lie beside async_rl and are installed inside it."""
-    inside = package.removeprefix("async_rl.").replace(".", "/")
-    return inside if (ROOT / inside).is_dir() else package.replace(".", "/")

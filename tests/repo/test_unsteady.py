@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -28,20 +27,33 @@ def test_once(number):
 
 def test_good(): pass
 """
-BAD = "def test_bad(): assert False, 'always'\n"
+BAD = {
+    "test": "def test_bad(): assert False, 'always'\n",
+    "import": "import nothing_of_that_name\n",
+    "crash": "import os\ndef test_crash(): os._exit(3)\n",
+    "fixture": "import pytest\n@pytest.fixture\ndef a(): 1 / 0\ndef test_b(a): pass\n",
+    "end": (
+        "import pytest\n@pytest.fixture\ndef a():\n    yield\n    1 / 0\ndef test_b(a): pass\n"
+    ),
+}
+"""Modules with one failure each: of a test, an import, a worker, a fixture, its end."""
+LIGHT = "-p no:hydra_pytest -p no:hypothesispytest -p no:anyio"
+"""Each of the many processes would import these plug-ins for two seconds."""
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p unsteady\npythonpath = .\n")
-    shutil.copy(ROOT / "tests" / "unsteady.py", tmp_path)
-    (tmp_path / "unsteady.toml").write_text("# A list.\ntests = []\n")
-    return tmp_path
-
-
-def run(folder: Path, source: str, *words: str) -> tuple[int, str]:
-    (folder / "test_it.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--repeat-failed", *words]
+def run(folder: Path, sources: dict[str, str], workers: int, known: str = "") -> tuple[int, str]:
+    """Return the exit code and the output of modules of these names. known: an unsteady test."""
+    source = (ROOT / "tests" / "unsteady.py").read_text()
+    # As many modules as are to fail twice.
+    source = source.replace("MOST_REPEATED = 3", "MOST_REPEATED = 9")
+    (folder / "unsteady.py").write_text(source)
+    (folder / "unsteady.toml").write_text(f"# A list.\ntests = [{known}]\n")
+    options = f"addopts = {LIGHT} -p unsteady\npythonpath = .\n"
+    (folder / "pytest.ini").write_text(f"[pytest]\n{options}")
+    for name, text in sources.items():
+        (folder / f"test_{name}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--repeat-failed"]
+    command += ["-n", str(workers)]
     environment = {name: text for name, text in os.environ.items() if "PYTEST" not in name}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -53,11 +65,11 @@ def listed(folder: Path) -> list[str]:
     return list(tomllib.loads((folder / "unsteady.toml").read_text())["tests"])
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_failures_that_do_not_repeat_are_shown_with_both_outputs_and_listed(
-    folder: Path, workers: str
+    tmp_path: Path, workers: int
 ) -> None:
-    code, text = run(folder, UNSTEADY.replace("NUMBER", "12"), "-n", workers)
+    code, text = run(tmp_path, {"it": UNSTEADY.replace("NUMBER", "12")}, workers)
     assert code == 0, text
     first, _, then = text.partition("test_it.py::test_once[3] passed then:")
     assert "test_it.py::test_once[3] failed first:" in first
@@ -65,42 +77,23 @@ def test_failures_that_do_not_repeat_are_shown_with_both_outputs_and_listed(
     assert "the first time" in first
     assert "the second time" in then
     assert "1 passed, 12 unsteady in" in text.splitlines()[-1]
-    assert listed(folder) == sorted(f"test_it.py::test_once[{number}]" for number in range(12))
+    assert listed(tmp_path) == sorted(f"test_it.py::test_once[{number}]" for number in range(12))
 
 
 def test_a_second_appearance_fails_and_the_other_tests_are_repeated_all_the_same(
-    folder: Path,
+    tmp_path: Path,
 ) -> None:
-    (folder / "unsteady.toml").write_text('tests = ["test_it.py::test_once[0]"]\n')
-    code, text = run(folder, UNSTEADY.replace("NUMBER", "2"), "-n", "2")
+    sources = {"it": UNSTEADY.replace("NUMBER", "2")}
+    code, text = run(tmp_path, sources, 2, known='"test_it.py::test_once[0]"')
     assert code == 1
     assert "1 failed, 1 passed, 1 unsteady in" in text.splitlines()[-1]
-    assert len(listed(folder)) == 2
+    assert len(listed(tmp_path)) == 2
 
 
-def test_a_failure_that_repeats_is_one_next_to_an_unsteady_test(folder: Path) -> None:
-    code, text = run(folder, UNSTEADY.replace("NUMBER", "1") + BAD, "-n", "2")
+def test_real_failures_are_red_also_next_to_an_unsteady_test(tmp_path: Path) -> None:
+    sources = BAD | {"it": UNSTEADY.replace("NUMBER", "1") + BAD["test"]}
+    code, text = run(tmp_path, sources, 2)
     assert code == 1
-    assert "1 failed, 1 passed, 1 unsteady in" in text.splitlines()[-1]
-    assert listed(folder) == ["test_it.py::test_once[0]"]
-
-
-@pytest.mark.parametrize(
-    ("source", "outcome"),
-    [
-        (BAD, "1 failed in"),
-        ("import nothing_of_that_name\n", "1 error in"),
-        ("import os\ndef test_crash(): os._exit(3)\n", "1 failed in"),
-        ("import pytest\n@pytest.fixture\ndef a(): 1 / 0\ndef test_b(a): pass\n", "1 error in"),
-        (
-            "import pytest\n@pytest.fixture\ndef a():\n    yield\n    1 / 0\ndef test_b(a): pass\n",
-            "1 passed, 1 error in",
-        ),
-    ],
-    ids=["test", "import", "crash of the worker", "fixture", "end of a fixture"],
-)
-def test_a_real_failure_is_red(folder: Path, source: str, outcome: str) -> None:
-    code, text = run(folder, source, "-n", "2")
-    assert code != 0
-    assert outcome in text.splitlines()[-1]
-    assert listed(folder) == []
+    # A failed import is an error, as is that of a fixture.
+    assert "3 failed, 2 passed, 3 errors, 1 unsteady in" in text.splitlines()[-1], text
+    assert listed(tmp_path) == ["test_it.py::test_once[0]"]
