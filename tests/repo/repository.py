@@ -47,6 +47,17 @@ def syntax(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def imports(path: Path) -> set[str]:
+    """The top-level names that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(syntax(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
 def name(path: Path) -> str:
     """The path as people write it."""
     return str(path.relative_to(ROOT))

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from repository import ROOT, module, name, product, syntax
+from repository import ROOT, imports, module, name, product, syntax
 
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
@@ -48,15 +48,6 @@ ADAPTERS = {
 """Who may import what; everyone else reaches it through them."""
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Top-level names that a file imports, anywhere in it."""
-    for node in ast.walk(syntax(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module.split(".")[0]
-
-
 def test_the_layer_contracts_hold(tmp_path: Path) -> None:
     # import-linter reads packages from disk and knows nothing of setuptools' package-dir: give it
     # the tree as it is installed.
@@ -82,7 +73,7 @@ def test_a_heavy_dependency_is_imported_by_its_adapter_only() -> None:
     wrong = [
         f"{name(path)} imports {package}; only {' and '.join(ADAPTERS[package])} may"
         for path in product()
-        for package in sorted(set(imports(path)) & ADAPTERS.keys())
+        for package in sorted(imports(path) & ADAPTERS.keys())
         if not name(path).startswith(ADAPTERS[package])
     ]
     assert wrong == []
@@ -93,7 +84,7 @@ def test_what_runs_inside_the_jail_imports_the_standard_library_only() -> None:
         f"{name(path)} imports {package}"
         for path in product()
         if name(path).startswith("sandbox/")
-        for package in sorted(set(imports(path)))
+        for package in sorted(imports(path))
         if package not in sys.stdlib_module_names and package != "async_rl"
     ]
     assert wrong == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import itertools
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from repository import PRODUCT_FOLDERS, ROOT, files, name, product, syntax
+from repository import PRODUCT_FOLDERS, ROOT, files, imports, name, product
 
 from async_rl.core.extras import EXTRA_OF
 
@@ -174,18 +173,9 @@ def imported_distributions(paths: list[Path]) -> dict[str, str]:
     local |= {path.stem for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests"}
     found: dict[str, str] = {}
     for path in paths:
-        for node in ast.walk(syntax(path)):
-            modules = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                modules = [node.module]
-            for module in modules:
-                top = module.partition(".")[0]
-                if top in sys.stdlib_module_names or top in local:
-                    continue
-                distribution = providers().get(top, [top])[0]
-                found[str(canonicalize_name(distribution))] = name(path)
+        for top in imports(path) - sys.stdlib_module_names - local:
+            distribution = providers().get(top, [top])[0]
+            found[str(canonicalize_name(distribution))] = name(path)
     return found
 
 

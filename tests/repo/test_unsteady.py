@@ -29,14 +29,13 @@ def test_good(): pass
 """
 BAD = {
     "test": "def test_bad(): assert False, 'always'\n",
-    "import": "import nothing_of_that_name\n",
     "crash": "import os\ndef test_crash(): os._exit(3)\n",
     "fixture": "import pytest\n@pytest.fixture\ndef a(): 1 / 0\ndef test_b(a): pass\n",
     "end": (
         "import pytest\n@pytest.fixture\ndef a():\n    yield\n    1 / 0\ndef test_b(a): pass\n"
     ),
 }
-"""Modules with one failure each: of a test, an import, a worker, a fixture, its end."""
+"""Modules with one failure each: of a test, a worker, a fixture, its end."""
 LIGHT = "-p no:hydra_pytest -p no:hypothesispytest -p no:anyio"
 """Each of the many processes would import these plug-ins for two seconds."""
 
@@ -94,6 +93,11 @@ def test_real_failures_are_red_also_next_to_an_unsteady_test(tmp_path: Path) -> 
     sources = BAD | {"it": UNSTEADY.replace("NUMBER", "1") + BAD["test"]}
     code, text = run(tmp_path, sources, 2)
     assert code == 1
-    # A failed import is an error, as is that of a fixture.
-    assert "3 failed, 2 passed, 3 errors, 1 unsteady in" in text.splitlines()[-1], text
+    assert "3 failed, 2 passed, 2 errors, 1 unsteady in" in text.splitlines()[-1], text
     assert listed(tmp_path) == ["test_it.py::test_once[0]"]
+
+
+def test_a_failed_import_is_red(tmp_path: Path) -> None:
+    code, text = run(tmp_path, {"it": "import nothing_of_that_name\n"}, 2)
+    assert code != 0
+    assert "1 error in" in text.splitlines()[-1]
