@@ -50,11 +50,6 @@ def test_the_curve_lies_where_the_recorded_seeds_say(finished: LiveRun) -> None:
     assert least <= rate <= most
 
 
-def test_every_step_has_one_row_in_order(finished: LiveRun) -> None:
-    assert [row["step"] for row in finished.rows] == list(range(NUM_STEPS + 1))
-    assert all(row["time_s"] > 0 for row in finished.rows)
-
-
 def test_staleness_never_exceeds_its_bound_and_generation_runs_ahead(finished: LiveRun) -> None:
     staleness = [row["staleness/max_versions"] for row in finished.rows[1:]]
     assert max(staleness) <= MAX_STALENESS

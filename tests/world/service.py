@@ -180,9 +180,7 @@ class Service:
 
     async def _client(self, run: str) -> None:
         waiting: list[tuple[int, str]] = []
-        async with httpx.AsyncClient(
-            transport=web.Transport(), base_url=f"{URL}/api/v1/", headers={"X-API-Key": KEY}
-        ) as http:
+        async with _http() as http:
             for seq_id, (path, body) in enumerate(self._programs[run]):
                 accepted = await self._post(http, path, body)
                 waiting.append((seq_id, accepted.json()["request_id"]))
@@ -193,9 +191,7 @@ class Service:
     async def _touch(self, run: str) -> None:
         seq_id = len(self._programs[run])
         self._programs[run] = [("forward_backward", batch(run, seq_id, [1], forward_only=True))]
-        async with httpx.AsyncClient(
-            transport=web.Transport(), base_url=f"{URL}/api/v1/", headers={"X-API-Key": KEY}
-        ) as http:
+        async with _http() as http:
             accepted = await self._post(http, *self._programs[run][0])
             await self._answer(http, run, seq_id, accepted.json()["request_id"])
 
@@ -216,6 +212,11 @@ class Service:
                 continue
             assert reply.status_code == 200, f"{path}: {reply.text}"
             return reply
+
+
+def _http() -> httpx.AsyncClient:
+    headers = {"X-API-Key": KEY}
+    return httpx.AsyncClient(transport=web.Transport(), base_url=f"{URL}/api/v1/", headers=headers)
 
 
 def _program(draw: random.Random, number: int) -> list[tuple[str, str | bytes]]:
