@@ -39,14 +39,11 @@ def check_group(
         )
     if not 0 <= group.generation_s < math.inf:
         raise ProtocolError(f"its generation took {group.generation_s} s")
-    num_tokens = num_written = 0
     length = group.prompt_length
     branches = {tuple(b for b in sample.branches if b[0] < length) for sample in group.members}
     if len(branches) > 1:
         raise ProtocolError("its samples have different branches in their prompt")
     for number, sample in enumerate(group.members):
-        num_tokens += sample.response_length
-        num_written += sample.num_written
         try:
             _check_runs(sample, newest_version)
             _check_score(sample)
@@ -58,12 +55,12 @@ def check_group(
                 raise ProtocolError(f"its clock has {len(sample.clock)} moments")
         except ProtocolError as error:
             raise ProtocolError(f"sample {number}: {error}") from error
-    for name, data, count in (
-        ("tokens", group.token_ids, num_tokens),
-        ("log-probs", group.behavior_logprobs, num_written),
-    ):
-        if len(data) != _TOKEN_BYTES * count:
-            raise ProtocolError(f"the {name} of {count} tokens have {len(data)} bytes")
+    sizes = len(group.token_ids), len(group.behavior_logprobs)
+    num_tokens = sum([sample.response_length for sample in group.members])
+    num_written = sum([sample.num_written for sample in group.members])
+    expected = _TOKEN_BYTES * num_tokens, _TOKEN_BYTES * num_written
+    if sizes != expected:
+        raise ProtocolError(f"its tokens and log-probs have {sizes} bytes instead of {expected}")
     _check_tokens(group, vocabulary_size)
 
 

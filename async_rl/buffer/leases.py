@@ -41,8 +41,8 @@ class Leases:
         if config.takes_turns:
             # A generator's own time limits stop while it sleeps, which is for at most this long.
             self.ticket_s += config.timeouts.stall_s
-        self._incarnations: dict[str, str] = {}
-        self._replaced: set[tuple[str, str]] = set()
+        # Of each generator the present process is the last.
+        self._incarnations: dict[str, list[str]] = {}
 
     def admit(self, generator: str, incarnation: str) -> None:
         """The generator runs as this incarnation. Raises Superseded for one that another has
@@ -50,14 +50,13 @@ class Leases:
         """
         # Two processes of one name would return each other's tickets for ever. If the older one
         # came last, the supervisor starts the refused one again, and that replaces the older one.
-        if (generator, incarnation) in self._replaced:
+        known = self._incarnations.setdefault(generator, [])
+        if incarnation in known[:-1]:
             raise Superseded(
                 f"{generator} runs as another process since; end this one ({incarnation})"
             )
-        known = self._incarnations.get(generator, incarnation)
-        if known != incarnation:
-            self._replaced.add((generator, known))
-        self._incarnations[generator] = incarnation
+        if incarnation not in known:
+            known.append(incarnation)
 
     def end_s(self, group: OpenGroup, listed: Collection[str]) -> float:
         """The time when the group's ticket expires, math.inf if no generator has it. listed:

@@ -32,7 +32,7 @@ class Selection:
         self._results: dict[int, Result] = {}
 
     def note(self, position: int, rewards: Sequence[float]) -> None:
-        """As `Tickets.note`."""
+        """As `ScoreFilter.note`."""
         row = self._prompts.order.index(position)
         self._results[position] = Result(row=row, position=position, rewards=rewards)
         if len(self._results) > WINDOW:

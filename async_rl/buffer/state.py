@@ -108,7 +108,8 @@ class BufferState:
             return None
         # Only the first attempt admits a group. A later one changes the row that exists.
         if purpose is Purpose.TRAIN and group.attempt == 1:
-            self._changes += self.tickets.before(group.index)
+            if self.tickets.rule is not None:
+                self._changes += self.tickets.rule.before(group.index)
             self._changes.append(self.tickets.admitted(group))
         else:
             self._changes.append(changes.HandedOut(group=group))
@@ -146,7 +147,8 @@ class BufferState:
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return
-        self.tickets.note(known.index, facts.rewards)
+        if self.tickets.rule is not None:
+            self.tickets.rule.note(known.index, facts.rewards)
         # Such a group would count towards its batch and contribute no gradient.
         if facts.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from async_rl.buffer.changes import Admitted, Change, PromptsLeft, storable
+from async_rl.buffer.changes import Admitted, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.buffer.selection import Selection
@@ -33,20 +33,23 @@ _PROMPT_END_BYTES = 4 * 8
 
 
 class Tickets:
-    """The prompts of one run. Raises ProtocolError if open groups had other prompts."""
+    """The prompts of one run. Raises ProtocolError if open groups had other prompts.
+
+    rule: decides on the prompts from results; None without data.filter and such a data.order.
+    """
 
     def __init__(self, config: RunConfig, prompts: RunPrompts, recovered: Recovered) -> None:
         self._config = config
         self._prompts = prompts
         prompts.order.restore(recovered.left, recovered.chosen)
-        self._rule: ScoreFilter | Selection | None = None
+        self.rule: ScoreFilter | Selection | None = None
         if config.data.filter.is_on:
-            self._rule = ScoreFilter(config, prompts)
+            self.rule = ScoreFilter(config, prompts)
         elif config.data.selects:
-            self._rule = Selection(config, prompts)
-        if self._rule is not None:
+            self.rule = Selection(config, prompts)
+        if self.rule is not None:
             for position, rewards in recovered.rewards:
-                self._rule.note(position, rewards)
+                self.rule.note(position, rewards)
         # Otherwise a group would be generated for one prompt and trained as another one.
         for group in recovered.open:
             expected = recovered.prompt_ids[group.group_id]
@@ -57,15 +60,6 @@ class Tickets:
                     f" {prompt_id} at its position; resume with the data and the seed that the run"
                     " started with"
                 )
-
-    def note(self, position: int, rewards: Sequence[float]) -> None:
-        """The group at this position of the order came back with these rewards."""
-        if self._rule is not None:
-            self._rule.note(position, rewards)
-
-    def before(self, position: int) -> Sequence[Change]:
-        """Decide on the prompts from this position on, which is issued next."""
-        return () if self._rule is None else self._rule.before(position)
 
     def admitted(self, group: OpenGroup) -> Admitted:
         """The change that records a new group."""
@@ -164,7 +158,7 @@ class ScoreFilter:
         self._scores: dict[int, tuple[int, float]] = {}
 
     def note(self, position: int, rewards: Sequence[float]) -> None:
-        """As `Tickets.note`."""
+        """The group at this position of the order came back with these rewards."""
         reward = self._reward
         index = self._order.index(position)
         # As the objective scales them, so that the bounds mean the numbers that a person sees.

@@ -48,16 +48,12 @@ def connect(path: Path) -> sqlite3.Connection:
             isolation_level=None,
             detect_types=sqlite3.PARSE_COLNAMES,
         )
-    except sqlite3.Error as error:
-        raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
-    try:
         connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         # normal, not full: after a power loss the learner resumes from its newest checkpoint, and
         # the store is synced before a checkpoint is complete, so later commits would not be used.
         connection.execute("PRAGMA synchronous=normal")
         connection.create_function("checksum", -1, checksum, deterministic=True)
     except DAMAGE as error:
-        connection.close()
         raise InfrastructureError(f"{path} is not a usable store: {error}") from error
     return connection
 
