@@ -158,6 +158,7 @@ def _reward_kl(batch: Batch, outputs: PolicyOutput, algorithm: AlgorithmConfig) 
 
 def _greedy_rewards(batch: Batch, rewards: Rewards) -> Tensor:
     """The reward of the greedy answer to the prompt of each sequence: float32 [B]."""
+    assert len(batch.baselines) == batch.num_groups, "remax has the greedy answer of every group"
     of_groups = rewards.of_responses(
         batch.rewards.new_tensor([answer.reward for answer in batch.baselines]),
         batch.group_index.new_tensor([answer.response_length for answer in batch.baselines]),

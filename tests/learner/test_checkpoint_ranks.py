@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from learner_support import make_groups, make_trainer
 from safetensors import safe_open
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import AutoModelForCausalLM
 from warm_processes import warm_context
 
@@ -43,8 +45,28 @@ def save_all(rank: int, model_path: Path, out: Path) -> None:
         device=torch.device("cpu"),
         timeout_s=60,
     )
+    gather_uneven_shards(rank)
     for case, (conf, knobs) in CASES.items():
         save(rank, model_path, out / case, conf, knobs)
+
+
+def gather_uneven_shards(rank: int) -> None:
+    """They come whole and in the compute dtype, to the first rank only."""
+    ranks = sharding.Ranks(
+        rank=rank,
+        world_size=2,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        min_shard_params=0,
+        offload="none",
+    )
+    mesh = init_device_mesh("cpu", (2,))
+    whole = [torch.randn(rows, 4, generator=torch.Generator().manual_seed(0)) for rows in (1, 6, 7)]
+    shards = [distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in whole]
+    found = list(ranks.gather([*shards, whole[0]], torch.bfloat16))
+    expected = [tensor.bfloat16() for tensor in [*whole, whole[0]]] if rank == 0 else []
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
 
 
 def save(rank: int, model_path: Path, out: Path, conf: str, knobs: tuple[str, ...]) -> None:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from learner_support import (
     make_groups,
     make_trainer,
@@ -16,16 +14,14 @@ from learner_support import (
     relative_difference,
     spy_on_gradients,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3ForCausalLM
 
 from async_rl.learner.host_memory import Resting
-from async_rl.learner.sharding import Ranks, local
+from async_rl.learner.sharding import local
 from async_rl.learner.trainer import Trainer
 from async_rl.learner.units import units
 
@@ -137,42 +133,6 @@ def test_what_is_kept_off_the_device_is_not_moved_to_it(
             if state["exp_avg"].is_meta and state["exp_avg_sq"].is_meta:
                 seen.add("moments")
     assert seen == moved
-
-
-@pytest.mark.parametrize("num_rows", [1, 6, 7])
-def test_uneven_shards_are_gathered_whole_in_the_compute_dtype_on_the_first_rank(
-    monkeypatch: pytest.MonkeyPatch, process_group: None, num_rows: int
-) -> None:
-    """Three ranks in turn, the first one last, so that the parts of the others are there."""
-    dist.init_process_group("fake", rank=0, world_size=3, store=FakeStore())
-    mesh = init_device_mesh("cpu", (3,))
-    whole = torch.randn(num_rows, 4)
-    sent: list[torch.Tensor] = []
-
-    def gather(part: torch.Tensor, parts: list[torch.Tensor] | None, **_: object) -> object:
-        sent.insert(0, part)
-        for target, source in zip(parts or [], sent, strict=parts is not None):
-            target.copy_(source)
-        return types.SimpleNamespace(wait=lambda: None)
-
-    monkeypatch.setattr(dist, "gather", gather)
-    shards = [*whole.chunk(3), *[whole[:0]] * 3][:3]
-    for rank in (2, 1, 0):
-        ranks = Ranks(
-            rank=rank,
-            world_size=3,
-            device=CPU,
-            dtype=torch.bfloat16,
-            min_shard_params=0,
-            offload="none",
-        )
-        shard = DTensor.from_local(
-            shards[rank], mesh, [Shard(0)], shape=whole.shape, stride=whole.stride()
-        )
-        found = list(ranks.gather([shard], torch.bfloat16))
-        assert len(found) == (rank == 0)
-    assert torch.equal(found[0], whole.bfloat16())
-    assert {part.dtype for part in sent} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
