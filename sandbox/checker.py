@@ -8,7 +8,7 @@ arguments input, answer, output, exit status 0 and the text `1` on standard outp
 that interacts has the same arguments; its standard streams are pipes to a program in another cell,
 and what it writes to the file of the output is lost. Every other end rejects. A cell has no files
 to give it: `open` knows the names of its arguments. Checkers in other languages are commands, which
-get files (`compiling.py`).
+get files (rewards/verifier/commands.py).
 """
 
 import builtins

@@ -78,10 +78,11 @@ class Ran(NamedTuple):
     is_slow: bool = False
 
 
-_NEVER_RAN = Reply(Ending.EXITED, 0, 0.0, 0.0, 0)
+NEVER_RAN = Reply(Ending.EXITED, 0, 0.0, 0.0, 0)
+"""Of a program that was not run."""
 
 
-def result_of(ruling: Ruling, reply: Reply = _NEVER_RAN, num_tests: int = 1) -> TestResult:
+def result_of(ruling: Ruling, reply: Reply = NEVER_RAN, num_tests: int = 1) -> TestResult:
     """A ruling as the result of a test. num_tests: tests that the same child ran."""
     return TestResult(
         verdict=ruling.verdict,
@@ -90,11 +91,6 @@ def result_of(ruling: Ruling, reply: Reply = _NEVER_RAN, num_tests: int = 1) -> 
         memory_mb=reply.peak_bytes / MIB,
         message=ruling.message,
     )
-
-
-def never_ran(ruling: Ruling) -> Ran:
-    """The result of a program that was not run."""
-    return Ran(_NEVER_RAN, [Answer(ruling)])
 
 
 def read_job(outcome: Outcome, spec: JobSpec) -> Ran:
