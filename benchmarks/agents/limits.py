@@ -119,7 +119,8 @@ async def memory(num_sessions: int) -> None:
     async def agent(session: Any) -> None:
         for _ in range(_CALLS):
             call = session.chat_call([_user(rng.choice(prompts))], [])
-            await session.answer(call, *session.begin([call]))
+            (number,) = session.begin([call])
+            await session.answer(call, number)
 
     def show(when: str) -> None:
         figure(f"resident memory {when}", process.memory_info().rss / _MB, "MB")

@@ -158,7 +158,8 @@ async def played(words: Any, seed: int, agent: Any, turns: int) -> tuple[Session
         nonlocal num_calls
         num_calls += 1
         call = session.chat_call(messages, [])
-        return (await session.answer(call, *session.begin([call]))).message
+        (number,) = session.begin([call])
+        return (await session.answer(call, number)).message
 
     started_s = time.process_time()
     await agent(say, turns, random.Random(1))
