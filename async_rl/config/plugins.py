@@ -101,7 +101,7 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
         ) from error
     except ValueError:  # a function written in C has no signature to check
         pass
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 load_once = functools.cache(load_function)
