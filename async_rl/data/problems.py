@@ -113,10 +113,11 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
                 f"the prompt defines class {node.name} for the test and the program, but"
                 " their objects are in two processes; leave the row out"
             )
-    functions = {node: node.name for node in module.body if isinstance(node, ast.FunctionDef)}
-    if set(functions.values()) <= {entry_point}:
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    written = [node for node in functions if node.name == entry_point]
+    if written == functions:
         return ""
-    module.body = [node for node in module.body if functions.get(node) != entry_point]
+    module.body = [node for node in module.body if node not in written]
     return ast.unparse(module)
 
 

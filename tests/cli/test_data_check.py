@@ -131,7 +131,7 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(
         application(),
         ["data", "check", file, f"model.path={model}", f"reward.terms.mine={tmp_path}/r.py:yours"],
     )
-    assert "has no yours" in str(refused.exception)
+    assert "has no function yours" in str(refused.exception)
 
 
 def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path) -> None:
