@@ -138,5 +138,5 @@ def test_a_wrong_name_in_the_command_is_refused() -> None:
     words = [word.replace(":simple", ":simpler") for word in commands("own_task.md")[0]]
     conf, overrides = split_conf(words)
     assert conf is not None
-    with pytest.raises(async_rl.ConfigError, match="has no simpler"):
+    with pytest.raises(async_rl.ConfigError, match="has no function simpler"):
         checked_config(conf, overrides, this_machine())
