@@ -131,7 +131,8 @@ def _ascends(*numbers: int) -> bool:
 def _check_score(sample: PackedSample) -> None:
     score = sample.score
     values = [score.reward, *score.parts.values()]
-    values += [part.reward for part in (*score.steps, *sample.calls)]
+    values += [step.reward for step in score.steps]
+    values += [call.reward for call in sample.calls]
     if not all(map(is_score, values)):
         raise ProtocolError(
             f"one of the rewards {values} is not a finite number of at most {_LARGEST_SCORE:g}"

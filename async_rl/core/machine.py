@@ -148,11 +148,11 @@ def package_problem() -> str:
 
 
 def _is_installed(package: str) -> bool:
-    return next(importlib.metadata.Distribution.discover(name=package), None) is not None
+    return bool([*importlib.metadata.Distribution.discover(name=package)])
 
 
 def _memory_mb() -> int:
-    memory = psutil.virtual_memory().total
+    memory: int = psutil.virtual_memory().total
     # cgroup version 2, then version 1.
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _limit_bytes(Path(name))

@@ -73,7 +73,7 @@ def complete_blocks(response: str, language: Language = PYTHON) -> list[Block]:
     fenced = _fenced_blocks(response, language)
     if language != PYTHON:
         return fenced
-    blocks = []
+    blocks: list[Block] = []
     num_left = MAX_PARSED_CHARS
     # The last block first: it is the program, and a long response must not use up its share.
     for block in reversed(fenced):

@@ -224,7 +224,6 @@ class Bandit:
         num_sequences = len(self.sequences)
         baselines = [
             SampleHead(
-                prompt=0,
                 prompt_length=1,
                 response_length=1,
                 is_truncated=False,
