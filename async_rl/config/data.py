@@ -33,7 +33,6 @@ def _file_or_source(name: str) -> str:
     return name if is_source(name) else absolute(name)
 
 
-ORDERS = ("shuffled", "sequential", "pools", "priority")
 Files = Annotated[list[Annotated[str, AfterValidator(_file_or_source)]], OneOrMore]
 
 

@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from async_rl.config.base import is_function
-from async_rl.config.generation import ModelConfig
-from async_rl.config.rollout import RolloutConfig
+from async_rl.config.generation import ENGINES, ModelConfig
+from async_rl.config.rollout import EXTERNAL, SERVICE, RolloutConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 
@@ -43,19 +43,23 @@ _FAILURES = (
 class Kind:
     """A kind of plug-in. group: of its entry points; takes: its arguments by position; named: its
     arguments by keyword; offered: more arguments by keyword, for a function that has a parameter
-    of that name. async_rl/plugins.py has their types.
+    of that name; built_in: names of the setting that are no plug-ins. async_rl/plugins.py has their
+    types.
     """
 
     group: str
     takes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     offered: tuple[str, ...] = ()
+    built_in: tuple[str, ...] = ()
 
 
 REWARD = Kind(group="async_rl.rewards", takes=("sample",))
 AGENT = Kind(group="async_rl.agents", takes=("task", "endpoint"))
-ROLLOUT = Kind(group="async_rl.rollouts", takes=("talk",))
-ENGINE = Kind(group="async_rl.engines", takes=("config", "model_path"), named=("seed",))
+ROLLOUT = Kind(group="async_rl.rollouts", takes=("talk",), built_in=(EXTERNAL, SERVICE))
+ENGINE = Kind(
+    group="async_rl.engines", takes=("config", "model_path"), named=("seed",), built_in=ENGINES
+)
 POLICY_LOSS = Kind(
     group="async_rl.policy_losses",
     takes=("log_ratio",),
@@ -65,7 +69,11 @@ POLICY_LOSS = Kind(
 ADVANTAGE = Kind(group="async_rl.advantages", takes=("rewards",), named=("groups",))
 GRADIENT = Kind(group="async_rl.gradients", takes=("pieces",))
 CORRECTION = Kind(group="async_rl.corrections", takes=("log_ratio",), named=("sequences",))
-SELECTION = Kind(group="async_rl.selections", takes=("choice",))
+SELECTION = Kind(
+    group="async_rl.selections",
+    takes=("choice",),
+    built_in=("shuffled", "sequential", "pools", "priority"),
+)
 DATA_SOURCE = Kind(group="async_rl.data_sources")
 
 
@@ -123,11 +131,10 @@ def _target(setting: str, name: str, kind: Kind) -> str:
         return name
     entry_points = metadata.entry_points(group=kind.group)
     if name not in entry_points.names:
-        known = ", ".join(sorted(entry_points.names)) or "none"
+        known = "".join(f"{word}, " for word in (*kind.built_in, *sorted(entry_points.names)))
         raise ConfigError(
-            f"{setting}={name}: no installed package has an entry point of this name in the group"
-            f" {kind.group} (there are: {known}); install the package, name a function as"
-            " package.module:function or file.py:function, or use a name of docs/configuration.md"
+            f"{setting}={name}: must be {known}or a function as package.module:function or"
+            f" file.py:function; no installed package has this entry point of {kind.group}"
         )
     return entry_points[name].value
 

@@ -15,7 +15,6 @@ from async_rl.composition.schema import flatten
 from async_rl.config.base import as_builtins
 from async_rl.config.checks.machine import machine_problems
 from async_rl.config.checks.run import raise_if_any
-from async_rl.config.data import ORDERS
 from async_rl.config.generation import ENGINES, is_local_model
 from async_rl.config.plugins import (
     ADVANTAGE,
@@ -149,7 +148,7 @@ def _plugin_problems(config: RunConfig) -> Iterator[str]:
     for setting, kind in _ALGORITHM_PLUGINS.items():
         if setting in chosen:
             yield from _problem(load_function, setting, chosen[setting], kind)
-    if config.data.order not in ORDERS:
+    if config.data.order not in SELECTION.built_in:
         yield from _problem(load_function, "data.order", config.data.order, SELECTION)
     if config.agent.fn is not None:
         yield from _problem(load_function, "rollout.fn", config.agent.fn, AGENT)

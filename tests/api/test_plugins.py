@@ -59,7 +59,7 @@ def test_a_plugin_is_found_by_its_function_and_by_its_entry_point() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("long_answers", REWARD, r"no installed package has an entry point .*there are: short_ans"),
+        ("long_answers", REWARD, r"=long_answers: must be short_answers, or a function as"),
         ("my_plugins.nothing:rows", DATA_SOURCE, "my_plugins.nothing cannot be imported"),
         ("my_plugins.task:nothing", DATA_SOURCE, "my_plugins.task has no function nothing"),
         ("my_plugins.task:rows", REWARD, r"is called as rows\(sample\), which its parameters do"),
@@ -92,7 +92,7 @@ def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) 
 
 
 def test_an_engine_that_is_neither_provided_nor_a_plugin_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"generation.engine=vlm: no installed package"):
+    with pytest.raises(ConfigError, match=r"generation.engine=vlm: must be vllm, hf, or a function"):
         preflight(compose("grpo_code", ["generation.engine=vlm"]), this_machine())
 
 
