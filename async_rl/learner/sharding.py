@@ -13,6 +13,7 @@ Invariants
   embedded model.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from transformers import PreTrainedModel
 from async_rl.algorithms.parts import Across
 from async_rl.config.learner import shard_ranks
 from async_rl.core.frozen import frozen
+from async_rl.core.sequences import one_ahead
 from async_rl.learner.attention import WHOLE_ROWS, Context
 from async_rl.learner.units import units
 from async_rl.weights.communicator import private_gloo
@@ -218,24 +220,13 @@ class Ranks:
         return x
 
     def gather(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield each tensor whole and in dtype on rank 0; nothing on other ranks (collective: every
-        rank must iterate to the end).
+        """Yield each tensor whole and in dtype on rank 0; nothing on other ranks, which only send
+        (collective: every rank must iterate to the end).
+
+        The next tensor is on its way while the caller copies one.
         """
-        for tensor in tensors:
-            # Cast before it is sent: half the bytes in bfloat16. Offloaded shards are in main
-            # memory.
-            whole = local(tensor.detach()).to(self.device, dtype)
-            if isinstance(tensor, DTensor):
-                whole = DTensor.from_local(
-                    whole,
-                    tensor.device_mesh,
-                    tensor.placements,
-                    run_check=False,
-                    shape=tensor.shape,
-                    stride=tensor.stride(),
-                ).full_tensor()
-            if self.rank == 0:
-                yield whole
+        begun = one_ahead(_Gathering(self, tensor.detach(), dtype) for tensor in tensors)
+        yield from itertools.chain.from_iterable(map(_Gathering.result, begun))
 
     @property
     def across(self) -> Across:
@@ -246,6 +237,39 @@ class Ranks:
         """Wait for all ranks (collective)."""
         if self.world_size > 1:
             dist.barrier()
+
+
+class _Gathering:
+    """The parts of one tensor on their way to rank 0."""
+
+    def __init__(self, ranks: Ranks, tensor: Tensor, dtype: torch.dtype) -> None:
+        self._is_first = ranks.rank == 0
+        self._num_rows = tensor.shape[0]
+        self._work: dist.Work | None = None
+        # Cast before it is sent: half the bytes in bfloat16. Offloaded shards are in main memory.
+        self._whole = local(tensor).to(ranks.device, dtype).contiguous()
+        size = num_shards(tensor)
+        # The ranks of the first copy send.
+        if size == 1 or not isinstance(tensor, DTensor) or ranks.rank >= size:
+            return
+        _, rows = chunk(self._num_rows, size, 0)
+        part = self._whole
+        if len(part) < rows:
+            part = torch.cat([part, part.new_zeros(rows - len(part), *tensor.shape[1:])])
+        parts = None
+        if self._is_first:
+            self._whole = part.new_empty(rows * size, *tensor.shape[1:])
+            parts = [self._whole[i * rows : (i + 1) * rows] for i in range(size)]
+        self._part = part  # in use until the work is done
+        group = tensor.device_mesh.get_group(-1)
+        self._work = dist.gather(part, parts, dst=0, group=group, async_op=True)
+
+    def result(self) -> Iterator[Tensor]:
+        """Wait, and yield the tensor on rank 0."""
+        if self._work is not None:
+            self._work.wait()
+        if self._is_first:
+            yield self._whole[: self._num_rows]
 
 
 def chunk(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
