@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from learner_support import (
@@ -22,8 +25,7 @@ from safetensors.torch import load_file
 
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.learner import checkpoint
-from async_rl.learner.host_memory import Copies
+from async_rl.learner import checkpoint, staging
 from async_rl.learner.staging import Staging
 
 
@@ -150,26 +152,18 @@ def test_the_memory_of_a_checkpoint_is_used_again_once_the_previous_one_is_writt
 ) -> None:
     events: list[object] = []
     real_wait = checkpoint.wait
-    real_fill, real_copy = Staging.fill, Copies.copy
-    places: list[int] = []
+    real_fill = Staging.fill
 
     def wait(futures: list[Future[None]]) -> None:
         events.append(futures)
         real_wait(futures)
 
-    def copy(copies: Copies, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        copied = real_copy(copies, name, tensor)
-        places.append(copied.data_ptr())
-        return copied
-
     def fill(staging: Staging, tensors: Mapping[str, torch.Tensor]) -> None:
-        places.clear()
         real_fill(staging, tensors)
-        events.append(list(places))
+        events.append(staging._memory.data_ptr())
 
     monkeypatch.setattr(checkpoint, "wait", wait)
     monkeypatch.setattr(Staging, "fill", fill)
-    monkeypatch.setattr(Copies, "copy", copy)
     trainer = make_trainer(model_path, "grpo_code")
     first = trainer.save(tmp_path / "step_1", 1)
     before = [x.clone() for x in trainer.full_tensors()]
@@ -185,11 +179,35 @@ def test_the_memory_of_a_checkpoint_is_used_again_once_the_previous_one_is_writt
     assert equal(weights_of(trainer), weights_of(restored))
 
 
-def test_a_file_has_the_tensors_of_the_models_and_the_checksum_that_was_computed_from_memory(
-    model_path: Path, tmp_path: Path
+@pytest.mark.parametrize("refused", ["nowhere", "at the opening", "at the first write"])
+def test_a_checkpoint_is_written_past_the_cache_or_through_it(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
+    flags = []
+    real_open = os.open
+    real_write = os.write
+
+    def opening(path: Path, flag: int, mode: int) -> int:
+        flags.append(bool(flag & os.O_DIRECT))
+        if refused == "at the opening" and flags[-1]:
+            raise OSError(22, "Invalid argument")
+        return real_open(path, flag, mode)
+
+    def write(fd: int, content: memoryview) -> int:
+        address = np.frombuffer(content, dtype=np.uint8).ctypes.data
+        assert (address % 4096, len(content) % 4096) == (0, 0)
+        if refused == "at the first write" and flags == [True]:
+            raise OSError(22, "Invalid argument")
+        # Disks may take less than they get.
+        return real_write(fd, content[: 3 * 4096])
+
+    monkeypatch.setattr(
+        staging, "os", SimpleNamespace(**{**vars(os), "open": opening, "write": write})
+    )
     trainer = make_trainer(model_path, "grpo_code")
     trainer.save(tmp_path / "step_1", 1).result()
+    monkeypatch.undo()
+    assert flags == ([True] if refused == "nowhere" else [True, False])
     assert damage(tmp_path / "step_1") == ""
     named = load_file(tmp_path / "step_1" / "rank_0000.safetensors")
     index = json.loads((tmp_path / "step_1" / "index.json").read_text())
