@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 import typer
 
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.options import (
     AsJson,
     OutputDir,
@@ -145,6 +146,8 @@ def view(
         page = f"/runs/{quote(run_dir.name, safe='')}"
     else:
         directory = (output_dir or default_output_dir()).absolute()
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} does not exist; give --output-dir of runs, or start one")
     from async_rl.runs.view.server import serve  # of an extra, which the error names
 
     token = secrets.token_urlsafe()

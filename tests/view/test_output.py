@@ -100,6 +100,13 @@ def test_a_path_that_cannot_be_used_and_a_damaged_run_are_one_line(
     )
 
 
+def test_a_directory_that_does_not_exist_is_no_empty_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["view", "--output-dir", str(tmp_path / "nowhere")]
+    assert "nowhere does not exist; give --output-dir" in printed(words, "utf-8", monkeypatch)
+
+
 def test_a_command_names_the_extra_that_has_the_missing_package(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
