@@ -140,7 +140,7 @@ def test_a_family_that_trains_has_its_own_logprobs_gradients_and_names(
     prompt = rng.integers(2, 50, 5)
     rows = [np.concatenate([prompt, rng.integers(2, 50, n)]).astype(np.int32) for n in (2, 9, 14)]
     row = pack_rows(rows, prompt_length=len(prompt), device=torch.device("cpu"))
-    assert row.input_ids.shape[1] == 5 + 2 + 9 + 14, "the prompt is computed once"
+    assert row.input_ids.shape[1] == 5 + 1 + 8 + 13, "the prompt once, and no last token"
     packed = policy(row, temperature=1.0, chunk_tokens=7).logprobs
     own = torch.cat([own_logprobs(model, each)[len(prompt) - 1 :] for each in rows])
     torch.testing.assert_close(packed, own, atol=1e-4, rtol=0)

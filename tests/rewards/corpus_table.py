@@ -131,8 +131,10 @@ def can_become_other() -> bool:
 
 
 def _in_shared_memory() -> set[str]:
-    """The names that a program can have made: not those of vLLM, multiprocessing, another host."""
-    others = ("vllm_dist_", "sem.mp-", "async-rl-canary-")
+    """The names that a program can have made: not those of vLLM, multiprocessing, another host, and
+    the folders of worlds.
+    """
+    others = ("vllm_dist_", "sem.mp-", "async-rl-canary-", "world_")
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
