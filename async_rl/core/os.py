@@ -67,6 +67,13 @@ def replace_file(path: Path, data: bytes) -> None:
     _partial(path, data).replace(path)
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file by one that only its owner can read, from the first byte on."""
+    # A new file: an existing one may be readable by others, and a link may lead elsewhere.
+    with owner_only():
+        replace_file(path, data)
+
+
 def replace_synced(path: Path, data: bytes) -> None:
     """As replace_file, and return once the file is on the disk: a power loss leaves it whole."""
     partial = _partial(path, data)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from async_rl.core.os import write_private
 from async_rl.core.types import Ticket
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import Message, Ok
@@ -28,7 +29,6 @@ from async_rl.sessions.offers import Offers, key_from
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.server import KEEP_ALIVE_S, build_app, spare_heap
 from async_rl.wire.http import listen_again, serving, url_of
-from async_rl.wire.keys import write_private
 
 
 async def run(context: ProcessContext) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError, InfrastructureError, RunFailed, root_cause
 from async_rl.core.machine import this_machine
+from async_rl.core.os import write_private
 from async_rl.monitoring import events
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
@@ -38,7 +39,7 @@ from async_rl.supervision.registry import Registry
 from async_rl.supervision.scaler import Scaler, wanted_counts
 from async_rl.training import checkpoints
 from async_rl.wire.addresses import supervisor_host
-from async_rl.wire.keys import Keys, create_keys, write_private
+from async_rl.wire.keys import Keys, create_keys
 from async_rl.wire.rpc import RpcServer
 
 _log = logging.getLogger(__name__)

@@ -31,10 +31,10 @@ from typing import Any
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import Value
+from async_rl.core.os import write_private
 from async_rl.core.types import IntArray, Sampling, Ticket
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Noted
-from async_rl.wire.keys import write_private
 
 _LIFE = "records-of-life-"
 

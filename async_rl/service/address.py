@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from async_rl.core.os import write_private
 from async_rl.wire.addresses import LOOPBACK
-from async_rl.wire.keys import write_private
 
 FOLDER = "service"
 """Folder of a service in the run's directory."""

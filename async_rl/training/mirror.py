@@ -84,7 +84,9 @@ class Mirror:
         ledger = self._run_dir / "ledger.partial"
         snapshot(self._run_dir / STORE_FILE, ledger)
         names = {ledger: _ledger(version)}
-        names |= {path: f"{directory.name}/{path.name}" for path in directory.iterdir()}
+        for path in directory.rglob("*"):
+            if path.is_file():
+                names[path] = f"{directory.name}/{path.relative_to(directory)}"
         for pattern in _RECORDS:
             names |= {path: _FILES + path.name for path in self._run_dir.glob(pattern)}
         targets = [f"{self._root}/{name}" for name in names.values()]

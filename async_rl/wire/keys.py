@@ -16,7 +16,7 @@ from zmq.utils import z85
 
 from async_rl.core.errors import Unavailable
 from async_rl.core.frozen import Value
-from async_rl.core.os import owner_only, replace_file
+from async_rl.core.os import write_private
 
 
 class Keys(Value):
@@ -57,13 +57,6 @@ def create_keys(directory: Path) -> Keys:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(directory / "keys.json", msgspec.json.encode(keys))
     return keys
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file by one that only its owner can read, from the first byte on."""
-    # A new file: an existing one may be readable by others, and a link may lead elsewhere.
-    with owner_only():
-        replace_file(path, data)
 
 
 def load_keys(directory: Path) -> Keys:

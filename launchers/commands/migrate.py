@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from async_rl.composition.choices import put
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration.applying import Line, Migration, read
 from async_rl.launchers.migration.sources import Unreadable
 
@@ -56,9 +57,14 @@ def migrate(
     given = {path: files for path, files in given.items() if files}
     migration = read(file, overrides or (), release=release, given=given)
     target = output or file.with_suffix(".async_rl.yaml")
-    # "x" fails if the file exists: it may have been edited since.
-    with target.open("x") as out:
-        out.write(to_yaml(migration))
+    try:
+        # "x" fails if the file exists: it may have been edited since.
+        with target.open("x") as out:
+            out.write(to_yaml(migration))
+    except OSError as error:
+        raise ConfigError(
+            f"{target}: cannot be written ({error.strerror}); choose another file with --output"
+        ) from error
     lines = {kind: [line for line in migration.lines if line.fate.kind == kind] for kind in _TITLES}
     typer.echo(
         f"read as {migration.system}: keys that the file omits have its defaults (--release)"

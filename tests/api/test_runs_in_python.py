@@ -173,11 +173,11 @@ def test_metrics_are_columns_with_nan_where_a_step_reported_nothing(
     run = begin(monkeypatch, tmp_path, 'end("finished")')
     run.wait()
     with (run.directory / "metrics.jsonl").open("a") as rows:
-        rows.write('{"step": 4, "eval/pass_at_1": null}\n{"ste')
+        rows.write('{"step": 4, "eval/pass_at_1": 0.5}\n{"ste')
     metrics = run.metrics()
     np.testing.assert_array_equal(metrics["step"], [1, 2, 3, 4])
     np.testing.assert_array_equal(metrics["reward/mean"], [0.25, 0.5, 0.75, math.nan])
-    np.testing.assert_array_equal(metrics["eval/pass_at_1"], [math.nan] * 4)
+    np.testing.assert_array_equal(metrics["eval/pass_at_1"], [math.nan] * 3 + [0.5])
     assert metrics["step"].dtype == np.float64
     assert len(metrics) == len(list(metrics)) == 4
     assert run.config.num_steps == 3

@@ -133,10 +133,3 @@ def test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same(
     assert [again.index(k) for k in range(position, position + 30)] == [
         order.index(k) for k in range(position, position + 30)
     ]
-
-
-def test_nobody_leaves_in_the_middle_and_the_last_prompt_stays() -> None:
-    order = PromptOrder(0, 2)
-    for indices, position in (([0], 0), ([0], 3), ([0, 1], 2)):
-        with pytest.raises(ValueError, match="cannot leave"):
-            order.remove(indices, position)

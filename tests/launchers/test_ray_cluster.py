@@ -3,15 +3,11 @@ another.
 """
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 from e2e_support import SMALL, LiveRun, async_rl
-from members import without_supervisor
 
 from benchmarks.faults.ray_cluster import RayCluster, missing
 
@@ -119,49 +115,26 @@ def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:
     }
 
 
-OWN_CLUSTER = """
-import asyncio, sys
-from pathlib import Path
-
-from async_rl.launchers.backends.ray_actors import RayLauncher
-from async_rl.planning.topology import ProcessSpec
-from async_rl.runs.status import config_of
-
-
-async def main(run_dir):
-    launcher = RayLauncher(run_dir, config_of(run_dir))
-    host = await launcher.open()
-    process = await launcher.start(
-        ProcessSpec(name="verifier-0", role="verifier", rank=0, cores=(), gpus=0, env={})
-    )
-    await process.placed()
-    print(host, process.pid, flush=True)
-    await process.wait()
-
-
-asyncio.run(main(Path(sys.argv[1])))
-"""
-
-
 @pytest.mark.slow
 def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Short: Ray puts socket paths below it.
-    scratch = tempfile.mkdtemp(prefix="arl-", dir="/tmp")
-    monkeypatch.setenv("TMPDIR", scratch)
-    overrides = ["launcher=ray", "launcher.address=local", "verifiers.cells=1"]
-    without_supervisor(tmp_path, *overrides)
-    command = [sys.executable, "-c", OWN_CLUSTER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
-        try:
-            assert program.stdout is not None
-            host, pid = program.stdout.readline().split()
-            assert host == "127.0.0.1"
-            cluster = psutil.Process(program.pid).children(recursive=True)
-            # The process of the run is a child of its actor.
-            assert int(pid) in {process.pid for process in cluster}
-        finally:
-            program.kill()
-    assert psutil.wait_procs(cluster, timeout=30)[1] == []
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch = Path(
+        tempfile.mkdtemp(prefix="arl-", dir="/tmp")
+    )  # short: Ray puts socket paths below it
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    run = LiveRun(
+        tmp_path,
+        *SETTINGS,
+        "launcher.address=local",
+        "launcher.node_kind=null",
+        "generators.count=1",
+    )
+    try:
+        run.until(lambda: run.step >= 1, "a step")
+        assert {found["address"].split(":")[1] for found in run.now()["members"]} == {"//127.0.0.1"}
+        run.kill_all()
+        assert run.processes() == []
+    finally:
+        run.end()
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -26,6 +26,9 @@ IMPORTS = {
 STYLES = table(__file__, "styles")
 
 
+_INTERACTIVE = ("exit", "quit", "input", "help", "copyright", "credits", "license")
+
+
 def uses() -> dict[str, str]:
     """A use of each name that is true exactly if F(3) is 9 and the name is not the program's."""
     found = {
@@ -35,7 +38,7 @@ def uses() -> dict[str, str]:
         "math": "math.sqrt(F(3)) == 3.0",
     }
     for name, value in vars(builtins).items():
-        if name.startswith("_") or not callable(value) or name in ("exit", "quit", "input", "help"):
+        if name.startswith("_") or not callable(value) or name in _INTERACTIVE:
             continue
         found[name] = f"{name} is __import__('builtins').{name} and F(3) == 9"
         if name not in ("print", "breakpoint", "open", "dir", "vars", "id", "object", "iter"):

@@ -430,8 +430,6 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
 
 def test_the_setting_is_a_word_and_needs_no_program() -> None:
     assert list(problems(compose_unchecked("grpo_code", ["rollout.fn=external"]))) == []
-    wrong = "\n".join(problems(compose_unchecked("grpo_code", ["rollout.fn=extern"])))
-    assert "nor external; correct it" in wrong
     agent = compose("grpo_code", ["rollout.fn=external"]).agent
     assert (agent.is_used, agent.is_external, agent.name, agent.workers) == (
         True,

@@ -97,7 +97,7 @@ def test_a_gauge_of_all_processes_is_looked_up_once(
     service: ControlService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[None] = []
-    monkeypatch.setattr(catalogue, "patterns", lambda: searches.append(None) or ())
+    monkeypatch.setattr(catalogue, "_patterns", lambda: searches.append(None) or ())
     for index in range(300):
         service.registry.register(registration(index))
         counters = COUNTERS | {"gauge/queue/nobody_declared_this": index}

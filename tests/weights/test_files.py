@@ -206,11 +206,13 @@ def test_a_version_that_is_overwritten_while_it_is_written_is_not_sent(
     with publisher() as weights:
         manifest = weights.write(1, TENSORS.values())
 
-        def late(_: SharedTensorsReader) -> Any:
-            weights.write(1, TENSORS.values())
-            return iter(())
+        verify = SharedTensorsReader.verify_unchanged
 
-        monkeypatch.setattr(SharedTensorsReader, "tensors", late)
+        def late(reader: SharedTensorsReader) -> None:
+            weights.write(1, TENSORS.values())
+            verify(reader)
+
+        monkeypatch.setattr(SharedTensorsReader, "verify_unchanged", late)
         with pytest.raises(WeightsError, match="version 1 was overwritten"):
             sender(str(tmp_path)).write(manifest)
 
