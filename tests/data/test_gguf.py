@@ -10,7 +10,10 @@ from async_rl.core.errors import ConfigError
 from benchmarks.gguf_model import convert, main
 
 
-def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.gguf_model.missing", lambda *_: None)
     with pytest.raises(ConfigError, match=r"none\.gguf does not exist; name a GGUF file"):
         convert(tmp_path / "none.gguf", tmp_path / "model")
 
