@@ -255,7 +255,7 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
       abs  |d|
       k2   d^2 / 2          its gradient is the gradient of the KL
       k3   exp(-d) - 1 + d  never negative; below d = -3 its tangent there, so that one token weighs
-                            at most 16 - 19 (d + 3); unbiased but for that, and low where p << q
+                            at most 16 - 19 (d + 3); unbiased except for that, and low where p << q
     """
     d = policy_logprobs - ref_logprobs
     match estimator:

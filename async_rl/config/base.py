@@ -80,7 +80,7 @@ def as_builtins(section: Section) -> dict[str, Any]:
 
 
 def show(value: Any, text: Callable[[Any], str] = str) -> str:
-    """A value as a person would write it in an override. text: writes what is no number."""
+    """A value as a person would write it in an override. text: writes what is not a number."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, Mapping):

@@ -43,7 +43,7 @@ _FAILURES = (
 class Kind:
     """A kind of plug-in. group: of its entry points; takes: its arguments by position; named: its
     arguments by keyword; offered: more arguments by keyword, for a function that has a parameter
-    of that name; built_in: names of the setting that are no plug-ins. async_rl/plugins.py has their
+    of that name; built_in: the other names of the setting. async_rl/plugins.py has their
     types.
     """
 

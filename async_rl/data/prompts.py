@@ -141,7 +141,7 @@ def held_out_prompts(config: RunConfig, tokenizer: Any) -> list[Prompt]:
 
 def examined(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Iterator[Outcome]:
     """Yield the outcome of every row of the files. Raises DataError if a file cannot be read, or if
-    there are no rows.
+    there are not rows.
     """
     return _outcomes(_source_of(patterns), config, tokenizer)
 

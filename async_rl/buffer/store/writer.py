@@ -198,7 +198,7 @@ class Writer:
         return item is None
 
     def _move(self) -> None:
-        """Move the log into the file; the next commit begins it anew, unless somebody reads it."""
+        """Move the log into the file; the next commit begins it anew, unless a process reads it."""
         self._unmoved_bytes = 0
         # Passive: a person may hold a read transaction for hours, and all commits would wait too.
         _, num_pages, _ = self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
