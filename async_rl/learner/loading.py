@@ -255,3 +255,16 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
         if not has_experts and not is_divided:
             # Not the module: the hooks of FSDP and of checkpointing stay outside of the graph.
             block.forward = compilation.of(block.forward)
+
+
+def learner_device(gpus: float) -> torch.device:
+    """Return the one GPU that this rank sees, or the CPU. Raises ConfigError without CUDA."""
+    if gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here:"
+            " install its CUDA build (pip install .[gpu]), repair the driver (nvidia-smi), or set"
+            " learner.gpus_each=0"
+        )
+    return torch.device("cuda", 0)

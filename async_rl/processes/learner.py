@@ -20,6 +20,7 @@ import torch
 
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RestartNeeded, StalenessError
 from async_rl.core.heads import GroupHead
+from async_rl.learner.loading import learner_device
 from async_rl.learner.trainer import StepResult
 from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (
@@ -30,7 +31,7 @@ from async_rl.protocol.learner import (
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.age_watch import AgeWatch
-from async_rl.training.device import Device, SharedDevice, learner_device
+from async_rl.training.device import Device, SharedDevice
 from async_rl.training.operations import Fetch, Perform, Step, Stop
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer

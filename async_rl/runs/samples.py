@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.connection import STORE_FILE, Connection
 from async_rl.buffer.store.ledger import GroupRow, reading
+from async_rl.buffer.store.reader import CHOSEN, LEFT
 from async_rl.buffer.store.trajectories import (
     PAGE,
     Filter,
@@ -21,9 +22,11 @@ from async_rl.buffer.store.trajectories import (
     page_of,
     rollout_of,
 )
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, Score, Trajectory
+from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -229,3 +232,14 @@ def _row(sample: Sample) -> dict[str, Any]:
         "versions": trajectory.versions.tolist(),
         "advantages": None if advantages is None else advantages.tolist(),
     }
+
+
+def issued_prompts(run_dir: Path, config: RunConfig, store: Connection) -> RunPrompts | None:
+    """Return the prompts of a run at the positions of its groups; None for a copy from the mirror,
+    which has no prompts.sqlite.
+    """
+    if not (run_dir / PROMPTS_FILE).is_file():
+        return None
+    found = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
+    found.order.restore(store.execute(LEFT), store.execute(CHOSEN))
+    return found

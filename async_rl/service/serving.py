@@ -9,11 +9,11 @@ woken by: the front; `stopping` (leave: the front executes again what no state h
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from async_rl.learner.loading import learner_device
 from async_rl.protocol.base import Message
 from async_rl.protocol.service import Execute
 from async_rl.runtime.context import ProcessContext
 from async_rl.service.training import TrainingRuns
-from async_rl.training.device import learner_device
 
 
 async def run(context: ProcessContext) -> None:

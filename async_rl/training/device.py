@@ -10,9 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import torch
-
-from async_rl.core.errors import AsyncRLError, ConfigError, WeightsError
+from async_rl.core.errors import AsyncRLError, WeightsError
 from async_rl.protocol.generator import Sleep
 from async_rl.protocol.membership import Expel, Member
 from async_rl.runtime.context import ProcessContext
@@ -70,19 +68,6 @@ class Device:
     def first_load_s(self, life: Life) -> float:
         """Return the seconds beyond timeouts.push_s that a push to this life may take."""
         return 0.0
-
-
-def learner_device(gpus: float) -> torch.device:
-    """Return the one GPU that this rank sees, or the CPU. Raises ConfigError without CUDA."""
-    if gpus == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here:"
-            " install its CUDA build (pip install .[gpu]), repair the driver (nvidia-smi), or set"
-            " learner.gpus_each=0"
-        )
-    return torch.device("cuda", 0)
 
 
 class SharedDevice(Device):

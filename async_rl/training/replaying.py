@@ -22,8 +22,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.errors import AsyncRLError, DataError
 from async_rl.core.os import die_with_parent, leave
+from async_rl.learner.loading import learner_device
 from async_rl.training import checkpoints
-from async_rl.training.device import learner_device
 from async_rl.training.ranks import open_trainer
 from async_rl.weights.block import SharedTensors
 from async_rl.wire.addresses import LOOPBACK

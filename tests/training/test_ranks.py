@@ -17,9 +17,9 @@ from warm_processes import script_process
 from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
+from async_rl.learner.loading import learner_device
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
-from async_rl.training.device import learner_device
 from async_rl.training.operations import (
     EnterDevice,
     Fetch,

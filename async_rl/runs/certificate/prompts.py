@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.reader import CHOSEN, LEFT
 from async_rl.config.run import RunConfig
 from async_rl.core.ranges import ranges
 from async_rl.core.types import Purpose
-from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
+from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts
 from async_rl.monitoring.events import Event
 from async_rl.runs.certificate.statements import Statement, at, listed, statement
+from async_rl.runs.samples import issued_prompts
 
 # Each position that does not follow its predecessor, which is itself if it was issued twice.
 _MISSING = (
@@ -39,17 +39,6 @@ _NEVER_TRAINED = (
     "SELECT prompt_id FROM groups WHERE purpose='train' GROUP BY prompt_id HAVING min(state) ="
     " 'dropped' AND max(state) = 'dropped'"
 )
-
-
-def issued_prompts(run_dir: Path, config: RunConfig, store: Connection) -> RunPrompts | None:
-    """Return the prompts of a run at the positions of its groups; None for a copy from the mirror,
-    which has no prompts.sqlite.
-    """
-    if not (run_dir / PROMPTS_FILE).is_file():
-        return None
-    found = open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=0)
-    found.order.restore(store.execute(LEFT), store.execute(CHOSEN))
-    return found
 
 
 def prompts(

@@ -16,7 +16,7 @@ from async_rl.buffer.policies import CANDIDATES, EXPONENT, WINDOW, Result, expec
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.config.run import RunConfig
-from async_rl.runs.certificate.prompts import issued_prompts
+from async_rl.runs.samples import issued_prompts
 
 _RESULTS = (
     "SELECT position, rewards AS \"rewards [stored_json]\" FROM groups WHERE purpose='train' AND"
