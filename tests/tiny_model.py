@@ -16,7 +16,7 @@ def tiny_model(path: Path, words: str) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from async_rl.data.vocabulary import build_tokenizer
+    from benchmarks.embedded.vocabulary import build_tokenizer
 
     tokenizer: Any = build_tokenizer([f"{words} <user> <assistant>"], 128)
     tokenizer.chat_template = _TEMPLATE

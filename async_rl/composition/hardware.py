@@ -14,9 +14,9 @@ from async_rl.config.base import by_name
 from async_rl.config.run import COLOCATED, RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
-from async_rl.data.embedded import TINY_CODER
+from async_rl.data.prepare import embedded_model
 from async_rl.planning.presets import fitted, fleet
-from async_rl.planning.shape import ModelShape, read_shape, shape_from_hf
+from async_rl.planning.shape import ModelShape, read_shape
 
 CLUSTER = "cluster"
 _FITTED_PRESETS = ("cpu", "gpu", "gpus", CLUSTER)
@@ -122,9 +122,8 @@ def generating(nodes: int, gpus_per_node: int) -> int:
 
 def model_shape(config: RunConfig) -> ModelShape | None:
     """Return the shape of the policy; None if it is unknown before the model is loaded."""
-    if config.model.path is None:
-        return shape_from_hf(TINY_CODER.hf_config)
-    return read_shape(Path(config.model.path))
+    path = config.model.path
+    return read_shape(embedded_model(config) if path is None else Path(path))
 
 
 def fit_to_machine(

@@ -22,13 +22,10 @@ def cache_root() -> Path:
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "async_rl"
 
 
-def build_once(
-    target: Path, build: Callable[[Path], None], *, on_wait: Callable[[str], None] = _log.info
-) -> Path:
+def build_once(target: Path, build: Callable[[Path], None]) -> Path:
     """Return a file or directory of the cache; `build` makes it if it does not exist.
 
-    It is made in the same directory and renamed, so no process ever sees a part of it. on_wait:
-    called with a message if another process builds it.
+    It is made in the same directory and renamed, so no process ever sees a part of it.
     """
     if target.exists():
         return target
@@ -39,7 +36,7 @@ def build_once(
             # flock, because the kernel releases it when the process exits, however it exits.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_wait(f"waiting for another process that makes {target} (lock {lock})")
+            _log.info("waiting for another process that makes %s (lock %s)", target, lock)
             fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have built it while this one waited.
         if not target.exists():

@@ -66,8 +66,7 @@ class Drafter:
         self._names = _names(files)
         self._origins: dict[str, str] = {}
         file = config.data.metadata_file
-        # The embedded task has no files, so it has no ids to join.
-        rows = read_rows(file) if file is not None and files else ()
+        rows = () if file is None else read_rows(file)
         # Further columns by id. No row of a data file finds a row without an id.
         self._metadata = {self._id(row): row for _, row in rows}
 
@@ -125,11 +124,9 @@ class Drafter:
             )
             yield len(ids), prompt
 
-    def render(
-        self, messages: list[dict[str, str]], *, is_chat: bool = False, end: str = "\n"
-    ) -> str:
+    def render(self, messages: list[dict[str, str]], *, is_chat: bool = False) -> str:
         """The text to be continued: chat template and generation prompt, or the plain text and
-        `end` without a template.
+        a newline without a template.
         """
         if self._tokenizer.chat_template:
             return str(
@@ -142,7 +139,7 @@ class Drafter:
                 "the prompt is a chat and the tokenizer has no chat template; use a chat"
                 " model, or plain strings as prompts"
             )
-        return messages[0]["content"] + end
+        return messages[0]["content"] + "\n"
 
     def _id(self, row: Row) -> str | None:
         id_key = self._config.data.id_key

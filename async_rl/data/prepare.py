@@ -1,19 +1,14 @@
-"""The model's directory, ready to be loaded by learner and generators: the embedded model from the
-cache, or the model that model.path names.
+"""The model's directory, ready to be loaded by learner and generators: the embedded model, or the
+model that model.path names.
 
 Invariants
 - What prepare_model returns holds config.json, a tokenizer and safetensors.
-- A cached model is complete or absent: built in the same directory and renamed; a file lock keeps
-  two runs from building it twice.
-- The key of a cached model hashes its settings and the files that make it, so a change of any of
-  them builds another one.
-torch is imported only if the embedded model has to be built.
+- A directory in the cache is complete or absent: built beside its place and renamed; a file lock
+  keeps two runs from building it twice.
 """
 
 import hashlib
-import importlib
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -24,36 +19,33 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once, cache_root
-from async_rl.data.embedded import TinyCoder, tiny_coder_of
 from async_rl.data.hub import from_hub
 from async_rl.data.model_files import lacking, no_directory
 
-RECIPE = (
-    "concepts.toml",
-    "corpus.py",
-    "embedded.py",
-    "list_functions.py",
-    "tiny_coder.py",
-    "vocabulary.py",
-)
-"""The files that make the embedded model. The key has their content, so that nobody has to remember
-to raise a version.
-"""
-
+EMBEDDED = Path(__file__).with_name("embedded")
+"""The embedded task and its models, made by benchmarks/embedded."""
+_RETRYING_ROLLOUT = "async_rl.examples.run_and_retry:rollout"  # conf/grpo_code_retry.yaml
+_RETRYING_AGENT = "async_rl.examples.tool_agent:solve"  # conf/agent_code.yaml
 Progress = Callable[[float, str], None]
 
 
-def prepare_model(
-    config: RunConfig, on_progress: Progress, *, embedded: TinyCoder | None = None
-) -> Path:
-    """Return the directory of the model that the run starts from, built or downloaded if needed.
+def embedded_model(config: RunConfig) -> Path:
+    """Return the directory of the embedded model that fits the run's rollout: the one that has read
+    second turns, if the rollout has them.
+    """
+    asks_again = config.rollout.fn == _RETRYING_ROLLOUT or config.agent.fn == _RETRYING_AGENT
+    return EMBEDDED / ("tiny_coder_retries" if asks_again else "tiny_coder")
 
-    on_progress(fraction, text) is called during that time.  embedded: the model to build, whatever
-    the configuration says.  Raises ConfigError if model.path or the cache is unusable.
+
+def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
+    """Return the directory of the model that the run starts from, downloaded if needed.
+
+    on_progress(fraction, text) is called during that time. Raises ConfigError if model.path or the
+    cache is unusable.
     """
     path = config.model.path
     if path is None:
-        directory = _embedded(config, embedded or tiny_coder_of(config), on_progress)
+        directory = embedded_model(config)
     else:
         directory = Path(path).expanduser()
         if not directory.is_dir():
@@ -105,31 +97,10 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
         (target / "config.json").write_bytes(msgspec.json.encode(fields))
 
     target = cache_root() / f"overridden-{key}"
-    return build_once(target, build)
-
-
-def cached_model_path(config: RunConfig, embedded: TinyCoder | None = None) -> Path:
-    """Return the cache directory of the embedded model; it need not exist."""
-    recipe = [resources.files(__package__).joinpath(name).read_bytes() for name in RECIPE]
-    settings = msgspec.json.encode(embedded or tiny_coder_of(config))
-    key = hashlib.sha256(b"".join([*recipe, settings])).hexdigest()[:16]
-    return cache_root() / f"tiny_coder-{key}"
-
-
-def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> Path:
-    from safetensors import SafetensorError  # of an extra
-
-    def build(directory: Path) -> None:
-        # Not at the top: it imports torch, which a run with another model does not need here.
-        tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
-        tiny_coder.make_tiny_coder(directory, embedded, on_progress)
-
-    target = cached_model_path(config, embedded)
     try:
-        return build_once(target, build, on_wait=lambda text: on_progress(0.0, text))
-    # A full disk is not an OSError while weights are written.
-    except (OSError, SafetensorError) as error:
+        return build_once(target, build)
+    except OSError as error:
         raise ConfigError(
-            f"the embedded model cannot be kept in {target.parent}: {error}; set XDG_CACHE_HOME to"
-            " a writable directory with space"
+            f"a model with model.override_config cannot be kept in {target.parent}: {error}; set"
+            " XDG_CACHE_HOME to a writable directory with space"
         ) from error

@@ -20,12 +20,11 @@ from typing import Any
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
 from async_rl.core.errors import ConfigError, DataError, PromptTooLong
-from async_rl.core.frozen import frozen
 from async_rl.core.os import sync
 from async_rl.core.types import Prompt, Purpose
-from async_rl.data import list_functions
 from async_rl.data.drafts import Draft, Drafter, Outcome
-from async_rl.data.files import matching_files, open_table
+from async_rl.data.files import Table, matching_files, open_table
+from async_rl.data.prepare import EMBEDDED
 from async_rl.data.prompt_file import opened
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import message_schema
@@ -35,15 +34,7 @@ _BATCH_ROWS = 256
 tokens of a row are Python integers until it is written.
 """
 _log = logging.getLogger(__name__)
-
-
-@frozen
-class _Source:
-    """The rows of a data set. files: none for the embedded task."""
-
-    files: Sequence[str]
-    num_rows: int
-    drafts: Callable[[Drafter], Iterator[Draft | DataError]]
+_Tables = dict[str, Table]
 
 
 def prepare_prompts(
@@ -61,8 +52,9 @@ def prepare_prompts(
     if _has_prompts(path, key):
         return
     path.unlink(missing_ok=True)
-    source = _train_source(config)
-    on_rows(0, source.num_rows)
+    tables = _train_tables(config)
+    num_rows = _rows_of(tables)
+    on_rows(0, num_rows)
     spare_torch(config)
     tokenizer = load_tokenizer(config, model_path)
     # The held-out prompts first: they are few, and a bad row among them fails the run.
@@ -70,12 +62,12 @@ def prepare_prompts(
 
     def train() -> Iterator[Prompt]:
         sources = set()
-        for number, prompt in enumerate(_usable(source, config, tokenizer)):
+        for number, prompt in enumerate(_usable(tables, config, tokenizer)):
             if number % _BATCH_ROWS == 0:
-                on_rows(number, source.num_rows)
+                on_rows(number, num_rows)
             sources.add(prompt.data_source)
             yield prompt
-        on_rows(source.num_rows, source.num_rows)  # also if many rows were left out
+        on_rows(num_rows, num_rows)  # also if many rows were left out
         weights = config.data.weights
         if weights and sources != weights.keys():
             raise DataError(
@@ -121,29 +113,26 @@ def _has_prompts(path: Path, key: str) -> bool:
 
 def train_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:
     """Yield the training prompts. Raises DataError if a file or a row cannot be used."""
-    return _usable(_train_source(config), config, tokenizer)
+    return _usable(_train_tables(config), config, tokenizer)
 
 
 def held_out_prompts(config: RunConfig, tokenizer: Any) -> list[Prompt]:
     """Return the prompts of one evaluation, none if train_files come without val_files."""
-    if config.data.val_files:
-        source = _source_of(config.data.val_files)
+    files = config.data.val_files
     # Held-out prompts of the embedded task would measure something the run does not train.
-    elif config.data.train_files:
+    if config.data.train_files and not files:
         return []
-    else:
-        _, specs = list_functions.split()
-        source = _embedded(specs)
+    tables = _tables_of(files or [embedded_rows("held_out")])
     # The first ones in every evaluation, so that its numbers can be compared over the run. Any
     # first prompts of the embedded task are a fair sample.
-    return list(_usable(source, config, tokenizer))[: config.evaluation.num_prompts or None]
+    return list(_usable(tables, config, tokenizer))[: config.evaluation.num_prompts or None]
 
 
 def examined(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Iterator[Outcome]:
     """Yield the outcome of every row of the files. Raises DataError if a file cannot be read, or if
     there are not rows.
     """
-    return _outcomes(_source_of(patterns), config, tokenizer)
+    return _outcomes(_tables_of(patterns), config, tokenizer)
 
 
 def steps_of_epochs(config: RunConfig) -> int:
@@ -158,68 +147,51 @@ def steps_of_epochs(config: RunConfig) -> int:
             " or data.epochs=1"
         )
     try:
-        num_rows = _train_source(config).num_rows
+        num_rows = _rows_of(_train_tables(config))
     except DataError as error:
         raise ConfigError(f"num_steps=null: the rows cannot be counted: {error}") from error
     return max(math.ceil(config.data.epochs * num_rows / config.buffer.groups_per_step), 1)
 
 
-def _train_source(config: RunConfig) -> _Source:
-    if config.data.train_files:
-        return _source_of(config.data.train_files)
-    specs, _ = list_functions.split()
-    return _embedded(specs)
+def _train_tables(config: RunConfig) -> _Tables:
+    return _tables_of(config.data.train_files or [embedded_rows("train")])
 
 
-def _source_of(patterns: Sequence[str]) -> _Source:
-    """Return the rows of files. Raises DataError if a file cannot be opened or there are none."""
+def embedded_rows(part: str) -> str:
+    """Return the file of a part of the embedded task."""
+    return str(EMBEDDED / part / "list_functions.parquet")
+
+
+def _tables_of(patterns: Sequence[str]) -> _Tables:
+    """Return the rows by file. Raises DataError if a file cannot be opened or there are none."""
     files = matching_files(patterns)
     tables = {file: open_table(file) for file in files}
-    # Cheap in both large formats: the lines of jsonl, the footer of Parquet.
-    num_rows = sum(map(len, tables.values()))
-    if not num_rows:
+    if not _rows_of(tables):
         raise DataError(f"{', '.join(files)}: no rows; give files with at least one prompt")
 
-    def drafts(drafter: Drafter) -> Iterator[Draft | DataError]:
-        for file, table in tables.items():
-            for number, placed in enumerate(table, start=1):
-                yield drafter.draft(file, number, placed)
-
-    return _Source(files=files, num_rows=num_rows, drafts=drafts)
+    return tables
 
 
-def _embedded(specs: Sequence[list_functions.Spec]) -> _Source:
-    """Return each spec once with one of its wordings, in turn, then each with the other."""
-
-    def drafts(drafter: Drafter) -> Iterator[Draft]:
-        for turn in range(list_functions.NUM_WORDINGS):
-            for number, spec in enumerate(specs):
-                which = (number + turn) % list_functions.NUM_WORDINGS
-                name = f"{list_functions.DATA_SOURCE}/{spec.name}/{which}"
-                message = {"role": "user", "content": list_functions.wording(spec, which)}
-                yield Draft(
-                    origin=name,
-                    prompt_id=name,
-                    text=drafter.render([message], end=""),
-                    data_source=list_functions.DATA_SOURCE,
-                    problem=list_functions.hidden_tests(spec),
-                )
-
-    num_rows = list_functions.NUM_WORDINGS * len(specs)
-    return _Source(files=[], num_rows=num_rows, drafts=drafts)
+def _rows_of(tables: _Tables) -> int:
+    # Cheap in both large formats: the lines of jsonl, the footer of Parquet.
+    return sum(map(len, tables.values()))
 
 
-def _outcomes(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Outcome]:
+def _outcomes(tables: _Tables, config: RunConfig, tokenizer: Any) -> Iterator[Outcome]:
     """Yield the outcome of each row, in order."""
-    drafter = Drafter(source.files, config, tokenizer)
-    drafts = source.drafts(drafter)
+    drafter = Drafter(list(tables), config, tokenizer)
+    drafts = (
+        drafter.draft(file, number, placed)
+        for file, table in tables.items()
+        for number, placed in enumerate(table, start=1)
+    )
     while batch := list(itertools.islice(drafts, _BATCH_ROWS)):
         encoded = drafter.encode([draft for draft in batch if isinstance(draft, Draft)])
         for draft in batch:
             yield next(encoded) if isinstance(draft, Draft) else (0, draft)
 
 
-def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:
+def _usable(tables: _Tables, config: RunConfig, tokenizer: Any) -> Iterator[Prompt]:
     """Yield the prompts. Raises DataError at the first row that the configuration refuses; it may
     leave such rows out instead, which is logged.
     """
@@ -229,7 +201,7 @@ def _usable(source: _Source, config: RunConfig, tokenizer: Any) -> Iterator[Prom
     num_cut = 0
     num_dropped = 0
     first_dropped = ""
-    for num_tokens, outcome in _outcomes(source, config, tokenizer):
+    for num_tokens, outcome in _outcomes(tables, config, tokenizer):
         if isinstance(outcome, Prompt):
             num_prompts += 1
             num_cut += num_tokens > limit

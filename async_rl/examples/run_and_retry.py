@@ -5,7 +5,6 @@ outcome and may write another one.
 """
 
 from async_rl.core.types import Verdict
-from async_rl.data.list_functions import second_prompt
 from async_rl.rollouts.conversation import Conversation
 
 _SHOWN = slice(1, 2)
@@ -15,6 +14,11 @@ _MAX_TURN_TOKENS = 64
 """A program needs at most 43. A longer turn would leave no room for the second one, and most of the
 trained tokens would be its text.
 """
+
+
+def second_prompt(outcome: str, prompt: str) -> str:
+    """Return the prompt after a program that failed: its outcome, and the prompt again."""
+    return f"# {outcome}\n{prompt}"
 
 
 async def rollout(talk: Conversation) -> None:

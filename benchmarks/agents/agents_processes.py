@@ -25,7 +25,6 @@ import numpy as np
 
 from async_rl.core.support import Support
 from async_rl.core.types import NO_VERSION, Sampling
-from async_rl.data.vocabulary import build_tokenizer
 from async_rl.generation.environment import prepare_environment
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
@@ -48,6 +47,7 @@ from async_rl.wire.http import serving
 from async_rl.wire.keys import load_keys
 from async_rl.wire.rpc import RpcServer
 from benchmarks.agents.agents_delays import Delays
+from benchmarks.embedded.vocabulary import build_tokenizer
 from benchmarks.generation.generation import parameters, settings
 from benchmarks.generation.grammar_rate import OVERRIDES
 

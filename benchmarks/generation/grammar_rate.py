@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from async_rl.core.support import EVERYTHING, Support
-from async_rl.data.vocabulary import build_tokenizer
 from async_rl.generation.environment import prepare_environment
+from benchmarks.embedded.vocabulary import build_tokenizer
 from benchmarks.figures import figure
 from benchmarks.generation.generation import Child, alone, ours, random_model, settings
 

@@ -21,10 +21,10 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from async_rl.data import corpus, list_functions, tiny_coder
 from async_rl.data.cache import cache_root
-from async_rl.data.embedded import MAX_LENGTH, TINY_CODER_WITH_RETRIES
-from async_rl.data.vocabulary import END, build_tokenizer
+from benchmarks.embedded import corpus, list_functions, tiny_coder
+from benchmarks.embedded.tiny_coder import MAX_LENGTH, TINY_CODER_WITH_RETRIES
+from benchmarks.embedded.vocabulary import END, build_tokenizer
 from benchmarks.figures import figure
 from benchmarks.learning.agent_learning import FILE as PLAIN
 from benchmarks.learning.agent_learning import KILLED, ROOT, SAMPLES_PER_STEP, launch

@@ -27,7 +27,7 @@ import numpy as np
 
 import async_rl
 from async_rl.core.types import Verdict
-from async_rl.data.list_functions import Spec, hidden_tests, split, wording
+from benchmarks.embedded.list_functions import Spec, hidden_tests, split, wording
 from benchmarks.study import RESULTS, Recorded, recorded
 
 FILE = RESULTS / "service_distillation.jsonl"

@@ -27,15 +27,15 @@ from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
 from async_rl.core.errors import at
 from async_rl.core.types import StdinTest, Verdict
-from async_rl.data.corpus import flawed_program
 from async_rl.data.files import read_rows
-from async_rl.data.list_functions import hidden_tests, split
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
 from async_rl.rewards.verifier.serving import open_service, serve
 from async_rl.sandbox.cells import Cells
 from async_rl.wire.http import listen
+from benchmarks.embedded.corpus import flawed_program
+from benchmarks.embedded.list_functions import hidden_tests, split
 from benchmarks.figures import figure
 
 ROUNDS = 5

@@ -5,6 +5,7 @@ embedded model can learn them without changes.
 """
 
 import enum
+import itertools
 from importlib import resources
 from pathlib import Path
 from shlex import quote
@@ -17,8 +18,7 @@ import async_rl.examples
 from async_rl.launchers.commands.options import show_preparation
 
 # Enough to see learning, small enough to check in seconds.
-_TRAIN = 512
-_HELD_OUT = 128
+_PROBLEMS = {"train": 512, "held_out": 128}
 _CONF = """# Other settings keep their values from conf/; any of them can be changed here.
 # ${{beside:x}} is the file x in the directory of this file.
 defaults:
@@ -104,9 +104,7 @@ def init(
     ] = Template.CODE,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="directory or hub name of the model; default: the embedded one, made if necessary"
-        ),
+        typer.Option(help="directory or hub name of the model; default: the embedded one"),
     ] = None,
 ) -> None:
     """Write a small working task as a start for your own: problems with tests, a configuration and
@@ -118,12 +116,10 @@ def init(
     from async_rl.data.prepare import prepare_model
 
     directory.mkdir(parents=True)
-    train, held_out = _rows()
     base, length, extra, example = _PARTS[template]
-    for name, rows in (("train.jsonl", train), ("held_out.jsonl", held_out)):
-        (directory / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    for part, number in _PROBLEMS.items():
+        (directory / f"{part}.jsonl").write_bytes(_rows(part, number))
     if model is None:
-        # The first use makes it in one or two minutes.
         model = str(prepare_model(compose(base), show_preparation))
     conf = _CONF.format(base=base, length=length, model=model)
     texts = {"conf.yaml": conf + extra, "test_task.py": _TEST}
@@ -135,8 +131,8 @@ def init(
     for name, text in texts.items():
         (directory / name).write_text(text)
     typer.echo(
-        f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}),"
-        f" {', '.join(texts)}"
+        f"{directory}: train.jsonl ({_PROBLEMS['train']} problems), held_out.jsonl"
+        f" ({_PROBLEMS['held_out']}), {', '.join(texts)}"
     )
     data = quote(f"{directory}/train.jsonl")
     conf = quote(f"conf={directory}/conf.yaml")
@@ -144,20 +140,15 @@ def init(
     typer.echo(f"run it:          async-rl launch {conf}")
 
 
-def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Return training and held-out rows: prompt, tests in our layout, reference solution."""
-    from async_rl.data.list_functions import Spec, hidden_tests, split, wording
+def _rows(part: str, most: int) -> bytes:
+    """Return rows of the embedded task, each spec once, as JSON lines: prompt, tests in our layout,
+    reference solution.
+    """
+    from async_rl.data.files import read_rows
+    from async_rl.data.prompts import embedded_rows
 
-    train, held_out = split()
-
-    def row(spec: Spec) -> dict[str, object]:
-        return {
-            "id": spec.name,
-            "prompt": wording(spec, 0).strip(),
-            "tests": msgspec.to_builtins(hidden_tests(spec).tests),
-            "solution": spec.solution(),
-        }
-
-    rows = [row(spec) for spec in train[:_TRAIN]]
-    held_out_rows = [row(spec) for spec in held_out[:_HELD_OUT]]
-    return rows, held_out_rows
+    lines = []
+    for _, row in itertools.islice(read_rows(embedded_rows(part)), most):
+        row["tests"] = msgspec.json.decode(row["tests"])
+        lines.append(msgspec.json.encode(row) + b"\n")
+    return b"".join(lines)

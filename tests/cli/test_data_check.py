@@ -11,9 +11,9 @@ from tables import table
 from typer.testing import CliRunner
 
 from async_rl.core.errors import ConfigError
-from async_rl.data import corpus
-from async_rl.data.vocabulary import build_tokenizer
 from async_rl.launchers.cli import application
+from benchmarks.embedded import corpus
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 

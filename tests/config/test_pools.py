@@ -11,6 +11,7 @@ import pytest
 from tables import table
 
 from async_rl.composition.compose import compose, recompose, write_config
+from async_rl.composition.hardware import model_shape
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.base import as_builtins
 from async_rl.config.checks.machine import machine_problems
@@ -28,13 +29,11 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.cluster import actor_options, cluster_cpus, is_with_learner
 from async_rl.launchers.backends.local import child_command
 from async_rl.launchers.backends.slurm import SlurmLauncher
 from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.shape import shape_from_hf
 from async_rl.planning.topology import ProcessSpec, processes
 from async_rl.runs import status
 
@@ -291,7 +290,8 @@ def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None
 
 
 def test_the_estimate_of_memory_counts_every_pool() -> None:
-    shape = shape_from_hf(TINY_CODER.hf_config)
+    shape = model_shape(settings())
+    assert shape is not None
     alone, more = (
         settings(),
         settings(

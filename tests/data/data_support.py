@@ -10,10 +10,10 @@ from composing import compose_unchecked
 
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Prompt
-from async_rl.data import corpus
-from async_rl.data.embedded import TinyCoder
 from async_rl.data.prompts import train_prompts
-from async_rl.data.vocabulary import build_tokenizer
+from benchmarks.embedded import corpus
+from benchmarks.embedded.tiny_coder import TinyCoder
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 SMALL_MODEL = TinyCoder(
     hidden_size=32,

@@ -11,15 +11,16 @@ import msgspec
 import pytest
 
 from async_rl.core.types import CallTest, CodeProblem
-from async_rl.data import corpus, list_functions
-from async_rl.data.list_functions import (
+from async_rl.examples.run_and_retry import second_prompt
+from benchmarks.embedded import corpus, list_functions
+from benchmarks.embedded.list_functions import (
     FILTERS,
     MAPS,
     REDUCTIONS,
     Spec,
     hidden_tests,
 )
-from async_rl.data.vocabulary import END
+from benchmarks.embedded.vocabulary import END
 
 
 def call(source: str, xs: list[int]) -> Any:
@@ -159,4 +160,4 @@ def test_a_share_of_the_corpus_retries_a_failed_program_in_the_form_of_the_retry
         outcome, _, rest = told.removeprefix("# ").partition("\n")
         assert rest == asked
         assert ", not " in outcome
-        assert told == list_functions.second_prompt(outcome, asked)
+        assert told == second_prompt(outcome, asked)

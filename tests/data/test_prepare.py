@@ -1,24 +1,20 @@
-"""The cache of the embedded model, and what model.path may be."""
+"""Which embedded model a run has, what model.path may be, and the cache of what is made."""
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
-import re
+import logging
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 from composing import compose_unchecked
-from data_support import SMALL_MODEL, make_config
+from data_support import make_config
 
-from async_rl.config.base import replace
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.data import prepare
-from async_rl.data.embedded import TINY_CODER, tiny_coder_of
-from async_rl.data.prepare import cached_model_path, prepare_model
+from async_rl.data.cache import build_once, cache_root
+from async_rl.data.prepare import prepare_model
 
 
 def silent(fraction: float, text: str) -> None:
@@ -32,100 +28,71 @@ def fake_model(directory: Path) -> Path:
     return directory
 
 
-def test_the_embedded_model_is_built_once_and_found_the_second_time(
-    small_config: RunConfig,
-) -> None:
-    shown: list[tuple[float, str]] = []
-
-    def prepared() -> Path:
-        return prepare_model(small_config, lambda *news: shown.append(news), embedded=SMALL_MODEL)
-
-    path = prepared()
-    assert path == cached_model_path(small_config, SMALL_MODEL)
-    assert (shown[0][0], shown[-1][0]) == (0, 1)
-    assert any("warm start" in text for _, text in shown)
-    shown.clear()
-    assert prepared() == path
-    assert shown == []
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
-
-
-def test_every_setting_of_the_model_has_its_own_cache_entry(small_config: RunConfig) -> None:
-    defaults = dataclasses.asdict(SMALL_MODEL)
-    # Another value of each field; the values are not used.
-    variants = [{}, *({name: value + 0.25} for name, value in defaults.items())]
-    paths = {
-        cached_model_path(small_config, dataclasses.replace(SMALL_MODEL, **changed))
-        for changed in variants
-    }
-    # The seed of the run is no part of the model.
-    paths.add(cached_model_path(replace(small_config, seed=99), SMALL_MODEL))
-    assert len(paths) == 11
-
-
-def test_a_change_of_any_module_of_the_recipe_changes_the_key() -> None:
-    maker = Path(prepare.__file__).with_name("tiny_coder.py").read_text()
-    imports = re.findall(r"^from async_rl\.data(?:\.(\w+))? import (.+)$", maker, re.MULTILINE)
-    modules = {name for module, names in imports for name in (module or names).split(", ")}
-    assert {"tiny_coder.py", *(f"{name}.py" for name in modules)} < set(prepare.RECIPE)
-
-
 def test_only_the_rollout_that_asks_again_gets_the_model_that_saw_second_turns() -> None:
-    assert tiny_coder_of(compose_unchecked("grpo_code")) == TINY_CODER
-    assert tiny_coder_of(compose_unchecked("grpo_code_retry")).retry_share == 0.5
+    models = {
+        name: prepare_model(compose_unchecked(name), silent).name
+        for name in ("grpo_code", "ppo_code", "grpo_code_retry", "agent_code")
+    }
+    assert models == {
+        "grpo_code": "tiny_coder",
+        "ppo_code": "tiny_coder",
+        "grpo_code_retry": "tiny_coder_retries",
+        "agent_code": "tiny_coder_retries",
+    }
 
 
 @pytest.mark.parametrize("given", ["", "relative", "/other"])
-def test_models_are_kept_in_the_users_cache_directory(
+def test_what_is_made_is_kept_in_the_users_cache_directory(
     monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     root = given if given == "/other" else "/home/someone/.cache"
-    assert cached_model_path(make_config()).parent == Path(root) / "async_rl"
+    assert cache_root() == Path(root) / "async_rl"
 
 
-def test_an_interrupted_build_leaves_nothing_behind(small_config: RunConfig) -> None:
-    def interrupt(fraction: float, text: str) -> None:
+def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
+    def interrupt(built: Path) -> None:
+        built.mkdir()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_model(small_config, interrupt, embedded=SMALL_MODEL)
-    root = cached_model_path(small_config, SMALL_MODEL).parent
-    assert [entry.suffix for entry in root.iterdir()] == [".lock"]
+        build_once(tmp_path / "model", interrupt)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.lock"]
 
 
-def test_what_a_killed_build_left_is_removed_and_the_model_built(small_config: RunConfig) -> None:
-    path = cached_model_path(small_config, SMALL_MODEL)
-    left = path.with_name(f"{path.name}.abc123.build")
-    left.mkdir(parents=True)
-    assert prepare_model(small_config, silent, embedded=SMALL_MODEL) == path
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "model.abc123.build"
+    left.mkdir()
+    assert fake_model(tmp_path / "source").is_dir()
+    path = build_once(tmp_path / "model", lambda built: fake_model(built) and None)
     assert (path / "model.safetensors").is_file()
     assert not left.exists()
 
 
-def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -> None:
-    path = cached_model_path(small_config, SMALL_MODEL)
-    path.parent.mkdir(parents=True)
-    told: list[str] = []
+def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
     is_waiting = threading.Event()
 
-    def hear(fraction: float, text: str) -> None:
-        told.append(text)
-        is_waiting.set()
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert record.getMessage().startswith("waiting for another process that makes")
+            is_waiting.set()
 
+    heard = Heard()
+    logging.getLogger("async_rl.data.cache").addHandler(heard)
+    logging.getLogger("async_rl.data.cache").setLevel(logging.INFO)
+    path = tmp_path / "model"
+    built: list[Path] = []
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(
-            target=prepare_model, args=(small_config, hear), kwargs={"embedded": SMALL_MODEL}
-        )
+        second = threading.Thread(target=build_once, args=(path, built.append))
         second.start()
         assert is_waiting.wait(timeout=30)
         fake_model(path)
     second.join(timeout=30)
+    logging.getLogger("async_rl.data.cache").removeHandler(heard)
     assert not second.is_alive()
-    assert len(told) == 1
-    assert told[0].startswith("waiting for another process")
+    assert built == [], "the second one made it again"
 
 
 def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(
@@ -134,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
     with pytest.raises(ConfigError, match=r"cannot be kept in .*set XDG_CACHE_HOME to a writable"):
-        prepare_model(make_config(), silent)
+        prepare_model(make_config("model.override_config=['attention_dropout=0.1']"), silent)
 
 
 @pytest.mark.covers("override_config")

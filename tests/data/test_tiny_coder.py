@@ -12,8 +12,8 @@ import pytest
 import torch
 from data_support import SMALL_MODEL
 
-from async_rl.data import corpus, list_functions, tiny_coder
-from async_rl.data.embedded import TINY_CODER
+from benchmarks.embedded import corpus, list_functions, tiny_coder
+from benchmarks.embedded.tiny_coder import TINY_CODER
 
 
 def pairs() -> Any:

@@ -13,9 +13,9 @@ from data_support import make_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.data import corpus, list_functions
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
-from async_rl.data.vocabulary import END, build_tokenizer
+from benchmarks.embedded import corpus, list_functions
+from benchmarks.embedded.vocabulary import END, build_tokenizer
 
 
 @settings(max_examples=200, deadline=None)

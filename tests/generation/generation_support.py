@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.core.support import Support
-from async_rl.data.vocabulary import build_tokenizer
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""

@@ -15,11 +15,10 @@ from composing import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import Group, Prompt
-from async_rl.data.embedded import TinyCoder
-from async_rl.data.prepare import prepare_model
 from async_rl.learner.trainer import Trainer
 from async_rl.training.age_watch import AgeWatch
 from benchmarks.comparing import holm, ratio, student_p
+from benchmarks.embedded.tiny_coder import TinyCoder, make_tiny_coder
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import make_trainer, run_cell, run_up
@@ -51,10 +50,9 @@ class Easy(Recording):
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cache = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        return prepare_model(compose("grpo_code"), lambda *_: None, embedded=SMALL)
+    directory = tmp_path_factory.mktemp("model")
+    make_tiny_coder(directory, SMALL, lambda *_: None)
+    return directory
 
 
 @pytest.fixture(scope="module")

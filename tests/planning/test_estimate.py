@@ -8,7 +8,7 @@ from tables import table
 from async_rl.composition.hardware import model_shape
 from async_rl.config.base import replace
 from async_rl.core.machine import Machine
-from async_rl.data.embedded import MAX_LENGTH, TINY_CODER
+from async_rl.data.prepare import EMBEDDED as FILES
 from async_rl.planning.estimate import (
     ROW_BYTES,
     disk_mb,
@@ -17,7 +17,7 @@ from async_rl.planning.estimate import (
 )
 from async_rl.planning.fit import derived_numbers, fit_problems
 from async_rl.planning.learner_memory import learner_memory
-from async_rl.planning.shape import shape_from_hf
+from async_rl.planning.shape import read_shape, shape_from_hf
 
 
 def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
@@ -26,7 +26,7 @@ def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
     )
 
 
-EMBEDDED = shape_from_hf(TINY_CODER.hf_config)
+EMBEDDED = read_shape(FILES / "tiny_coder")
 
 
 def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
@@ -191,7 +191,7 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
         EMBEDDED,
         machine_with(10**6),
     )
-    assert f"= 600 is above the {MAX_LENGTH} positions" in positions
+    assert "= 600 is above the 512 positions" in positions
     (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), machine_with(10**6))
     # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
     assert (

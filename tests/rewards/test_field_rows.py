@@ -19,12 +19,12 @@ from rewards_support import LIMITS, Jail
 from async_rl.config.base import replace
 from async_rl.core.errors import DataError
 from async_rl.core.types import Verdict
-from async_rl.data import corpus
 from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.layouts import layout_of, unfolded
-from async_rl.data.vocabulary import build_tokenizer
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
+from benchmarks.embedded import corpus
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 CASES = yaml.safe_load(Path(__file__).with_name("field_rows.yaml").read_text())
 JUDGED = [case for case in CASES if "refused" not in case]

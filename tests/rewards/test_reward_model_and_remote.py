@@ -32,10 +32,10 @@ from async_rl.config.rewards import RemoteTerm, RewardModelTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest, StdinTest
-from async_rl.data.vocabulary import build_tokenizer
 from async_rl.rewards.functions import RemoteScorer, RemoteVerifier
 from async_rl.rewards.models import RewardModel
 from async_rl.rewards.verifier.protocol import RewardSample
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if"

@@ -18,7 +18,6 @@ import xgrammar
 from async_rl.batching.support import compile_grammar
 from async_rl.core.support import Support
 from async_rl.core.types import IntArray
-from async_rl.data.vocabulary import build_tokenizer
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.open_sessions import Sessions
@@ -26,6 +25,7 @@ from async_rl.sessions.record import Record
 from async_rl.sessions.server import build_app
 from async_rl.sessions.session import Session
 from async_rl.wire.http import listen, serving, url_of
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 ENGINE_S = 0.3
 _TEMPLATE = (

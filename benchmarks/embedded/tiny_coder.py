@@ -6,7 +6,6 @@ Invariants
   token that carries loss.
 - Same settings on the same machine give the same weights; no global random state is read or left
   changed.
-The only module of data/ that needs torch.
 """
 
 import contextlib
@@ -23,14 +22,46 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from async_rl.data import corpus, list_functions
-from async_rl.data.embedded import MAX_LENGTH, TinyCoder
-from async_rl.data.vocabulary import build_tokenizer
+from async_rl.core.frozen import frozen
+from benchmarks.embedded import corpus, list_functions
+from benchmarks.embedded.vocabulary import build_tokenizer
 
 _IGNORED = -100  # the label that torch's cross-entropy leaves out by default
 _WARMUP_STEPS = 20
 _BUCKET_BATCHES = 8
 _NUM_WORKERS = 2  # a constant: another number would sum gradients in another order
+
+MAX_LENGTH = 512
+"""Tokens of a sequence of the embedded model at most."""
+
+
+@frozen
+class TinyCoder:
+    """A small Qwen3 that is trained briefly (warm start).
+
+    flaw_probability: how often the corpus contains a wrong program for a concept, which leaves
+    something to learn (docs/decisions/flawed_warm_start.md).  flaw_spread: the concepts are wrong
+    at flaw_probability * (1 -+ flaw_spread), evenly spaced.  retry_share: share of the corpus
+    where a first program failed and the prompt requests another (two turns).  seed: of both.
+    """
+
+    hidden_size: int = 192
+    num_layers: int = 2
+    num_heads: int = 6
+    warm_start_steps: int = 240
+    warm_start_batch: int = 64
+    warm_start_lr: float = 5e-3
+    # Without flaws the model starts near 100 % and nothing is left to learn.
+    flaw_probability: float = 0.4
+    # Some concepts are nearly right and some mostly wrong, so that there are prompts of all levels.
+    flaw_spread: float = 0.5
+    retry_share: float = 0.0
+    seed: int = 0
+
+
+TINY_CODER = TinyCoder()
+TINY_CODER_WITH_RETRIES = TinyCoder(retry_share=0.5)
+"""Half of its corpus shows how a failed program is corrected."""
 
 Progress = Callable[[float, str], None]
 Batch = tuple[Tensor, Tensor]
@@ -40,16 +71,21 @@ def build_model(config: TinyCoder, tokenizer: Any) -> Any:
     """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output
     embeddings are tied.
     """
-    own = {
-        "vocab_size": len(tokenizer),
-        "initializer_range": 0.02,
-        "use_cache": True,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "dtype": "float32",
-    }
-    qwen = Qwen3Config.from_dict(config.hf_config | own)
+    qwen = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=3 * config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_heads,
+        head_dim=config.hidden_size // config.num_heads,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
     # The process may be seeded for something else; the weights depend on config.seed only.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -7,7 +7,8 @@ Only the preparation of the model needs it; the task itself is list_functions.py
 import random
 from collections.abc import Iterator, Sequence
 
-from async_rl.data.list_functions import (
+from async_rl.examples.run_and_retry import second_prompt
+from benchmarks.embedded.list_functions import (
     FILTERS,
     MAPS,
     NUM_WORDINGS,
@@ -17,10 +18,9 @@ from async_rl.data.list_functions import (
     Spec,
     program,
     random_list,
-    second_prompt,
     wording,
 )
-from async_rl.data.vocabulary import END
+from benchmarks.embedded.vocabulary import END
 
 _SLOTS = (FILTERS, MAPS, REDUCTIONS)
 

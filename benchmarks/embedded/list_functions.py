@@ -3,22 +3,23 @@
 concepts.toml has the phrases, the code and the typical errors (flaws) of each filter, map and
 reduction; it also says what its lines mean. A spec combines one of each; it has two wordings.
 Invariants
-- Everything follows from this file and concepts.toml: the same prompts in the same order. A change
-  of either changes the key of the cached model.
+- Everything follows from this file and concepts.toml: the same prompts in the same order.
 - Both wordings of a spec are on the same side of the split; no text of a held-out spec is among the
   training prompts.
 - The response is complete Python source that defines `f`; the hidden tests call it.
-Pure Python, so that importing it costs nothing.
+`python -m benchmarks.embedded.make` writes the task into the files that the product has of it.
 """
 
 import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from async_rl.core.frozen import Value
-from async_rl.core.packaged import read_packaged
 from async_rl.core.types import CallTest, CodeProblem
 
 DATA_SOURCE = "list_functions"
@@ -117,7 +118,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 text; a test compares them with the code.
 """
 
-_TABLES = read_packaged(__package__, "concepts.toml", _Tables)
+_TABLES = msgspec.toml.decode(Path(__file__).with_name("concepts.toml").read_bytes(), type=_Tables)
 FILTERS = _TABLES.filters
 MAPS = _TABLES.maps
 REDUCTIONS = _TABLES.reductions
@@ -178,13 +179,6 @@ def wording(spec: Spec, which: int) -> str:
     return template.format(filter=filter_, map=map_, reduction=reduction) + "\n"
 
 
-def second_prompt(outcome: str, prompt: str) -> str:
-    """The prompt after a program that failed, in rollouts of two turns: its outcome, and the prompt
-    again.
-    """
-    return f"# {outcome}\n{prompt}"
-
-
 def split() -> tuple[list[Spec], list[Spec]]:
     """(training specs, held-out specs), each in a random order, so that any prefix is a fair
     sample.
@@ -234,3 +228,21 @@ def hidden_tests(spec: Spec) -> CodeProblem:
             CallTest(function=FUNCTION, args=[xs], expected=reduction.run(ys)) for xs, ys in calls
         ]
     )
+
+
+def rows(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+    """Return each spec once with one of its wordings, in turn, then each with the other, as rows of
+    a data file, in the product's own layout.
+    """
+    return [
+        {
+            "id": f"{spec.name}/{which}",
+            "prompt": wording(spec, which).strip(),
+            "tests": msgspec.json.encode(hidden_tests(spec).tests).decode(),
+            "data_source": DATA_SOURCE,
+            "solution": spec.solution(),
+        }
+        for turn in range(NUM_WORDINGS)
+        for number, spec in enumerate(specs)
+        for which in [(number + turn) % NUM_WORDINGS]
+    ]
