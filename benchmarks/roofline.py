@@ -58,7 +58,7 @@ GPUS = {"h100": Gpu(3.0e12, 798e12, 168e12), "h200": Gpu(4.25e12, 790e12, 168e12
 
 
 def healthy(device: str) -> Gpu | None:
-    """Return the ceilings of a device by its name, None if nobody has measured one."""
+    """Return the ceilings of a device by its name, None for a device without a measurement."""
     return next((gpu for name, gpu in GPUS.items() if name in device.lower()), None)
 
 

@@ -1,4 +1,4 @@
-"""Compute the seconds of a push over NCCL to fleets that nobody here has, from named rates.
+"""Compute the seconds of a push over NCCL to fleets larger than a measured one, from named rates.
 
 Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the tables
 into docs/performance.md. The stages follow the code: rank 0 gathers and copies to the block, which

@@ -1,4 +1,4 @@
-"""What the module of a launcher provides: `launchers/backends/<kind>.py` has a `BACKEND`.
+"""The interface of a launcher's module: `launchers/backends/<kind>.py` has a `BACKEND`.
 
 To add a launcher, write that module, add its section to `async_rl/config/launchers.py` with what
 it can do, and its values to `conf/variants.yaml`. Nothing else names a launcher.

@@ -59,7 +59,7 @@ def test_every_reference_solution_passes_its_tests() -> None:
 
 
 class Template(enum.StrEnum):
-    """What a new task is an example of."""
+    """The subject of a new task."""
 
     CODE = "code"
     REWARD = "reward"

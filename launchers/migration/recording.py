@@ -1,4 +1,4 @@
-"""What a person's script starts: it runs in the jail, with recorders in place of trainers.
+"""Record the trainers of a person's script, which runs in the jail with recorders in their place.
 
 Invariants: nothing of the script runs outside the jail, which has neither the person's files nor a
 network; of the files next to the script only scripts and modules are copied into it.
@@ -39,7 +39,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 def of_shell(file: Path, words: Sequence[str]) -> list[list[str]]:
-    """Return the words of every command that a shell script gives to a trainer's program."""
+    """Return the words of every command by which a shell script starts a trainer's program."""
     _, errors, recorded = _run(file, "recorder.sh", ["/usr/bin/bash", file.name, *words])
     commands = recorded.decode(errors="replace").split("\0\1\0")[:-1]
     if not commands:
