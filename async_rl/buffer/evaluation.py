@@ -11,10 +11,10 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from async_rl.buffer.groups import Recovered
 from async_rl.buffer.store.reader import StoreReader
+from async_rl.config.rewards import Extraction
 from async_rl.core.heads import means_by_name
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.responses import vote_of
@@ -30,7 +30,6 @@ _ERRORS = (
 """Confidences of metrics, each named by its metric."""
 
 Decode = Callable[[Sequence[int]], str]
-Extraction = Literal["auto", "fenced", "whole"]
 
 
 class EvaluationProgress:

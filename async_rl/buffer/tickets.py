@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from async_rl.buffer.changes import Admitted, PromptsLeft, storable
 from async_rl.buffer.checks import check_group
 from async_rl.buffer.groups import OpenGroup, Recovered
-from async_rl.buffer.selection import Selection
+from async_rl.buffer.policies import Selection
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from async_rl.buffer.evaluation import report_of
 from async_rl.buffer.service import BufferService
+from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
@@ -50,116 +51,104 @@ async def run(context: ProcessContext) -> None:
             )
             decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
         service = BufferService(config, prompts, store, clock=time.monotonic)
-        tasks = Tasks(context, service, store)
         await context.serve(service.handlers())
         owned = {
-            "watch leases": tasks.watch_leases(),
-            "follow generators": tasks.follow_generators(),
-            "report evaluations": tasks.report_evaluations(prompts.held_out, decode),
-            "show state": tasks.show_state(),
+            "watch generators": watch_generators(context, service),
+            "report evaluations": report_evaluations(context, service, prompts.held_out, decode),
+            "show state": show_state(context, service),
         }
         # The handlers work until a stop; only a store that fails ends them earlier.
         await context.work_until_stopped(store.failed(), owned)
 
 
-class Tasks:
-    """The buffer's own tasks, next to its request handlers."""
+async def watch_generators(context: ProcessContext, service: BufferService) -> None:
+    """takes: the directory · waits for: its next change, or the next deadline of a ticket ·
+    returns: tickets of generators that left it, and expired ones, to admission · woken by: the
+    supervisor, the clock
+    """
+    was_draining: dict[str, bool] = {}
+    role = group_role(context.config)
+    while True:
+        revision = context.directory.revision
+        is_draining = {
+            member.name: member.state == DRAINING for member in context.directory.of_role(role)
+        }
+        # A generator that drained left on request, so its attempts do not count.
+        for name in was_draining.keys() - is_draining.keys():
+            service.lose(name, "it left the fleet", is_spared=was_draining[name])
+        was_draining = is_draining
+        # Until a deadline, not for a fixed time: most of them never expire.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(service.expire(is_draining)):
+                await context.directory.changed(revision)
 
-    def __init__(self, context: ProcessContext, service: BufferService, store: Store) -> None:
-        self._context = context
-        self._service = service
-        self._store = store
-        self._counted: Counter[str] = Counter()
-        self._role = group_role(context.config)
 
-    async def watch_leases(self) -> None:
-        """takes: the directory · waits for: the next deadline of a ticket · returns: expired
-        tickets to admission · woken by: the clock
-        """
-        while True:
-            listed = [member.name for member in self._context.directory.of_role(self._role)]
-            # Until a deadline, not for a fixed time: most of them never expire.
-            await asyncio.sleep(self._service.expire(listed))
-
-    async def follow_generators(self) -> None:
-        """takes: the directory · waits for: its next change · returns: tickets of generators that
-        left it to admission · woken by: the supervisor
-        """
-        was_draining: dict[str, bool] = {}
-        while True:
-            revision = self._context.directory.revision
-            is_draining = {
-                member.name: member.state == DRAINING
-                for member in self._context.directory.of_role(self._role)
-            }
-            # A generator that drained left on request, so its attempts do not count.
-            for name in was_draining.keys() - is_draining.keys():
-                self._service.lose(name, "it left the fleet", is_spared=was_draining[name])
-            was_draining = is_draining
-            await self._context.directory.changed(revision)
-
-    async def report_evaluations(
-        self, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]
-    ) -> None:
-        """takes: finished evaluations · waits for: the next one · returns: held-out metrics of
-        their step · woken by: their last group
-        """
-        extraction = self._context.config.reward.extraction
-        reader = self._store.reader
-        while True:
-            version = await self._service.next_evaluation()
-            num_returns = self._service.num_returns
-            # On the disk first: a row of metrics that survives a power loss stays, so the groups
-            # that it describes must not be made again.
-            await self._store.secure()
-            scalars, num_failed = await report_of(
-                reader, version, held_out, decode, extraction=extraction
+async def report_evaluations(
+    context: ProcessContext,
+    service: BufferService,
+    held_out: Sequence[Prompt],
+    decode: Callable[[Sequence[int]], str],
+) -> None:
+    """takes: finished evaluations · waits for: the next one · returns: held-out metrics of
+    their step · woken by: their last group
+    """
+    extraction = context.config.reward.extraction
+    store = service.store
+    while True:
+        version = await service.next_evaluation()
+        num_returns = service.num_returns
+        # On the disk first: a row of metrics that survives a power loss stays, so the groups
+        # that it describes must not be made again.
+        await store.secure()
+        scalars, num_failed = await report_of(
+            store.reader, version, held_out, decode, extraction=extraction
+        )
+        if num_failed:
+            context.log.warning(
+                "evaluation of version %d: %d prompts have no sample and do not count",
+                version,
+                num_failed,
             )
-            if num_failed:
-                self._context.log.warning(
-                    "evaluation of version %d: %d prompts have no sample and do not count",
-                    version,
-                    num_failed,
-                )
-            await self._context.report(version, scalars=scalars)
-            # Figures of discarded weights must not be booked on those that are evaluated next.
-            if self._service.num_returns == num_returns:
-                self._store.finish_evaluation(version, scalars)
-                await self._store.flush()
-            else:
-                self._service.state.evaluations.report_closed(version)
+        await context.report(version, scalars=scalars)
+        # Figures of discarded weights must not be booked on those that are evaluated next.
+        if service.num_returns == num_returns:
+            store.finish_evaluation(version, scalars)
+            await store.flush()
+        else:
+            service.state.evaluations.report_closed(version)
 
-    async def show_state(self) -> None:
-        """takes: the buffer's state · waits for: its change · returns: gauges, counts and the
-        reason of a wait · woken by: every change
-        """
-        shown = ""
-        with contextlib.ExitStack() as stack:
-            while True:
-                self._count()
-                waits_for = self._service.waits_for()
-                if waits_for != shown:
-                    stack.close()
-                    shown = waits_for
-                    if waits_for:
-                        stack.enter_context(self._waiting(waits_for))
-                await self._service.changed()
 
-    def _count(self) -> None:
-        state = self._service.state
-        for name, number in state.queue().items():
-            self._context.activity.gauge(f"queue/{name}", number)
-        # An activity counts events, so it gets what is new since the last call.
-        totals = {reason: state.drops[reason] for reason in _COUNTED}
-        totals[DropReason.INVALID] = state.num_refused
-        for reason, total in totals.items():
-            self._context.activity.count(f"failures/{reason}", total - self._counted[reason])
-        self._counted = Counter(totals)
-        self._context.version = state.replay.learner_version
+async def show_state(context: ProcessContext, service: BufferService) -> None:
+    """takes: the buffer's state · waits for: its change · returns: gauges, counts and the
+    reason of a wait · woken by: every change
+    """
+    shown = ""
+    activity = context.activity
+    counted: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        while True:
+            counted = _count(context, service.state, counted)
+            waits_for = service.waits_for()
+            if waits_for != shown:
+                stack.close()
+                shown = waits_for
+                # Waiting is for other processes to finish something; blocked is held back by the
+                # bound of staleness, which costs throughput and is a separate share in the metrics.
+                if waits_for.startswith(("groups:", "evaluation")):
+                    stack.enter_context(activity.waiting(waits_for))
+                elif waits_for:
+                    stack.enter_context(activity.blocked(waits_for))
+            await service.changed()
 
-    def _waiting(self, waits_for: str) -> contextlib.AbstractContextManager[None]:
-        # Waiting is for other processes to finish something; blocked is held back by the bound of
-        # staleness, which costs throughput and is a separate share in the metrics.
-        if waits_for.startswith(("groups:", "evaluation")):
-            return self._context.activity.waiting(waits_for)
-        return self._context.activity.blocked(waits_for)
+
+def _count(context: ProcessContext, state: BufferState, counted: Counter[str]) -> Counter[str]:
+    """Report the groups in each state, and the failures since `counted`; return all failures."""
+    for name, number in state.queue().items():
+        context.activity.gauge(f"queue/{name}", number)
+    totals = Counter({reason: state.drops[reason] for reason in _COUNTED})
+    totals[DropReason.INVALID] = state.num_refused
+    # An activity counts events, so it gets what is new since the last call.
+    for reason, total in totals.items():
+        context.activity.count(f"failures/{reason}", total - counted[reason])
+    context.version = state.replay.learner_version
+    return totals

@@ -172,7 +172,8 @@ class Supervisor:
             scaler=scaler,
             stop=self._stop,
         )
-        fleet.on_loss = service.report_loss
+        fleet.on_restart = monitor.on_restart
+        fleet.give_up = scaler.give_up
         bind_host = supervisor_host(self._config.network, host)
         # A free port, because no other socket of a run has a fixed one that a firewall could allow.
         with RpcServer(bind_host, 0, keys, service.handlers(), gather_s=GATHER_S) as server:

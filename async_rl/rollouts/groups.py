@@ -79,16 +79,14 @@ class Groups:
         self._limit = limit
         self._on_closed = on_closed
         self._limit_s = self._config.timeouts.longest_group_s(self._config.data.max_response_tokens)
-        self._buffer = context.peer("buffer")
-        # Long enough for the buffer to restart.
-        self._call_timeout_s = context.config.timeouts.start_s
-        self._in_flight: dict[asyncio.Task[None], Ticket] = {}
+        self._in_flight: set[int] = set()
         self._num_writing: dict[int, int] = {}
         self._outage = ""
         self._num_failed = 0
         self._num_in_a_row = 0
-        remote = (isinstance(term, RemoteTerm) for term in self._config.reward.terms.values())
-        self._may_recover = any(remote)
+        self._may_recover = any(
+            isinstance(term, RemoteTerm) for term in self._config.reward.terms.values()
+        )
         self._has_weights = asyncio.Event()
         self._has_room = asyncio.Event()
         self.draining = asyncio.Event()
@@ -128,12 +126,11 @@ class Groups:
                 await self._has_room.wait()
                 continue
             for ticket in (await self.request_work(room)).tickets:
-                task = group.create_task(self.roll_out(ticket), name=f"group {ticket.group_id}")
-                self._in_flight[task] = ticket
+                group.create_task(self.roll_out(ticket), name=f"group {ticket.group_id}")
+                self._in_flight.add(ticket.group_id)
                 self._num_writing[ticket.group_id] = num_written(
                     self._config, ticket.purpose, ticket.num_samples
                 )
-                task.add_done_callback(self._on_done)
 
     def _room(self) -> int:
         """Return the groups that may start now.
@@ -155,9 +152,9 @@ class Groups:
             wait = activity.blocked("admission: the learner is behind")
         # The buffer issues tickets again that an earlier reply lost. Without this list a lost reply
         # would block their groups until the ticket expires.
-        unacknowledged = sorted(ticket.group_id for ticket in self._in_flight.values())
         with wait:
-            return await self._request(credit=credit, wait_s=_PARK_S, held=unacknowledged)
+            held = sorted(self._in_flight)
+            return await self._request(credit=credit, wait_s=_PARK_S, held=held)
 
     async def _request(self, *, credit: int, wait_s: float, held: list[int] | None) -> Work:
         request = RequestWork(
@@ -169,11 +166,8 @@ class Groups:
             held=held,
             wait_s=wait_s,
         )
-        work: Work = await self._buffer.call(request, timeout_s=wait_s + self._call_timeout_s)
+        work: Work = await self._context.call_buffer(request, wait_s=wait_s)
         return work
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._on_written(self._in_flight.pop(task))
 
     def _on_written(self, ticket: Ticket) -> None:
         self._num_writing.pop(ticket.group_id, None)
@@ -220,11 +214,14 @@ class Groups:
             self._num_in_a_row = 0
             await self._put(group)
             self._on_closed(ticket)
+        finally:
+            self._in_flight.discard(ticket.group_id)
+            written()
 
     async def _put(self, group: Group) -> None:
         try:
             request = PutGroup(payload=memoryview(pack_group(group)))
-            await self._buffer.call(request, timeout_s=self._call_timeout_s)
+            await self._context.call_buffer(request)
         except ProtocolError as error:
             # The buffer has failed the attempt and counted it; other groups may be valid.
             self._context.log.error("%s", error)
@@ -247,4 +244,4 @@ class Groups:
             reason=reason,
             message=message,
         )
-        await self._buffer.call(request, timeout_s=self._call_timeout_s)
+        await self._context.call_buffer(request)

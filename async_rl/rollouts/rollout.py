@@ -28,6 +28,7 @@ from async_rl.core.errors import (
     WeightsError,
 )
 from async_rl.core.frozen import frozen
+from async_rl.core.heads import with_common_prompt
 from async_rl.core.types import (
     Group,
     IntArray,
@@ -45,7 +46,6 @@ from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.rollouts.common_prompt import with_common_prompt
 from async_rl.rollouts.conversation import SampleMaker, Written
 from async_rl.runtime.directory import Directory
 
@@ -73,6 +73,7 @@ class Rollouts:
     """Makes groups with an engine and the current verifiers.
 
     token: of the verifiers. name: the generator, for the ledger. maker: None = one answer each.
+    client: calls the verifiers.
     """
 
     def __init__(
@@ -90,28 +91,24 @@ class Rollouts:
         self._name = name
         self._activity = activity
         self._maker = maker
-        self._client = VerifierClient(config, token, activity)
-        self._memo = VerdictMemo(self._client, size=_MEMO_PROGRAMS)
-        self.scorer = Scorer(config, self._memo, self._client.ask_functions)
+        self.client = VerifierClient(config, token, activity)
+        self._memo = VerdictMemo(self.client, size=_MEMO_PROGRAMS)
+        self.scorer = Scorer(config, self._memo, self.client.ask_functions)
         # A remembered verdict would not show whether verifiers answer now.
-        without_memo = Scorer(config, self._client, self._client.ask_functions)
+        without_memo = Scorer(config, self.client, self.client.ask_functions)
         self.control = Control(without_memo, limit_s=config.timeouts.call_s)
-
-    def update_verifiers(self, urls: Sequence[str]) -> None:
-        """Use these verifiers from now on."""
-        self._client.update_servers(urls)
 
     async def follow_verifiers(self, directory: Directory) -> None:
         """Use the verifiers of the directory, until cancelled."""
         while True:
             revision = directory.revision
-            self.update_verifiers([m.address for m in directory.of_role("verifier")])
+            self.client.update_servers([m.address for m in directory.of_role("verifier")])
             await directory.changed(revision)
 
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
         await self._memo.close()
-        await self._client.close()
+        await self.client.close()
 
     async def is_outage(self, failure: BaseException) -> bool:
         """Return whether scoring failed for a reason that has nothing to do with the sample."""
@@ -137,8 +134,8 @@ class Rollouts:
             generation_s = time.monotonic() - started_s
             written()
         self._activity.gauge("verifier/memo_share", self._memo.share)
-        self._activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
-        self._activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
+        self._activity.gauge("verifier/latency_p50_s", self.client.latency_quantile_s(0.5))
+        self._activity.gauge("verifier/latency_p99_s", self.client.latency_quantile_s(0.99))
         # The group keeps the order of the engine, not the order of the scores' arrival.
         baseline = samples.scoring.pop(_GREEDY, None)
         trajectories = [samples.scoring[index].result() for index in sorted(samples.scoring)]
@@ -203,7 +200,7 @@ class Rollouts:
             with _engine_dead_on_error():
                 return await one_completion(samples.engine, request_id, token_ids, sampling)
 
-        done = await maker(samples.ticket, index, sampling, write, self._client)
+        done = await maker(samples.ticket, index, sampling, write, self.client)
         self._score_later(samples, index, done)
 
     def _score_later(self, samples: _Samples, index: int, done: Written) -> None:

@@ -22,7 +22,6 @@ from async_rl.config.generation import ModelConfig
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.errors import ConfigError, InfrastructureError, RewardError, root_cause
-from async_rl.core.frozen import frozen
 from async_rl.core.types import Group, Prompt, Purpose, Ticket
 from async_rl.data.prompts import held_out_prompts
 from async_rl.data.tokenizer import load_tokenizer
@@ -41,22 +40,12 @@ from async_rl.wire.http import listen
 _log = logging.getLogger(__name__)
 
 
-@frozen
-class Standalone:
-    """The metrics, under the names that they have in a run.
-
-    num_failed: prompts without a sample, which do not count.
-    """
-
-    version: int
-    scalars: dict[str, float]
-    num_failed: int
-
-
 async def evaluate(
     config: RunConfig, model_path: Path, *, version: int, on_done: Callable[[int, int], None]
-) -> Standalone:
-    """Evaluate the model. Raises ConfigError without held-out prompts.
+) -> tuple[dict[str, float], int]:
+    """Evaluate the model. Return the metrics, under the names that they have in a run, and the
+    number of prompts without a sample, which do not count. Raises ConfigError without held-out
+    prompts.
 
     on_done: called with the number of finished prompts and of all prompts.
     """
@@ -84,10 +73,8 @@ async def evaluate(
         outcomes = await asyncio.gather(
             *(one(index, prompt) for index, prompt in enumerate(held_out))
         )
-    # A prompt without a sample counts in num_failed, not as a failure of the policy.
     results = [result for result in outcomes if result is not None]
-    scalars = evaluation_scalars(results)
-    return Standalone(version=version, scalars=scalars, num_failed=len(held_out) - len(results))
+    return evaluation_scalars(results), len(held_out) - len(results)
 
 
 async def _open_rollouts(
@@ -124,7 +111,7 @@ async def _open_rollouts(
         maker=open_conversations(config, tokenizer),
     )
     stack.push_async_callback(rollouts.close)
-    rollouts.update_verifiers([await url])
+    rollouts.client.update_servers([await url])
     return rollouts, engine
 
 

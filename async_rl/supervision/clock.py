@@ -32,8 +32,7 @@ class AwakeClock:
 async def in_time(event: Awaitable[object], limit_s: float) -> bool:
     """Wait for the event; return whether it came within the limit."""
     try:
-        async with asyncio.timeout(limit_s):
-            await event
+        await asyncio.wait_for(event, limit_s)
     except TimeoutError:
         return False
     return True

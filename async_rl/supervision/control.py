@@ -20,7 +20,7 @@ from async_rl.protocol.membership import (
     WatchMembers,
 )
 from async_rl.supervision.clock import in_time
-from async_rl.supervision.fleet import Fleet, Loss
+from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
@@ -115,13 +115,6 @@ class ControlService:
         while True:
             self.monitor.refresh()
             await asyncio.sleep(_REFRESH_S)
-
-    def report_loss(self, loss: Loss) -> None:
-        """Report a process that was lost."""
-        if loss.is_final:
-            self.scaler.give_up(loss.spec, loss.reason)
-        else:
-            self.monitor.on_restart(loss.spec.name, loss.reason)
 
     async def _watch_members(self, message: WatchMembers) -> Message:
         roles = frozenset(message.roles)

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
-from async_rl.core.frozen import frozen
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
@@ -40,20 +39,12 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 
 
-@frozen
-class Loss:
-    """A process that was lost. is_final: it is given up; otherwise it is about to restart."""
-
-    spec: ProcessSpec
-    reason: str
-    is_final: bool = False
-
-
 class Fleet:
     """The children of one run.
 
-    children: by name, including those that are leaving. on_loss: called with every loss, for
-    metrics and the scaler. failed: the reason why the run cannot continue.
+    children: by name, including those that are leaving. on_restart: called with the name of a
+    process that was lost and is about to restart, and the reason. give_up: called with an added
+    process that is not started again. failed: the reason why the run cannot continue.
     """
 
     def __init__(
@@ -82,7 +73,8 @@ class Fleet:
         self._max_restarts = max_restarts
         self._timeouts = timeouts
         self._group = asyncio.TaskGroup()
-        self.on_loss: Callable[[Loss], None]
+        self.on_restart: Callable[[str, str], None]
+        self.give_up: Callable[[ProcessSpec, str], None]
         loop = asyncio.get_running_loop()
         self.learner_done: asyncio.Future[None] = loop.create_future()
         self.failed: asyncio.Future[RunFailed] = loop.create_future()
@@ -188,7 +180,7 @@ class Fleet:
         self._registry.forget(child.name)
         child.has_left.set()
         if reason:
-            self.on_loss(Loss(spec=child.spec, reason=reason, is_final=True))
+            self.give_up(child.spec, reason)
 
     async def _keep(self, children: Sequence[Child]) -> str:
         """Keep one process, or several that live and die together.
@@ -228,7 +220,7 @@ class Fleet:
             names = " and ".join(each.name for each in children)
             _log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
             for each in children:
-                self.on_loss(Loss(spec=each.spec, reason=reason))
+                self.on_restart(each.name, reason)
             await asyncio.sleep(pause_s)
         return ""
 

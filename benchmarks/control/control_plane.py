@@ -30,7 +30,7 @@ from async_rl.config.base import replace
 from async_rl.core.heads import pack_group
 from async_rl.core.types import NO_VERSION, Group, Ticket
 from async_rl.observability.activity import Activity
-from async_rl.processes.buffer import Tasks
+from async_rl.processes.buffer import show_state
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch
 from benchmarks.control import simulated
@@ -67,7 +67,7 @@ async def serve(directory: Path, num_generators: int) -> None:
         config = config_of(num_generators)
         service = BufferService(config, _prompts(), store, clock=time.monotonic)
         context: Any = SimpleNamespace(activity=Activity(), version=0, config=config)
-        showing = Tasks(context, service, store).show_state()
+        showing = show_state(context, service)
         await simulated.serve_until_terminated(directory, service.handlers(), showing)
 
 

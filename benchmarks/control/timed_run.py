@@ -90,7 +90,7 @@ class Buffer:
     def __init__(self, service: BufferService) -> None:
         self._handlers = service.handlers()
 
-    async def call(self, request: Any, *, timeout_s: float) -> Any:
+    async def call(self, request: Any, *, wait_s: float = 0.0) -> Any:
         """Return the answer."""
         return await self._handlers[type(request)](request)
 
@@ -108,7 +108,7 @@ def generator(
         version=0,
         activity=Activity(),
         log=logging.getLogger("timed"),
-        peer=lambda _: buffer,
+        call_buffer=buffer.call,
     )
     rollouts = Rollouts(
         config,
@@ -138,11 +138,11 @@ async def learn(
     config: RunConfig, buffer: Buffer, members: list[Any], loss_s: float
 ) -> list[dict[str, float]]:
     """Train all steps as the learner does, one batch ahead; return the rows of metrics."""
-    await buffer.call(SyncVersion(incarnation="l", version=0), timeout_s=1)
+    await buffer.call(SyncVersion(incarnation="l", version=0))
 
     async def taken(version: int) -> TakenGroups:
         request = TakeBatch(life=1, train_version=version, wait_s=600)
-        batch: TakenGroups = await buffer.call(request, timeout_s=600)
+        batch: TakenGroups = await buffer.call(request)
         return batch
 
     async def push(version: int) -> None:
@@ -162,10 +162,10 @@ async def learn(
         lengths = [s.response_length for group in batch.groups for s in group.samples]
         await asyncio.sleep(loss_s * sum(lengths))
         ids = [group.group_id for group in batch.groups]
-        await buffer.call(CommitStep(life=1, version=version + 1, group_ids=ids), timeout_s=1)
+        await buffer.call(CommitStep(life=1, version=version + 1, group_ids=ids))
         every = config.checkpoint.every_steps
         if every and (version + 1) % every == 0:
-            await buffer.call(ForgetBefore(life=1, version=version + 1), timeout_s=60)
+            await buffer.call(ForgetBefore(life=1, version=version + 1))
         if (version + 1) % config.weights.push_every_steps == 0:
             pushes.append(asyncio.create_task(push(version + 1)))
         rows.append(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from async_rl.buffer.selection import Selection
+from async_rl.buffer.policies import Selection
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.composition.compose import compose

@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -38,9 +38,6 @@ from async_rl.launchers.commands.options import (
 from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.runs.status import config_of
 from async_rl.training import checkpoints
-
-if TYPE_CHECKING:
-    from async_rl.rollouts.standalone import Standalone
 
 _ONLY_FOR_TRAINING = " with data.train_files=[]: "
 """A part of the one problem of a configuration that does not matter without training."""
@@ -96,25 +93,20 @@ def evaluate(
                 config = composed(conf, overrides)
             model_path = Path(scratch) / "model"
             version = export_model(run_dir, step, model_path)
-        evaluated = _evaluate(config, model_path, version)
+        scalars, num_failed = _evaluate(config, model_path, version)
     if as_json:
-        answer = {
-            "checkpoint": checkpoint,
-            "version": version,
-            "failed_prompts": evaluated.num_failed,
-            **evaluated.scalars,
-        }
-        typer.echo(msgspec.json.encode(answer))
+        head = {"checkpoint": checkpoint, "version": version, "failed_prompts": num_failed}
+        typer.echo(msgspec.json.encode(head | scalars))
     else:
-        failed = f", {evaluated.num_failed} prompts without a sample" * bool(evaluated.num_failed)
+        failed = f", {num_failed} prompts without a sample" * bool(num_failed)
         typer.echo(f"{checkpoint}, version {version}{failed}")
-        for name, value in evaluated.scalars.items():
+        for name, value in scalars.items():
             # An error is printed behind its value.
             if not name.endswith("_error"):
-                error = evaluated.scalars.get(f"{name}_error")
+                error = scalars.get(f"{name}_error")
                 interval = "" if error is None else f" +- {cell(error)}"
                 typer.echo(f"  {name.removeprefix('eval/'):16}{cell(value):>10}{interval}")
-    if evaluated.num_failed:
+    if num_failed:
         raise typer.Exit(1)
 
 
@@ -171,7 +163,7 @@ def export_model(run_dir: Path, step: int | None, target: Path) -> int:
     return version
 
 
-def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
+def _evaluate(config: RunConfig, model_path: Path, version: int) -> tuple[dict[str, float], int]:
     from async_rl.generation.environment import prepare_environment
 
     prepare_environment(config, ())

@@ -27,13 +27,13 @@ from buffer_support import (
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
 from async_rl.observability.activity import Activity
-from async_rl.processes.buffer import Tasks
+from async_rl.processes.buffer import report_evaluations, show_state
 from async_rl.protocol.learner import TakeBatch
 from async_rl.runtime.directory import Directory
 
 
 class Surroundings:
-    """The part of a ProcessContext that `Tasks` needs; it keeps the reports."""
+    """The part of a ProcessContext that the buffer's tasks need; it keeps the reports."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -52,9 +52,7 @@ async def working(tmp_path: Path, **kinds: Any) -> AsyncIterator[SimpleNamespace
     prompts = FakePrompts(num_held_out=2)
     config = make_config(**kinds)
     async with opened(tmp_path, config, prompts) as service:
-        context = Surroundings(config)
-        tasks = Tasks(context, service, service.store)  # type: ignore[arg-type]
-        yield SimpleNamespace(service=service, context=context, tasks=tasks, prompts=prompts)
+        yield SimpleNamespace(service=service, context=Surroundings(config), prompts=prompts)
 
 
 async def ended(task: asyncio.Task[None]) -> None:
@@ -67,7 +65,7 @@ async def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(
 ) -> None:
     async with working(tmp_path) as it:
         held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-        task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
+        task = asyncio.create_task(report_evaluations(it.context, it.service, held_out, str))
         await evaluate(it.service, 0)
         for ticket in await tickets(it.service, 0, credit=1):
             await put(it.service, ticket)
@@ -97,7 +95,7 @@ async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
 
         it.context.report = goes_back
         held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-        task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
+        task = asyncio.create_task(report_evaluations(it.context, it.service, held_out, str))
         await evaluate(service, 1)
         for ticket in await tickets(service, 1, credit=2):
             await put(service, ticket)
@@ -113,7 +111,7 @@ async def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(
     tmp_path: Path,
 ) -> None:
     async with working(tmp_path) as it:
-        task = asyncio.create_task(it.tasks.show_state())
+        task = asyncio.create_task(show_state(it.context, it.service))
         given = await tickets(it.service, 0)
         parked = asyncio.create_task(it.service.take_batch(TakeBatch(train_version=0, wait_s=60)))
         await put(it.service, given[0])

@@ -113,7 +113,7 @@ async def test_a_run_that_selected_may_be_resumed_with_a_filter(tmp_path: Path) 
 async def test_a_policy_sees_the_newest_results_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.buffer.selection.WINDOW", 10)
+    monkeypatch.setattr("async_rl.buffer.policies.WINDOW", 10)
     SEEN.clear()
     await issued_prompts(tmp_path, selecting("selections_of_a_test:seen_rows"), range(5))
     assert [*range(10, 20)] in SEEN

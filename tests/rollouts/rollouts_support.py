@@ -144,7 +144,7 @@ async def opened_rollouts(
 
 
 def process(config: RunConfig, call: Callable[..., Awaitable[Any]], **more: Any) -> Any:
-    """The context of a generator whose calls of any process are answered by `call`."""
+    """The context of a generator whose calls of the buffer are answered by `call`."""
     return SimpleNamespace(
         **{
             "config": config,
@@ -156,7 +156,7 @@ def process(config: RunConfig, call: Callable[..., Awaitable[Any]], **more: Any)
             "life": 1,
             "activity": Activity(),
             "log": logging.getLogger("test"),
-            "peer": lambda _: SimpleNamespace(call=call),
+            "call_buffer": call,
             **more,
         }
     )

@@ -407,7 +407,7 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
     failures: list[Any] = []
 
     async def do(gateway: Gateway) -> None:
-        async def call(request: Any, *, timeout_s: float) -> None:
+        async def call(request: Any, **_: float) -> None:
             failures.append(request)
 
         context = process(gateway.config, call)

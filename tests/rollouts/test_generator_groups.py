@@ -146,7 +146,7 @@ async def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy
 
     is_full = asyncio.Event()
 
-    async def call(request: RequestWork, *, timeout_s: float) -> Work:
+    async def call(request: RequestWork, *, wait_s: float) -> Work:
         credits.append(request.credit)
         if len(credits) == 1:
             sizes = {1: 2, 2: 2, 3: 2, 4: 2}
@@ -187,7 +187,7 @@ async def attempt(stop_on: str, engine: object, scorer: object) -> list[FailGrou
     failures: list[FailGroup] = []
     has_failed = asyncio.Event()
 
-    async def call(request: Any, *, timeout_s: float) -> Any:
+    async def call(request: Any, **_: float) -> Any:
         match request:
             case RequestWork(wait_s=0):
                 return Work(tickets=[])

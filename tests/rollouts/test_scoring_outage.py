@@ -40,7 +40,7 @@ async def roll_out(
     reasons: list[str] = []
     waits: list[str] = []
 
-    async def call(request: Any, *, timeout_s: float) -> Any:
+    async def call(request: Any, **_: float) -> Any:
         match request:
             case FailGroup():
                 reasons.append(request.reason)

@@ -265,7 +265,7 @@ def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_no
     async def open_engine() -> Failing:
         return engine
 
-    async def call(_: Message, *, timeout_s: float) -> Message:
+    async def call(_: Message, **more: float) -> Message:
         return Ok()
 
     async def play() -> None:

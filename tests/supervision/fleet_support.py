@@ -11,7 +11,7 @@ from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.membership import Register, ReportFatal
-from async_rl.supervision.fleet import Fleet, Loss
+from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
@@ -108,7 +108,9 @@ class World:
         ranks: int = 1,
     ) -> None:
         self.registry = virtual_registry()
-        self.losses: list[Loss] = []
+        self.lost: list[str] = []
+        self.reasons: list[str] = []
+        self.given_up: list[tuple[str, str]] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: (
                 asyncio.get_running_loop().call_soon(on_start, self, process) and None
@@ -121,16 +123,13 @@ class World:
             max_restarts=MAX_RESTARTS,
             **surroundings(self.registry, tmp_path),
         )
-        self.fleet.on_loss = self.losses.append
+        self.fleet.on_restart = self._on_restart
+        self.fleet.give_up = lambda spec, reason: self.given_up.append((spec.name, reason))
         self.role: Role = role
 
-    @property
-    def lost(self) -> list[str]:
-        return [loss.spec.name for loss in self.losses if not loss.is_final]
-
-    @property
-    def reasons(self) -> list[str]:
-        return [loss.reason for loss in self.losses if not loss.is_final]
+    def _on_restart(self, name: str, reason: str) -> None:
+        self.lost.append(name)
+        self.reasons.append(reason)
 
     def fails(self, process: Scripted, name: str, text: str) -> None:
         self.fleet.note_fatal(ReportFatal(name=name, pid=process.pid, text=text))

@@ -8,7 +8,6 @@ from members import heartbeat
 
 from async_rl.protocol.membership import Register
 from async_rl.supervision.clock import in_time
-from async_rl.supervision.fleet import Loss
 from async_rl.supervision.registry import Registry
 
 
@@ -38,7 +37,7 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         return world
 
     world = virtually(main())
-    assert (world.losses, len(world.launcher.started)) == ([], 3)
+    assert (world.lost, world.given_up, len(world.launcher.started)) == ([], [], 3)
 
 
 def test_a_draining_generator_still_gets_weights_and_says_that_it_drains() -> None:
@@ -62,7 +61,7 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
             world.fails(process, "generator-1", "OutOfMemory: 9 GB")
             process.end(1)
 
-    async def main() -> Loss:
+    async def main() -> World:
         world = World("generator", tmp_path, fails_unless_first)
         running = asyncio.create_task(world.fleet.run())
         await world.until_serving()
@@ -71,12 +70,11 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
         assert not world.fleet.failed.done()
         world.fleet.kill_all()
         await running
-        (event,) = world.losses
-        return event
+        return world
 
-    left = virtually(main())
-    assert left.is_final
-    assert (left.spec.name, left.reason) == ("generator-1", "failed: OutOfMemory: 9 GB")
+    world = virtually(main())
+    assert world.lost == []
+    assert world.given_up == [("generator-1", "failed: OutOfMemory: 9 GB")]
 
 
 def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear_no_request(
@@ -106,4 +104,5 @@ def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear
         await running
         return world
 
-    assert virtually(main()).losses == []
+    world = virtually(main())
+    assert (world.lost, world.given_up) == ([], [])

@@ -50,7 +50,8 @@ class ScaledRun:
             max_restarts=MAX_RESTARTS,
             **surroundings(self.registry, run_dir),
         )
-        self.fleet.on_loss = lambda _: None
+        self.fleet.on_restart = lambda *_: None
+        self.fleet.give_up = lambda *_: None
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
         self.scaler = Scaler(
             config=config,
