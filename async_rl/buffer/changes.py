@@ -302,8 +302,8 @@ def facts_of(group: PackedGroup) -> Facts:
     )
 
 
-def completed(facts: Facts, group: PackedGroup, payload: memoryview) -> Completed:
-    """Return the change by which a group that was checked is complete."""
+def completed(group: PackedGroup, payload: memoryview) -> Completed:
+    """Return the change by which a group that passed `checks.check_group` is complete."""
     samples = group.samples
     times = b""
     if all(sample.clock for sample in samples):
@@ -311,7 +311,7 @@ def completed(facts: Facts, group: PackedGroup, payload: memoryview) -> Complete
         # float32 of seconds since the start of the group: precise to some microseconds.
         times = np.array(rows, "<f4").tobytes()
     return Completed(
-        facts=facts,
+        facts=facts_of(group),
         group=group,
         payload=payload,
         # In the event loop: zlib releases Python's lock, for which the writer's thread would wait.

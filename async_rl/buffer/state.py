@@ -140,10 +140,11 @@ class BufferState:
             return
         # Before any change: a group that is refused must leave the state as it was.
         self.tickets.check(group, known, newest_version=self._newest_version)
-        facts = changes.facts_of(group)
+        change = changes.completed(group, payload)
+        facts = change.facts
         self.outage.end()
         self.admission.close(group.group_id)
-        self._changes.append(changes.completed(facts, group, payload))
+        self._changes.append(change)
         if known.purpose is Purpose.EVAL:
             self.evaluations.end_group(known.evaluation)
             return

@@ -89,8 +89,7 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-# A decoder is compiled for its type, which takes longer than to decode a short message.
-@functools.cache
+@functools.cache  # to compile a decoder takes longer than to decode a short message
 def _decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
 

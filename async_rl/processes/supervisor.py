@@ -29,7 +29,7 @@ from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections
 from async_rl.supervision import outcome as outcomes
-from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
+from async_rl.supervision.control import GATHER_S, StopRequest, handlers, refresh
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
@@ -164,7 +164,7 @@ class Supervisor:
             connect=connections,
             shape=read_shape(model_path),
         )
-        service = ControlService(
+        answers = handlers(
             registry=self._registry,
             liveness=self._liveness,
             monitor=monitor,
@@ -176,12 +176,12 @@ class Supervisor:
         fleet.give_up = scaler.give_up
         bind_host = supervisor_host(self._config.network, host)
         # A free port, because no other socket of a run has a fixed one that a firewall could allow.
-        with RpcServer(bind_host, 0, keys, service.handlers(), gather_s=GATHER_S) as server:
+        with RpcServer(bind_host, 0, keys, answers, gather_s=GATHER_S) as server:
             self._announce(server.address, model_path)
             serving = asyncio.create_task(server.serve(), name="control server")
             keeping = asyncio.create_task(fleet.run(), name="fleet")
             watching = [
-                asyncio.create_task(service.refresh(), name="refresh"),
+                asyncio.create_task(refresh(monitor), name="refresh"),
                 asyncio.create_task(scaler.run(), name="scaler"),
             ]
             try:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
@@ -26,6 +27,7 @@ from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import (
+    NO_VERSION,
     Branch,
     CodeProblem,
     CodeTest,
@@ -34,6 +36,7 @@ from async_rl.core.types import (
     Sampling,
     Score,
     Ticket,
+    Trajectory,
 )
 from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.rewards.verifier.client import VerifierClient
@@ -114,7 +117,7 @@ class Conversation:
             )
         # A turn may request fewer tokens than the remaining room, never more.
         limit = room if max_tokens is None else min(room, max_tokens)
-        sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
+        sampling = replace(self._sampling, max_new_tokens=limit)
         # All tokens each time: of earlier turns an engine keeps only the prefix cache.
         before = np.concatenate([self.prompt.token_ids, *(part.token_ids for part in self._parts)])
         done = await self._write(f"{self._name}.{self.num_turns}", before, sampling)
@@ -167,7 +170,7 @@ class Conversation:
                 " turn"
             )
         parts = self._parts[: self._num_parts]
-        tokens = msgspec.structs.replace(joined(parts), is_truncated=self._is_truncated)
+        tokens = replace(joined(parts), is_truncated=self._is_truncated)
         if answer is None:
             answer = self._decode(parts[-1].token_ids)
         return Written(tokens=tokens, answer=answer, transcript=self._decode(tokens.token_ids))
@@ -213,3 +216,31 @@ def open_conversations(config: RunConfig, tokenizer: Any) -> SampleMaker | None:
         return talk.result(answer)
 
     return sample
+
+
+def with_common_prompt(samples: Sequence[Trajectory]) -> list[Trajectory]:
+    """Let the tokens that all samples of a group read first be a part of their prompt.
+
+    The ticket's prompt alone is often no part of what agents read: mostly their own prompt. A group
+    has its prompt once, in messages, in the store and in the learner's rows.
+    """
+    start = samples[0].prompt_length
+    ends = []
+    for sample in samples:
+        is_sampled = sample.versions[start:] != NO_VERSION
+        ends.append(start + int(is_sampled.argmax()))
+        ends.extend(first for first, _ in sample.branches if first > start)
+    rows = np.stack([sample.token_ids[start : min(ends)] for sample in samples])
+    size = int((rows == rows[0]).all(0).cumprod().sum())
+    if not size or len({dict(sample.branches).get(start) for sample in samples}) > 1:
+        return list(samples)
+    return [_with_prompt(sample, start + size) for sample in samples]
+
+
+def _with_prompt(sample: Trajectory, length: int) -> Trajectory:
+    moved = length - sample.prompt_length
+    # Steps and calls count the tokens of the response; a trained call ends after the prompt.
+    steps = [replace(s, end_tokens=max(0, s.end_tokens - moved)) for s in sample.score.steps]
+    score = replace(sample.score, steps=tuple(steps))
+    calls = [replace(c, end_tokens=max(0, c.end_tokens - moved)) for c in sample.calls]
+    return replace(sample, prompt_length=length, score=score, calls=tuple(calls))

@@ -28,7 +28,6 @@ from async_rl.core.errors import (
     WeightsError,
 )
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import with_common_prompt
 from async_rl.core.types import (
     Group,
     IntArray,
@@ -46,7 +45,7 @@ from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.rollouts.conversation import SampleMaker, Written
+from async_rl.rollouts.conversation import SampleMaker, Written, with_common_prompt
 from async_rl.runtime.directory import Directory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.buffer.store.connection import STORE_FILE, Connection
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition.schema import changes
@@ -113,7 +113,7 @@ def _divergence(directories: tuple[Path, Path], metrics: tuple[Rows, Rows]) -> I
         return
     # One moment of each store, so that a live run does not change during the comparison.
     with contextlib.ExitStack() as stack:
-        stores = [stack.enter_context(reading(path / STORE_FILE)) for path in directories]
+        stores = [stack.enter_context(reading(path)) for path in directories]
         checksums = [published_checksums(path) for path in directories]
         sides = list(zip(stores, metrics, checksums, strict=True))
         not_stored = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from async_rl.buffer.store.connection import STORE_FILE, Connection
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import GroupRow, reading
 from async_rl.buffer.store.reader import CHOSEN, LEFT
 from async_rl.buffer.store.trajectories import (
@@ -122,7 +122,7 @@ def _groups(run_dir: Path, *, step: int | None, failed: bool) -> Iterator[tuple[
         page = Filter(step=step, failed=failed, stored=True, before=before)
         # Read the page into memory: a slow reader must not keep a transaction of a live store open,
         # because the write-ahead log could then not be shortened.
-        with reading(run_dir / STORE_FILE) as store:
+        with reading(run_dir) as store:
             listed = page_of(store, page)
             stored = [rollout_of(store, row) for row in listed]
         for row, rollout in zip(listed, stored, strict=True):
@@ -136,7 +136,7 @@ def _groups(run_dir: Path, *, step: int | None, failed: bool) -> Iterator[tuple[
 
 def why_none(run_dir: Path) -> str:
     """Return why the store lacks the rollouts that were asked for, with the steps that it has."""
-    with reading(run_dir / STORE_FILE) as connection:
+    with reading(run_dir) as connection:
         kept = complete_steps(connection)
     span = f"steps {kept[0]} to {kept[-1]} are stored" if kept else "no step is stored yet"
     return (

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from async_rl.core.frozen import frozen
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.control import GetStatus, Scale, StopRun
 from async_rl.protocol.learner import StartFrom
@@ -72,61 +71,60 @@ def _request(stop: asyncio.Future[None]) -> None:
         stop.set_result(None)
 
 
-@frozen
-class ControlService:
-    """One handler per message of the control socket."""
+def handlers(
+    *,
+    registry: Registry,
+    liveness: Liveness,
+    monitor: Monitor,
+    fleet: Fleet,
+    scaler: Scaler,
+    stop: StopRequest,
+) -> dict[type[Message], Handler]:
+    """Return the handler of each message of the control socket."""
 
-    registry: Registry
-    liveness: Liveness
-    monitor: Monitor
-    fleet: Fleet
-    scaler: Scaler
-    stop: StopRequest
-
-    def handlers(self) -> dict[type[Message], Handler]:
-        """The handler of each message."""
-        return {
-            Register: self._register,
-            Heartbeat: self._heartbeat,
-            WatchMembers: self._watch_members,
-            ReportMetrics: _then_ok(self.monitor.on_metrics),
-            ReportFatal: _then_ok(self.fleet.note_fatal),
-            StartFrom: _then_ok(self.monitor.start_from),
-            Expel: _then_ok(self.fleet.expel),
-            GetStatus: self._get_status,
-            StopRun: _then_ok(self.stop.request),
-            Scale: _then_ok(lambda message: self.scaler.scale(message.wanted)),
-        }
-
-    async def _register(self, message: Register) -> Message:
-        self.registry.register(message)
+    async def register(message: Register) -> Message:
+        registry.register(message)
         _log.info("%s serves at %s", message.name, message.address or "(no address)")
         return Ok()
 
-    async def _heartbeat(self, message: Heartbeat) -> Message:
-        self.registry.beat(message)
-        return NextBeat(after_s=self.liveness.heartbeat_s)
+    async def heartbeat(message: Heartbeat) -> Message:
+        registry.beat(message)
+        return NextBeat(after_s=liveness.heartbeat_s)
 
-    async def refresh(self) -> None:
-        """Read the heartbeats once per second until cancelled.
-
-        Reading costs time for every process, so it must not follow each heartbeat.
-        """
-        while True:
-            self.monitor.refresh()
-            await asyncio.sleep(_REFRESH_S)
-
-    async def _watch_members(self, message: WatchMembers) -> Message:
+    async def watch_members(message: WatchMembers) -> Message:
         roles = frozenset(message.roles)
         # An unchanged list is an answer too: it shows that the supervisor is alive.
-        await in_time(self.registry.news(message.known_revision, roles), message.wait_s)
+        await in_time(registry.news(message.known_revision, roles), message.wait_s)
         # Changes that come together are sent together: when a large run starts, each of its
         # processes would otherwise receive one message for each other process.
-        await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
-        return self.registry.changes_since(message.known_revision, roles)
+        await asyncio.sleep(len(registry) / _ANSWERS_PER_S)
+        return registry.changes_since(message.known_revision, roles)
 
-    async def _get_status(self, _: GetStatus) -> Message:
-        return self.monitor.status()
+    async def get_status(_: GetStatus) -> Message:
+        return monitor.status()
+
+    return {
+        Register: register,
+        Heartbeat: heartbeat,
+        WatchMembers: watch_members,
+        ReportMetrics: _then_ok(monitor.on_metrics),
+        ReportFatal: _then_ok(fleet.note_fatal),
+        StartFrom: _then_ok(monitor.start_from),
+        Expel: _then_ok(fleet.expel),
+        GetStatus: get_status,
+        StopRun: _then_ok(stop.request),
+        Scale: _then_ok(lambda message: scaler.scale(message.wanted)),
+    }
+
+
+async def refresh(monitor: Monitor) -> None:
+    """Read the heartbeats once per second until cancelled.
+
+    Reading costs time for every process, so it must not follow each heartbeat.
+    """
+    while True:
+        monitor.refresh()
+        await asyncio.sleep(_REFRESH_S)
 
 
 def _then_ok(act: Callable[[Any], None]) -> Handler:

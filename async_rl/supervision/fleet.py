@@ -116,7 +116,7 @@ class Fleet:
     def note_fatal(self, message: ReportFatal) -> None:
         """Record the root cause that a process reports before it exits."""
         _log.error("%s failed: %s", message.name, message.text)
-        child = self._living(message.name, message.pid)
+        child = self._living(message)
         if child is not None:
             child.failure = message.text
             child.ends_run = child.ends_run or message.ends_run
@@ -124,17 +124,17 @@ class Fleet:
     def expel(self, message: Expel) -> None:
         """Kill a generator that the learner removed; it restarts as any lost process."""
         _log.warning("the learner removed %s: %s", message.name, message.reason)
-        child = self._living(message.name, message.pid)
+        child = self._living(message)
         if child is not None:
             child.expelled = message.reason
             child.kill()
 
-    def _living(self, name: str, pid: int) -> Child | None:
+    def _living(self, message: ReportFatal | Expel) -> Child | None:
         """Return the process if it is still in this life: a report may come after it was removed or
         replaced.
         """
-        child = self.children.get(name)
-        if child is None or child.handle is None or child.handle.pid != pid:
+        child = self.children.get(message.name)
+        if child is None or child.handle is None or child.handle.pid != message.pid:
             return None
         return child
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import batch_of
 from async_rl.config.run import RunConfig
@@ -55,7 +54,7 @@ def replay(
         trainer.load(checkpoints.directory_of(run_dir, versions.start))
     # The same block as in the run, so that the checksums can be compared.
     publisher = SharedTensors(trainer.tensor_specs())
-    with publisher, reading(run_dir / STORE_FILE) as stored:
+    with publisher, reading(run_dir) as stored:
         for version in versions:
             # Every rank reads the whole batch from the store: no buffer is there to divide it.
             groups = batch_of(stored, version + 1)

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import Rollout, rollouts
 from async_rl.core.types import Trajectory
@@ -94,7 +93,7 @@ def compare(rollout: Rollout) -> float:
 
 def check(run_dir: Path) -> None:
     """Print the figures of a run."""
-    with reading(run_dir / STORE_FILE) as store:
+    with reading(run_dir) as store:
         found = [each for each in rollouts(store, step=None, most=10_000) if each.step is not None]
     tokens: Counter[str] = Counter()
     calls: Counter[str] = Counter()

@@ -162,7 +162,7 @@ def measure(num_generators: int) -> float:
             load = Load(directory, num_generators)
             cpu_s, num_put, seconds = asyncio.run(load.run(process))
         buffer = config_of(num_generators).buffer
-        with reading(directory / "store.sqlite") as connection:
+        with reading(directory) as connection:
             found = audit(connection, buffer)
     per_group_ms = 1e3 * cpu_s / num_put
     who = f"{num_generators} generator{'s' if num_generators > 1 else ''}"

@@ -31,7 +31,7 @@ from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import FOLLOWED, Heartbeat, Member, Register, WatchMembers
 from async_rl.runtime.directory import Directory
-from async_rl.supervision.control import GATHER_S, ControlService, StopRequest
+from async_rl.supervision.control import GATHER_S, StopRequest, handlers, refresh
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
@@ -62,7 +62,7 @@ async def serve(directory: Path, num_members: int) -> None:
         liveness=liveness,
         console=Console(_CONFIG, directory, terminal=terminal),
     ) as monitor:
-        service = ControlService(
+        answers = handlers(
             registry=registry,
             liveness=liveness,
             monitor=monitor,
@@ -82,7 +82,7 @@ async def serve(directory: Path, num_members: int) -> None:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, replace_one)
         await simulated.serve_until_terminated(
-            directory, service.handlers(), service.refresh(), gather_s=GATHER_S
+            directory, answers, refresh(monitor), gather_s=GATHER_S
         )
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.types import DoubleArray, Trajectory
@@ -64,7 +63,7 @@ def written(sample: Trajectory) -> DoubleArray:
 
 def measure(run_dir: Path) -> None:
     """Print the shares of one run."""
-    with reading(run_dir / STORE_FILE) as store:
+    with reading(run_dir) as store:
         groups = [each for each in rollouts(store, step=None, most=MOST_GROUPS) if each.step]
     samples = [(each.group.prompt_id, t) for each in groups for t in each.group.trajectories]
     parts = [features(written(t)) for _, t in samples]

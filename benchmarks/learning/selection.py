@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from async_rl.buffer.policies import Selection
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
@@ -143,7 +142,7 @@ def launch(task: str, order: str, seed: int, files: Sequence[str]) -> None:
     shares: dict[int, list[bool]] = defaultdict(list)
 
     def look(run_dir: Path) -> None:
-        with reading(run_dir / STORE_FILE) as store:
+        with reading(run_dir) as store:
             for step, rewards in store.execute(_TRAINED):
                 shares[step].append(len(set(rewards)) > 1)
 

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import complete_steps
 from async_rl.composition.compose import recompose, write_config
@@ -108,7 +107,7 @@ def choose(run_dir: Path, last: int | None) -> tuple[int, int]:
     """
     from async_rl.core.checksums import damage
 
-    with reading(run_dir / STORE_FILE) as store:
+    with reading(run_dir) as store:
         stored = complete_steps(store)
     if not stored:
         raise ConfigError(

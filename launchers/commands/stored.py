@@ -90,11 +90,11 @@ def ledger(
     run_dir = find_run(run, output_dir)
     # Before the store is opened for reading: dropping opens it for writing.
     if drop is not None:
-        asyncio.run(drop_group(run_dir / STORE_FILE, drop))
+        asyncio.run(drop_group(run_dir, drop))
         typer.echo(f"group {drop} is dropped; async-rl resume {run_dir.name} trains others")
         return
     answer: Answer
-    with reading(run_dir / STORE_FILE) as store:
+    with reading(run_dir) as store:
         if chosen:
             answer = histories(store, *chosen[0])
         elif audit:
@@ -119,11 +119,11 @@ def ledger(
         raise typer.Exit(1)
 
 
-async def drop_group(path: Path, group_id: int) -> None:
+async def drop_group(run_dir: Path, group_id: int) -> None:
     """Drop a group that has not been trained. Raises ConfigError if it is none, Unavailable while
     the run's buffer writes the store.
     """
-    with reading(path) as store:
+    with reading(run_dir) as store:
         group = next(iter(histories(store, OF_GROUP, group_id)), None)
     if group is None or group.purpose != Purpose.TRAIN or group.state in ("trained", "dropped"):
         actual = "not in the store" if group is None else f"{group.state} ({group.purpose})"
@@ -131,7 +131,7 @@ async def drop_group(path: Path, group_id: int) -> None:
             f"--drop {group_id}: the group is {actual}; only a training group can be dropped,"
             " before it is trained"
         )
-    async with Store(path, clock=time.time) as store:
+    async with Store(run_dir / STORE_FILE, clock=time.time) as store:
         reason = DropReason.UNTRAINABLE
         store.write([Dropped(group_id=group_id, reason=reason, message="by async-rl ledger")])
         # On the disk when the command returns: the next process may be on another machine.

@@ -291,7 +291,7 @@ async def forget(service: BufferService, version: int) -> None:
 
 def problems(path: Path, config: RunConfig) -> list[str]:
     """The promises that the history of a store breaks."""
-    with reading(path / "store.sqlite") as connection:
+    with reading(path) as connection:
         return audit(connection, config.buffer).problems
 
 

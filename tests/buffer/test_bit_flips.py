@@ -88,7 +88,7 @@ def complaints(path: Path) -> Iterator[str]:
         with contextlib.closing(StoreReader(path)) as reader:
             recovered = reader.recover()
             reader._groups([group.group_id for group in (*recovered.ready, *recovered.leased)])
-        with reading(path) as store:
+        with reading(path.parent) as store:
             rollouts(store, step=None, most=100)
     except (InfrastructureError, *DAMAGE) as error:
         yield str(error)
@@ -145,7 +145,7 @@ async def test_a_damaged_group_is_named_at_the_resume_and_can_be_dropped(tmp_pat
     assert problems(path.parent, CONFIG) == [
         f"the stored trajectories of group {ready} are damaged"
     ]
-    await drop_group(path, ready)
+    await drop_group(path.parent, ready)
     async with opened(path.parent, CONFIG) as service:
         assert service.state.queue()["ready"] + service.state.queue()["leased"] == len(others)
     assert problems(path.parent, CONFIG) == []

@@ -48,7 +48,7 @@ async def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary
             await train(service, version)
     async with opened(path, CONFIG, kept_groups=kept_groups) as service:
         next_id = service.state.admission.next_group_id
-    with reading(path / "store.sqlite") as connection:
+    with reading(path) as connection:
         return next_id, summary(connection), audit(connection, CONFIG.buffer)
 
 
@@ -101,7 +101,7 @@ async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -
 
     assert await train_all(0, 3) == list(range(6))
     assert await train_all(3, 5) == list(range(6, 10))
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         assert connection.execute("SELECT count(*) FROM groups").fetchone() == (0,)
         assert connection.execute("SELECT max(last_position) FROM compacted").fetchone() == (9,)
     assert problems(tmp_path, CONFIG) == []
@@ -147,7 +147,7 @@ async def make_evaluated_history(
             await train(service, version)
         scores = await service.store.reader.evaluation_scores()
     assert problems(path, CONFIG) == []
-    with reading(path / "store.sqlite") as connection:
+    with reading(path) as connection:
         return summary(connection), scores
 
 
@@ -181,7 +181,7 @@ async def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Pa
     async with opened(path, None, prompts, kept_groups=0, max_attempts=1) as service:
         for version in range(STEPS, STEPS + 4):
             await train(service, version)
-    with reading(path / "store.sqlite") as connection:
+    with reading(path) as connection:
         kept = connection.execute("SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'")
         assert [version for (version,) in kept] == [STEPS - 1]
     assert problems(path, CONFIG) == []

@@ -45,5 +45,5 @@ async def test_solved_prompts_leave_at_the_next_epoch_also_after_a_restart(
 
 async def test_the_ledger_counts_the_prompts_that_left(tmp_path: Path) -> None:
     await trained_prompts(tmp_path, filtering(0.5), range(3))
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         assert summary(connection).num_left == 2

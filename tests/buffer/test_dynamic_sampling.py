@@ -53,7 +53,7 @@ async def test_a_group_without_a_signal_is_replaced_and_counted(
         group_ids = [group.group_id for group in taken.groups]
         assert group_ids == ([0, 2] if is_replaced else [0, 1])
         await commit(service, 1, group_ids)
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         assert audit(connection, config.buffer).problems == []
     dropped = [i for i, state in states(tmp_path).items() if state == "dropped"]
     assert dropped == ([1] if is_replaced else [])

@@ -122,7 +122,7 @@ async def test_the_calls_of_an_agent_are_rows_that_sql_finds(tmp_path: Path) -> 
         (ticket,) = await tickets(service, 0, credit=1)
         await put(service, ticket, calls=calls)
         await take(service, 0)
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         (row,) = histories(connection, OF_GROUP, ticket.group_id)
     assert row.calls == [list(calls)] * ticket.num_samples
     query = (
@@ -135,7 +135,7 @@ async def test_the_calls_of_an_agent_are_rows_that_sql_finds(tmp_path: Path) -> 
 
 
 def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Path) -> None:
-    with reading(store) as connection:
+    with reading(store.parent) as connection:
         first, again = histories(connection, OF_PROMPT, "t1")
         assert histories(connection, OF_PROMPT, "nobody") == []
     seen = (first.group_id, first.state, first.step, first.rewards, first.pass_rate)
@@ -152,7 +152,7 @@ def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Pat
 
 
 def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: Path) -> None:
-    with reading(store) as connection:
+    with reading(store.parent) as connection:
         assert [g.group_id for g in histories(connection, OF_STEP, 1)] == [0, 1]
         assert histories(connection, OF_STEP, 3) == []
         leased = histories(connection, OF_STATE, GroupState.LEASED)
@@ -164,7 +164,7 @@ def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: P
 
 
 def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
-    with reading(store) as connection:
+    with reading(store.parent) as connection:
         found = summary(connection)
         stored = page_of(connection, Filter(stored=True))
         assert sum(number for _, number in ages(connection)) == 4, "as many as were trained"
@@ -198,7 +198,7 @@ async def test_the_times_of_a_step_count_from_the_start_of_its_first_group(tmp_p
             await put(service, ticket)
             clock.now += 2
         await train(service, 0)
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         found = spans(connection, 1)
     assert {
         number: [(one.state, round(one.start_s, 6), round(one.end_s, 6)) for one in group]
@@ -212,7 +212,7 @@ async def test_the_times_of_a_step_count_from_the_start_of_its_first_group(tmp_p
 def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
     with (
         pytest.raises(Unavailable, match="has stored nothing yet"),
-        reading(tmp_path / "store.sqlite"),
+        reading(tmp_path),
     ):
         pass
 
@@ -304,16 +304,16 @@ async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trai
             await put(service, ticket)
         if state == "leased":
             await take(service, 0)
-        path, group_id = (tmp_path / "store.sqlite", given[3 if state == "issued" else 1].group_id)
+        group_id = given[3 if state == "issued" else 1].group_id
         with pytest.raises(Unavailable, match="is written by another process"):
-            await drop_group(path, group_id)
-    await drop_group(path, group_id)
+            await drop_group(tmp_path, group_id)
+    await drop_group(tmp_path, group_id)
     for again in (group_id, 99):
         with pytest.raises(ConfigError, match=rf"--drop {again}: the group is .*before it is"):
-            await drop_group(path, again)
+            await drop_group(tmp_path, again)
     async with opened(tmp_path) as service:
         await sync(service, 0, "a")
-        with reading(path) as connection:
+        with reading(tmp_path) as connection:
             assert summary(connection).dropped == {"untrainable": 1}
         for ticket in await tickets(service, 0, generator="generator-1"):
             group = make_group(ticket, generator="generator-1")
@@ -321,5 +321,5 @@ async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trai
         batch = [group.group_id for group in (await take(service, 0)).groups]
         assert group_id not in batch
         await commit(service, 1, batch)
-    with reading(path) as connection:
+    with reading(tmp_path) as connection:
         assert audit(connection, make_config().buffer).problems == []

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from buffer_support import forget, make_group, opened, tickets, train
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.times import group_times
 from async_rl.buffer.store.trajectories import complete_steps
@@ -57,6 +56,6 @@ def test_all_trajectories_stay_until_the_disk_is_nearly_full(
     usage = SimpleNamespace(total=total * 10**9, free=free * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     asyncio.run(make_run(tmp_path, num_steps=12, recording="full", clock=()))
-    with reading(tmp_path / STORE_FILE) as store:
+    with reading(tmp_path) as store:
         # One step in ten is deleted at each checkpoint, the oldest first, but not the newest two.
         assert complete_steps(store) == stored

@@ -55,7 +55,7 @@ async def test_groups_are_used_again_after_restarts_and_by_a_learner_that_went_b
         async with opened(tmp_path, config) as service:
             assert await read_and_commit(service, version) == expected[version]
     assert problems(tmp_path, config) == []
-    with reading(tmp_path / "store.sqlite") as store:
+    with reading(tmp_path) as store:
         assert [row.group_id for row in batch_rows(store, 3)] == expected[2]
         batch = batch_of(store, 3)
         assert batch is not None
@@ -77,7 +77,7 @@ async def test_the_uses_of_undone_steps_are_not_part_of_the_batches(tmp_path: Pa
         await service.drop_batch(DropBatch(train_version=1, group_ids=bad, message="bad"))
         batches = [await step(service, version) for version in (1, 2)]
     assert problems(tmp_path, config) == []
-    with reading(tmp_path / "store.sqlite") as store:
+    with reading(tmp_path) as store:
         for number, batch in enumerate(batches, 2):
             assert [row.group_id for row in batch_rows(store, number)] == batch
 
@@ -93,7 +93,7 @@ async def test_groups_that_a_start_would_use_again_are_not_forgotten(tmp_path: P
             await sync(service, 3)
         await sync(service, 4)
         assert await sequences(service, 4) == [4, 5, 6, 7, 8, 9]
-    with reading(tmp_path / "store.sqlite") as store:
+    with reading(tmp_path) as store:
         assert complete_steps(store) == []
 
 

@@ -57,7 +57,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(run_dir: Path, step: int | None = None, most: int = 99) -> list[Rollout]:
-    with reading(run_dir / "store.sqlite") as connection:
+    with reading(run_dir) as connection:
         return rollouts(connection, step=step, most=most)
 
 
@@ -95,7 +95,7 @@ def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> Non
         first, second = (sample.response_length for sample in rollout.group.trajectories)
         assert rollout.advantages is not None
         assert rollout.advantages.tolist() == [-0.5] * first + [0.5] * second
-    with reading(run_dir / "store.sqlite") as connection:
+    with reading(run_dir) as connection:
         assert connection.execute("SELECT count(*) FROM advantages").fetchone() == (4,)
 
 
@@ -136,7 +136,7 @@ def test_without_a_step_the_newest_groups_come_first_trained_or_not(run_dir: Pat
     assert ids == sorted(ids, reverse=True)
     assert {r.step for r in stored(run_dir)} == {None, 1, 2}
     assert [r.group.group_id for r in stored(run_dir, most=1)] == ids[:1]
-    with reading(run_dir / "store.sqlite") as connection:
+    with reading(run_dir) as connection:
         assert complete_steps(connection) == [1, 2]
 
 
@@ -196,7 +196,7 @@ async def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_
         for version in range(3):
             await step(service, version)
         await forget(service, 3)
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         assert complete_steps(connection) == readable
 
 

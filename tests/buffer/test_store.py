@@ -62,8 +62,7 @@ def admitted(store: Store, group_id: int) -> Ticket:
 
 def completed(group: Group, payload: bytes = b"") -> changes.Completed:
     packed = read_group(pack_group(group))
-    facts = changes.facts_of(packed)
-    return changes.completed(facts, packed, memoryview(payload or pack_group(group)))
+    return changes.completed(packed, memoryview(payload or pack_group(group)))
 
 
 def write(store: Store, group_id: int) -> Group:

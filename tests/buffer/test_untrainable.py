@@ -139,7 +139,7 @@ def run(tmp_path: Path, pool: Pool, patch: pytest.MonkeyPatch) -> BaseException 
 
 
 def dropped(tmp_path: Path) -> list[tuple[int, str, str]]:
-    with reading(tmp_path / "store.sqlite") as connection:
+    with reading(tmp_path) as connection:
         groups = histories(connection, OF_STATE, GroupState.DROPPED)
         return [(group.group_id, group.reason, group.message) for group in groups]
 

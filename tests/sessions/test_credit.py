@@ -19,13 +19,13 @@ from tables import table
 
 from async_rl.batching.batch import collate
 from async_rl.core.errors import AgentError
-from async_rl.core.heads import pack_group, read_group, with_common_prompt
+from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Group, Prompt, Purpose, Score
 from async_rl.learner.models import PolicyOutput, Values
 from async_rl.learner.objective import compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments
 from async_rl.rollouts.agents import credited
-from async_rl.rollouts.conversation import Written
+from async_rl.rollouts.conversation import Written, with_common_prompt
 from async_rl.rollouts.rollout import trajectory
 from async_rl.runs.certificate.prompts import agent_calls
 from async_rl.sessions.record import Record

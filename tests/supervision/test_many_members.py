@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from async_rl.observability import catalogue
 from async_rl.protocol.membership import FOLLOWED, Heartbeat, Members, Register, WatchMembers
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.clock import AwakeClock
-from async_rl.supervision.control import ControlService, StopRequest
+from async_rl.supervision.control import StopRequest, handlers
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
@@ -63,13 +64,13 @@ class CountingMonitor(Unused):
 
 
 @pytest.fixture
-def service() -> ControlService:
-    async def make() -> ControlService:
+def service() -> SimpleNamespace:
+    async def make() -> SimpleNamespace:
         registry = CountingRegistry()
         liveness = Liveness(registry, CONFIG.timeouts, is_local=True)
         unused: Any = Unused()
         monitor: Any = CountingMonitor()
-        return ControlService(
+        answers = handlers(
             registry=registry,
             liveness=liveness,
             monitor=monitor,
@@ -77,24 +78,24 @@ def service() -> ControlService:
             scaler=unused,
             stop=StopRequest(),
         )
+        return SimpleNamespace(registry=registry, monitor=monitor, handlers=answers)
 
     return asyncio.run(make())
 
 
-async def test_a_heartbeat_reads_no_other_member(service: ControlService) -> None:
-    handlers = service.handlers()
+async def test_a_heartbeat_reads_no_other_member(service: SimpleNamespace) -> None:
+    handlers = service.handlers
     for index in range(300):
         await handlers[Register](registration(index))
     for index in range(300):
         await handlers[Heartbeat](beat(index))
-    registry: Any = service.registry
+    registry = service.registry
     assert (registry.num_reads, len(registry)) == (0, 300)
-    monitor: Any = service.monitor
-    assert monitor.num_refreshes == 0
+    assert service.monitor.num_refreshes == 0
 
 
 def test_a_gauge_of_all_processes_is_looked_up_once(
-    service: ControlService, monkeypatch: pytest.MonkeyPatch
+    service: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[None] = []
     monkeypatch.setattr(catalogue, "_patterns", lambda: searches.append(None) or ())
@@ -108,11 +109,11 @@ def test_a_gauge_of_all_processes_is_looked_up_once(
     assert len(searches) == 1
 
 
-async def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -> None:
+async def test_a_change_of_the_list_costs_its_own_size_only(service: SimpleNamespace) -> None:
     for index in range(300):
         service.registry.register(registration(index))
         service.registry.beat(beat(index))
-    watch = service.handlers()[WatchMembers]
+    watch = service.handlers[WatchMembers]
     directory = Directory()
     whole: Any = await watch(WatchMembers(known_revision=-1, roles=["generator"], wait_s=1))
     directory.update(whole)
@@ -140,11 +141,11 @@ async def test_a_change_of_the_list_costs_its_own_size_only(service: ControlServ
     assert len(encode(whole)) < 300 * 200, "counters are for the supervisor only"
 
 
-def test_the_work_of_a_join_does_not_grow_with_the_members(service: ControlService) -> None:
+def test_the_work_of_a_join_does_not_grow_with_the_members(service: SimpleNamespace) -> None:
     """Of each joiner's own requests and of those that it wakes: answers, and members in them."""
 
     async def work_of(num_members: int) -> tuple[int, int]:
-        handlers = service.handlers()
+        handlers = service.handlers
         sent: list[Members] = []
 
         async def follow(role: Role) -> None:

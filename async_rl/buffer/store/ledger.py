@@ -12,7 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.connection import DAMAGE, Connection, Values, connect, select
+from async_rl.buffer.store.connection import (
+    DAMAGE,
+    STORE_FILE,
+    Connection,
+    Values,
+    connect,
+    select,
+)
 from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION
 from async_rl.core.calls import AgentCall
@@ -130,10 +137,11 @@ class LedgerSummary(Value):
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[Connection]:
-    """Open one moment of the store, read-only. Raises Unavailable if it does not exist,
+def reading(run_dir: Path) -> Iterator[Connection]:
+    """Open one moment of a run's store, read-only. Raises Unavailable if it does not exist,
     InfrastructureError if it cannot be read.
     """
+    path = run_dir / STORE_FILE
     if not path.is_file():
         raise Unavailable(f"{path} does not exist: the run has stored nothing yet")
     with contextlib.closing(connect(path)) as connection:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 
 # The last hand-out before the group was ready: earlier attempts failed without a result.
@@ -44,7 +43,7 @@ class GroupTimes(NamedTuple):
 
 def group_times(run_dir: Path, *, most: int = MOST_GROUPS) -> list[GroupTimes]:
     """Return the newest finished groups in the order of admission."""
-    with reading(run_dir / STORE_FILE) as connection:
+    with reading(run_dir) as connection:
         rows = reversed(connection.execute(_TIMES, (most,)).fetchall())
     return [
         GroupTimes._make([*row[:-1], np.frombuffer(row[-1], "<f4").reshape(-1, _COLUMNS)])
@@ -56,6 +55,6 @@ def group_times(run_dir: Path, *, most: int = MOST_GROUPS) -> list[GroupTimes]:
 
 def step_times(run_dir: Path) -> tuple[dict[int, float], list[float]]:
     """Return the Unix time of each committed step, and of the start of each life of the learner."""
-    with reading(run_dir / STORE_FILE) as connection:
+    with reading(run_dir) as connection:
         steps = {int(version): at_s for version, at_s in connection.execute(_STEPS)}
         return steps, [at_s for (at_s,) in connection.execute("SELECT started_s FROM lives")]

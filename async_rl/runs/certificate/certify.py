@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from async_rl.buffer.store.audit import Audit, audit
-from async_rl.buffer.store.connection import STORE_FILE, Connection, connect
+from async_rl.buffer.store.connection import Connection, connect
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.reader import LEARNER_VERSION
 from async_rl.config.run import RunConfig
@@ -55,7 +55,7 @@ def certify(run_dir: Path) -> Certificate:
     store cannot be read.
     """
     config = config_of(run_dir)
-    with reading(run_dir / STORE_FILE) as store:
+    with reading(run_dir) as store:
         statements = list(_statements(run_dir, config, store))
     return Certificate(run=run_dir.name, made_s=time.time(), statements=statements)
 

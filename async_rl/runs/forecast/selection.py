@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from async_rl.buffer.policies import CANDIDATES, EXPONENT, WINDOW, Result, expected_spreads
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.config.run import RunConfig
 from async_rl.runs.samples import issued_prompts
@@ -28,7 +27,7 @@ _LEAST = 1.1  # times the recorded spread, of a gain that is told
 def selection_gain(run_dir: Path, config: RunConfig) -> Iterator[str]:
     """Yield a sentence about the spread of rewards that data.order=priority would have brought."""
     count = config.buffer.groups_per_step
-    with reading(run_dir / STORE_FILE) as store:
+    with reading(run_dir) as store:
         prompts = issued_prompts(run_dir, config, store)
         recorded = store.execute(_RESULTS).fetchall()[::-1]
     if prompts is None or config.data.order != "shuffled":

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.buffer.store.connection import STORE_FILE, Connection
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import reading
 from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
@@ -102,7 +102,7 @@ class RunView:
 
     def store(self) -> AbstractContextManager[Connection]:
         """Open one moment of its store. Raises Unavailable if it has none yet."""
-        return reading(self.path / STORE_FILE)
+        return reading(self.path)
 
     @functools.cached_property
     def decode(self) -> Decode:

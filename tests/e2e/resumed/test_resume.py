@@ -11,7 +11,6 @@ import pytest
 from e2e_support import async_rl, open_to_others
 from resumed_run import LAST, Resumed
 
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import rollouts
 
@@ -72,7 +71,7 @@ def test_the_critic_is_trained_and_the_return_is_the_sum_of_the_scores_ahead(
     explained = [row["value/explained_variance"] for row in rows]
     assert explained[0] == 0
     assert any(explained[1:])
-    with reading(resumed.directory / STORE_FILE) as connection:
+    with reading(resumed.directory) as connection:
         found = rollouts(connection, step=1, most=4)
     samples = [sample for each in found for sample in each.group.trajectories]
     assert len(samples) == 16
