@@ -191,13 +191,10 @@ class ScoreFilter:
             last_position, score = self._scores[index]
             prompt = self._prompts.prompt(Purpose.TRAIN, last_position)
             leavers.append((prompt.prompt_id, index, score))
-        first, _, score = leavers[0]
         _log.info(
-            "%d prompts left the training data because of their mean reward (data.filter), the"
-            " first %s with %.3g; %d remain",
+            "%d prompts left the training data because of their mean reward (data.filter); %d"
+            " remain",
             len(leavers),
-            first,
-            score,
             len(active) - len(chosen),
         )
         return [PromptsLeft(position=position, leavers=leavers)]

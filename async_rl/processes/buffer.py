@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from async_rl.buffer.evaluation import report_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.state import BufferState
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.store import Store
 from async_rl.config.pools import group_role
 from async_rl.core.types import DropReason, Prompt
@@ -39,8 +38,7 @@ async def run(context: ProcessContext) -> None:
     """The buffer from its recovery to its drain."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     config = context.config
-    path = context.run_dir / STORE_FILE
-    async with Store(path, clock=time.time) as store:
+    async with Store(context.run_dir, clock=time.time) as store:
         with context.activity("loading prompts"):
             # The buffer has no model, and transformers would load torch, which takes 260 MB.
             spare_torch(config)

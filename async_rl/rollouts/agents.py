@@ -239,7 +239,7 @@ def credited(session: Session, ends: Mapping[int, int]) -> tuple[AgentCall, ...]
             f"a reward is for a call or a role that is not trained; the roles {sorted(last)} are"
         )
     return tuple(
-        msgspec.structs.replace(
+        replace(
             call,
             end_tokens=ends.get(number, 0),
             reward=rewards[number],

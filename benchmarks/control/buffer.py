@@ -211,13 +211,13 @@ async def _measure(directory: Path, size: tuple[int, int, str, str], num_old: in
     rows = []
     path = directory / "store.sqlite"
     if num_old:
-        async with Store(path, clock=time.time) as store:
+        async with Store(directory, clock=time.time) as store:
             service = BufferService(config, _prompts(), store, clock=time.monotonic)
             step = _Step(service, 0)
             await step.put(await step.requests(num_groups, 32))
             await step.train()
         _age(path, num_old)
-    async with Store(path, clock=time.time) as store:
+    async with Store(directory, clock=time.time) as store:
         service = BufferService(config, _prompts(), store, clock=time.monotonic)
         version = service.state.replay.learner_version
         for round_ in range(ROUNDS):
@@ -248,8 +248,7 @@ async def _measure(directory: Path, size: tuple[int, int, str, str], num_old: in
 async def _recovery(directory: Path, num_groups: int) -> None:
     """Measure how long a buffer needs to restart with num_groups stored groups."""
     config = _config_of(num_groups)
-    path = directory / "recovery.sqlite"
-    async with Store(path, clock=time.time) as store:
+    async with Store(directory, clock=time.time) as store:
         service = BufferService(config, _prompts(), store, clock=time.monotonic)
         request = RequestWork(
             generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0
@@ -258,7 +257,7 @@ async def _recovery(directory: Path, num_groups: int) -> None:
             payload = memoryview(pack_group(_group(ticket, 64)))
             await service.put_group(PutGroup(payload=payload))
     started = time.perf_counter()
-    async with Store(path, clock=time.time) as store:
+    async with Store(directory, clock=time.time) as store:
         BufferService(config, _prompts(), store, clock=time.monotonic)
         figure(f"recovery with {num_groups} groups", time.perf_counter() - started, "s", goal="< 2")
 

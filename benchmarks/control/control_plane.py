@@ -63,7 +63,7 @@ def config_of(num_generators: int) -> Any:
 
 async def serve(directory: Path, num_generators: int) -> None:
     """Run the buffer until SIGTERM."""
-    async with Store(directory / "store.sqlite", clock=time.time) as store:
+    async with Store(directory, clock=time.time) as store:
         config = config_of(num_generators)
         service = BufferService(config, _prompts(), store, clock=time.monotonic)
         context: Any = SimpleNamespace(activity=Activity(), version=0, config=config)

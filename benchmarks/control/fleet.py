@@ -124,7 +124,7 @@ async def _reissue_cpu_s(directory: Path, num_groups: int) -> float:
     """Return the CPU seconds of the loop per group that is handed out again."""
     config = _config()
     buffer = replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
-    async with Store(directory / "store.sqlite", clock=time.time) as store:
+    async with Store(directory, clock=time.time) as store:
         config = replace(config, buffer=buffer)
         service = BufferService(config, _prompts(), store, clock=time.monotonic)
         names = [f"generator-{number}" for number in range(num_groups)]

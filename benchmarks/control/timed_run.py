@@ -186,7 +186,7 @@ async def play(config: RunConfig, run_dir: Path, device: Device) -> None:
     """Make the run in this directory."""
     await asyncio.to_thread(run_dir.mkdir, parents=True)
     write_config(config, run_dir / "config.yaml")
-    async with Store(run_dir / "store.sqlite", clock=time.time) as store:
+    async with Store(run_dir, clock=time.time) as store:
         prompts: Any = Prompts()
         buffer = Buffer(BufferService(config, prompts, store, clock=time.monotonic))
         places = asyncio.Semaphore(config.verifiers.count * config.reward.concurrency)

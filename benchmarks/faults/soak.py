@@ -211,7 +211,7 @@ async def _measure(run_dir: Path, *, version: int, num_steps: int, keep_groups: 
             count_s = time.perf_counter() - started
     process = psutil.Process()
     started = time.perf_counter()
-    async with Store(path, clock=time.time) as store:
+    async with Store(run_dir, clock=time.time) as store:
         service = BufferService(
             config, _prompts(), store, clock=time.monotonic, kept_groups=keep_groups
         )
@@ -357,7 +357,7 @@ def main() -> None:
 
 
 async def _empty_store(run_dir: Path) -> None:
-    async with Store(run_dir / STORE_FILE, clock=time.time):
+    async with Store(run_dir, clock=time.time):
         pass
 
 

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from async_rl.buffer.changes import Dropped
 from async_rl.buffer.store.audit import Audit
-from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.ledger import (
     OF_GROUP,
     OF_PROMPT,
@@ -131,7 +130,7 @@ async def drop_group(run_dir: Path, group_id: int) -> None:
             f"--drop {group_id}: the group is {actual}; only a training group can be dropped,"
             " before it is trained"
         )
-    async with Store(run_dir / STORE_FILE, clock=time.time) as store:
+    async with Store(run_dir, clock=time.time) as store:
         reason = DropReason.UNTRAINABLE
         store.write([Dropped(group_id=group_id, reason=reason, message="by async-rl ledger")])
         # On the disk when the command returns: the next process may be on another machine.

@@ -186,7 +186,7 @@ async def opened(
     clock = clock or Clock()
     config = config or make_config(**settings)
     path.mkdir(exist_ok=True)
-    async with Store(path / "store.sqlite", clock=clock) as store:
+    async with Store(path, clock=clock) as store:
         yield BufferService(
             config, prompts or FakePrompts(), store, clock=clock, kept_groups=kept_groups
         )

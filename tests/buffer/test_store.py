@@ -26,7 +26,7 @@ WRITER = Path(__file__).with_name("crash_writer.py")
 
 
 def open_store(path: Path) -> Store:
-    return Store(path / "store.sqlite", clock=Clock())
+    return Store(path, clock=Clock())
 
 
 def admitted(store: Store, group_id: int) -> Ticket:
@@ -209,7 +209,7 @@ async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: 
     writer = await asyncio.create_subprocess_exec(
         sys.executable,
         WRITER,
-        tmp_path / "store.sqlite",
+        tmp_path,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )

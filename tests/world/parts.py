@@ -342,14 +342,14 @@ class Store(store.Store):
 
     world: Any
 
-    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
-        super().__init__(path, clock=clock)
+    def __init__(self, run_dir: Path, *, clock: Callable[[], float]) -> None:
+        super().__init__(run_dir, clock=clock)
         self._is_due_soon = False
         process = CURRENT.get()
         assert process is not None, "a store belongs to a process"
         # The kernel closes the files of a killed process and releases its lock.
         process.on_death.append(self._files.close)
-        self.world.opened_store(path)
+        self.world.opened_store(self._path)
 
     def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
         super().put(statements, parameters)

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from async_rl.buffer import changes
+from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.writer import PAGE_BYTES, Writer
 from async_rl.core.checksums import checksum
@@ -102,14 +103,14 @@ time that were not trained.
 
 
 class Store(Writer):
-    """The store with its one writer and the `reader` of its process.
+    """The store of the run in this directory, with its one writer and the `reader` of its process.
 
     clock: Unix seconds.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
-        super().__init__(path)
-        self.reader = StoreReader(path)
+    def __init__(self, run_dir: Path, *, clock: Callable[[], float]) -> None:
+        super().__init__(run_dir / STORE_FILE)
+        self.reader = StoreReader(self._path)
         self._files.callback(self.reader.close)
         self._clock = clock
         self._groups: dict[int, PackedGroup] = {}
