@@ -143,7 +143,7 @@ def _count(context: ProcessContext, state: BufferState, counted: Counter[str]) -
     """Report the groups in each state, and the failures since `counted`; return all failures."""
     for name, number in state.queue().items():
         context.activity.gauge(f"queue/{name}", number)
-    totals = Counter({reason: state.drops[reason] for reason in _COUNTED})
+    totals: Counter[str] = Counter({reason: state.drops[reason] for reason in _COUNTED})
     totals[DropReason.INVALID] = state.num_refused
     # An activity counts events, so it gets what is new since the last call.
     for reason, total in totals.items():
