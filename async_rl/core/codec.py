@@ -55,6 +55,7 @@ def _dec_hook(expected: Any, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def compressed(data: bytes) -> bytes:
@@ -89,15 +90,14 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-@functools.cache  # to compile a decoder takes longer than to decode a short message
-def _decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
-
-
 def decode(data: bytes | memoryview, expected: type[T]) -> T:
     """The value of type `expected` in `data`. Raises ProtocolError if it is anything else."""
+    # A decoder is compiled for its type, which takes longer than to decode a short message.
+    if expected not in _decoders:
+        decoder = msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
+        _decoders[expected] = decoder
     try:
-        result: T = _decoder(expected).decode(data)
+        result: T = _decoders[expected].decode(data)
     # Nesting without end is a fault of the sender too, and must not look like one of this process.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a valid {expected}: {error}") from error
