@@ -9,6 +9,7 @@ woken by: a written group, new weights, the buffer's answer, `drain`
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -79,7 +80,8 @@ class Groups:
         self._limit = limit
         self._on_closed = on_closed
         self._limit_s = self._config.timeouts.longest_group_s(self._config.data.max_response_tokens)
-        self._in_flight: set[int] = set()
+        # Two attempts of a group may overlap, if the ticket of the first one has expired.
+        self._in_flight: Counter[int] = Counter()
         self._num_writing: dict[int, int] = {}
         self._outage = ""
         self._num_failed = 0
@@ -127,7 +129,7 @@ class Groups:
                 continue
             for ticket in (await self.request_work(room)).tickets:
                 group.create_task(self.roll_out(ticket), name=f"group {ticket.group_id}")
-                self._in_flight.add(ticket.group_id)
+                self._in_flight[ticket.group_id] += 1
                 self._num_writing[ticket.group_id] = num_written(
                     self._config, ticket.purpose, ticket.num_samples
                 )
@@ -153,7 +155,7 @@ class Groups:
         # The buffer issues tickets again that an earlier reply lost. Without this list a lost reply
         # would block their groups until the ticket expires.
         with wait:
-            held = sorted(self._in_flight)
+            held = sorted(+self._in_flight)
             return await self._request(credit=credit, wait_s=_PARK_S, held=held)
 
     async def _request(self, *, credit: int, wait_s: float, held: list[int] | None) -> Work:
@@ -215,7 +217,7 @@ class Groups:
             await self._put(group)
             self._on_closed(ticket)
         finally:
-            self._in_flight.discard(ticket.group_id)
+            self._in_flight[ticket.group_id] -= 1
             written()
 
     async def _put(self, group: Group) -> None:

@@ -181,6 +181,54 @@ async def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy
     assert credits == [4, 2, 1]
 
 
+async def test_a_second_attempt_stays_held_when_the_expired_first_one_ends() -> None:
+    """A group that is not held would be issued a third time."""
+    config = compose("grpo_code", ["generation.group_size=2"])
+    has_expired = asyncio.Event()
+    held: list[list[int] | None] = []
+    has_asked = asyncio.Event()
+    has_failed = asyncio.Event()
+
+    class Rollouts:
+        async def group(self, ticket: Ticket, engine: object, *, written: Any) -> Group:
+            if ticket.attempt > 1:
+                await asyncio.Event().wait()
+            await has_expired.wait()
+            raise WeightsError("the end of the first attempt")
+
+        async def is_outage(self, cause: BaseException) -> bool:
+            return False
+
+    async def call(request: Any, **_: float) -> Any:
+        if isinstance(request, FailGroup):
+            has_failed.set()
+            return Ok()
+        held.append(request.held)
+        if len(held) <= 2:
+            ticket = msgspec.structs.replace(ticket_of(2), attempt=len(held))
+            return Work(tickets=[ticket])
+        if len(held) == 3:
+            has_expired.set()
+            await has_failed.wait()
+            return Work(tickets=[])
+        has_asked.set()
+        await asyncio.Event().wait()
+
+    groups = Groups(
+        process(config, call),
+        Rollouts(),  # type: ignore[arg-type]
+        engine=ScriptedEngine,
+        limit=asyncio.timeout,
+    )
+    groups.weights_loaded()
+    making = asyncio.create_task(groups.make())
+    async with asyncio.timeout(30):
+        await has_asked.wait()
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
+    assert held[2:4] == [[1], [1]]
+
+
 async def attempt(stop_on: str, engine: object, scorer: object) -> list[FailGroup]:
     """Roll out one ticket; return the failures that the buffer gets."""
     config = compose("grpo_code", ["generation.group_size=2", f"reward.stop_on={stop_on}"])
