@@ -82,12 +82,12 @@ class Call:
     """A request for one answer.
 
     history: the digest of the messages. max_tokens: None = as many as fit. stops: texts before
-    which the answer stops. stop_ids: tokens with which it stops. in_pieces: the agent reads along.
-    start: the text of the answer that the context has already. prefill: the part of it that the
-    request has, and the answer does not repeat. prompt: the text before the answer, if the call has
-    no messages. tools: tools that the answer may call. support: min_tokens, logit_bias and grammar
-    of the tokens that follow `start`; the run decides top_k and top_p. alternatives: log-probs that
-    the agent reads. caller: whom it answers.
+    which the answer stops. stop_ids: tokens with which it stops. start: the text of the answer that
+    the context has already. prefill: the part of it that the request has, and the answer does not
+    repeat. prompt: the text before the answer, if the call has no messages. tools: tools that the
+    answer may call. support: min_tokens, logit_bias and grammar of the tokens that follow `start`;
+    the run decides top_k and top_p. alternatives: log-probs that the agent reads. caller: whom it
+    answers.
     """
 
     context: Context
@@ -95,7 +95,6 @@ class Call:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
-    in_pieces: bool = False
     start: str = ""
     prefill: str = ""
     prompt: str = ""
@@ -103,11 +102,6 @@ class Call:
     support: Support = EVERYTHING
     alternatives: Alternatives = NO_ALTERNATIVES
     caller: Caller = POLICY
-
-    @property
-    def is_watched(self) -> bool:
-        """Return whether the answer is read while it is written."""
-        return bool(self.in_pieces or self.stops or self.stop_ids)
 
     def __post_init__(self) -> None:
         num_scores = len(self.context.token_ids) * (1 + (self.alternatives.num_prompt_top or 0))
@@ -137,20 +131,17 @@ class Noted(Value):
 
 @frozen
 class Part:
-    """A part of an answer. kind: thinking, text or call. text: of a call, its arguments as JSON.
-    place: of a call among the calls.
-    """
+    """A part of an answer. kind: thinking, text or call. text: of a call, its arguments as JSON."""
 
     kind: str
     text: str
     call: Any = None
-    place: int = 0
 
 
 @frozen
 class Answer:
-    """An answer to the agent, or what there is of it so far. is_cut: by a limit. message: with the
-    text that the request began, without the stop text.
+    """An answer to the agent. is_cut: by a limit. message: with the text that the request began,
+    without the stop text.
     """
 
     call: Call
@@ -193,6 +184,5 @@ class Answer:
         parts = [Part(kind="thinking", text=self.thinking)] if self.thinking else []
         if self.content is not None:
             parts.append(Part(kind="text", text=self.content))
-        for place, call in enumerate(self.calls):
-            parts.append(Part(kind="call", text=json_of(call), call=call, place=place))
+        parts += [Part(kind="call", text=json_of(call), call=call) for call in self.calls]
         return parts

@@ -24,8 +24,8 @@ from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.record import Record, following
 from async_rl.sessions.tools import (
     HERMES,
-    TAG_TEXTS,
     TAGS,
+    THOUGHT,
     as_text,
     assistant,
     calls_of,
@@ -43,8 +43,6 @@ arguments as a dict.
 """
 Reader = Callable[[ReadCalls], Awaitable[CallsRead]]
 """Lets a generator read the tool calls of an answer."""
-_REPLACEMENT = "\ufffd"
-"""The last character of a text whose last letter lacks tokens."""
 _PART_CHARS = 1 << 17
 """A longer text is counted in parts first, up to the limit: for 15 MB a tokenizer takes a minute,
 and then Python's lock for a second, in which no other call advances.
@@ -126,9 +124,9 @@ class Chat:
 
     async def message_of(self, call: Call, written: Completion, text: str, *, is_cut: bool) -> Json:
         """Return a complete answer as a message, its tool calls read. is_cut: by a limit."""
-        if call.in_pieces or not call.history:
-            # The agent has read all of it as text, and repeats it as text.
-            return self.told(call, text, is_whole=True)
+        if not call.history:
+            # The agent reads all of it as text, and repeats it as text.
+            return as_text(text)
         thinking, shown = self._split(call, call.start + text)
         # A parser would complete a call that the limit has cut.
         has_calls = bool(call.tools) and not is_cut
@@ -139,7 +137,7 @@ class Chat:
         whole = self.decode(ids if written.is_truncated else ids[:-1], with_special=True)
         whole = before_stop(whole, call.stops)[0]
         if thinking:
-            whole = whole.rpartition(TAG_TEXTS[1])[2]
+            whole = whole.rpartition(THOUGHT)[2]
         start = self._encode(call.start, len(call.start))
         request = ReadCalls(
             parser=self.form.name if has_calls else "",
@@ -150,27 +148,12 @@ class Chat:
         )
         return {**await self.read(request, shown), **thought(thinking)}
 
-    def told(self, call: Call, text: str, *, is_whole: bool) -> Json:
-        """Return an answer without calls as a message, or what a text shows of it so far."""
-        text = call.start + text
-        if self._thinking == TAGS and not is_whole:
-            text = certain(text, TAG_TEXTS)
-        thinking, shown = self._split(call, text)
-        return {**as_text(shown), **thought(thinking)}
-
     def _split(self, call: Call, text: str) -> tuple[str, str]:
         """Return the thinking and the rest of an answer, as far as they are read here."""
-        is_plain = not call.history or call.support.grammar
-        if self._thinking != TAGS or is_plain:
+        if self._thinking != TAGS or call.support.grammar:
             return "", text
         end = self.decode(call.context.token_ids[-_PROMPT_END:], with_special=True)
         return split(text, begun=not call.start and is_begun(end))
-
-    def comes_in_pieces(self, is_streamed: bool, tools: Sequence[Any]) -> bool:
-        """Return whether an answer may be shown while it is written: only the end shows a tool
-        call, and a generator reads whole answers.
-        """
-        return is_streamed and not tools and self._thinking in ("", TAGS)
 
     def text_of(self, token_ids: IntArray, call: Call) -> tuple[str, int | None]:
         """Return the text before the first stop token or text, and the number of tokens up to its
@@ -295,15 +278,6 @@ def _with_text_arguments(message: Message) -> Message:
         for call in calls_of(message)
     ]
     return {**message, "tool_calls": calls} if calls else message
-
-
-def certain(text: str, stops: Sequence[str]) -> str:
-    """Return the part of an unfinished text that no further token changes."""
-    text = text.rstrip(_REPLACEMENT)
-    # The start of a stop text at the end may become the whole stop text.
-    starts = [stop[:size] for stop in stops for size in range(1, len(stop))]
-    begun = [len(start) for start in starts if text.endswith(start)]
-    return text[: len(text) - max(begun, default=0)]
 
 
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:

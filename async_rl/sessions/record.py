@@ -23,7 +23,6 @@ import numpy as np
 from async_rl.core.types import Branch, IntArray
 from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.sessions.calls import POLICY, Call, Caller, Context
-from async_rl.sessions.errors import Json
 
 
 def following(history: bytes, key: str) -> bytes:
@@ -56,8 +55,7 @@ _Place = tuple[_Run | None, int]
 class Writing:
     """An answer that is being written at this place.
 
-    size: the tokens reserved for it. waits: for the room of other calls. seen: the text that the
-    agent has read. message: of a complete answer. is_cut: it ends by a limit.
+    size: the tokens reserved for it. waits: for the room of other calls.
     """
 
     number: int
@@ -65,10 +63,6 @@ class Writing:
     place: _Place
     size: int = 0
     waits: bool = False
-    written: Completion | None = None
-    is_cut: bool = False
-    seen: str = ""
-    message: Json | None = None
 
     @property
     def caller(self) -> Caller:

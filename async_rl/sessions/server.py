@@ -25,7 +25,7 @@ from async_rl.sessions.calls import Answer, Noted, caller_of
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens
-from async_rl.sessions.forms.form import events_of, lines, lines_of, read, replayed
+from async_rl.sessions.forms.form import lines, lines_after, lines_until, read
 from async_rl.sessions.forms.openai_responses import known_response
 from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
 from async_rl.sessions.open_sessions import Sessions, token_of
@@ -175,14 +175,15 @@ class _Endpoint:
         session.names[noted.name] = [answer.number for answer in known]
         if not known:
             start(session, exchange, noted)
-            if exchange.is_streamed and len(exchange.calls) == 1:
-                # The first piece decides between an answer and an error in the form of the API.
-                events = events_of(exchange, session, noted)
-                first = await while_connected(request, anext(events))
-                return StreamingResponse(lines_of(first, events), media_type=_STREAM)
-            known = await while_connected(request, answered(session, exchange, noted))
+            answers = answered(session, exchange, noted)
+            if exchange.is_streamed:
+                # It decides between an answer and an error with a status.
+                further = lines_until(answers, exchange)
+                first = await while_connected(request, anext(further))
+                return StreamingResponse(lines_after(first, further), media_type=_STREAM)
+            known = await while_connected(request, answers)
         if exchange.is_streamed:
-            return Response(lines(replayed(exchange, known)), media_type=_STREAM)
+            return Response(lines(exchange.events(known)), media_type=_STREAM)
         return json_response(exchange.reply(known))
 
 

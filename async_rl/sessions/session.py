@@ -2,15 +2,15 @@
 
 takes: calls in the gateway's own terms (forms/ translates the requests of OpenAI and Anthropic)
 waits for: the engine
-returns: answers that are recorded before the agent sees them
+returns: whole answers, which are recorded before the agent sees them
 woken by: the engine's tokens; `close`, after which every call is refused with the reason
 
-A streamed answer, and one that a text may stop, is written in pieces of PIECE_TOKENS tokens.
+An answer that a text or a token may stop is written in pieces of PIECE_TOKENS tokens.
 """
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from async_rl.core.calls import AgentCall
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call, Caller, Noted, Run, Write
-from async_rl.sessions.chat import Chat, certain, key_of
+from async_rl.sessions.chat import Chat, key_of
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.grammars import checked, grammar_of
 from async_rl.sessions.record import Record, Writing
@@ -31,7 +31,7 @@ from async_rl.sessions.usage import Usage
 
 PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens: 32 keep that cost
-at a tenth and still show text several times per second.
+at a tenth, and few tokens are written after the one that stops the answer.
 """
 
 
@@ -43,9 +43,9 @@ class Session:
     tool. responses: the messages up to each response that a client may name, and its body. token:
     the agent's; session_key: of who started the agent and rewards it. served: the answers that the
     policy gave, also those that nobody read. posted: the requests with rewards. names: the answers
-    to a request by the id that its client got. unread: the answers whose request still waits for
-    other answers. note: called with each request that has changed the session, before its answer
-    leaves. why_silent: why an agent may be without an answer.
+    to a request by the id that its client got. unread: the answers of requests in progress. note:
+    called with each request that has changed the session, before its answer leaves. why_silent:
+    why an agent may be without an answer.
     """
 
     token: str
@@ -88,12 +88,8 @@ class Session:
         return results
 
     def close(self, reason: str) -> None:
-        """Refuse all further calls, and record what the agent has read of calls in progress: one
-        that reads a part of a stream and ends is gone before its connection is.
-        """
+        """Refuse all further calls. Calls in progress are cancelled."""
         self.closed = reason
-        for now in list(self.record.writing.values()):
-            self._settle(now)
         self.forget(self.unread)
 
     def require_open(self) -> None:
@@ -109,7 +105,6 @@ class Session:
         *,
         max_tokens: int | None = None,
         stops: tuple[str, ...] = (),
-        is_streamed: bool = False,
         is_single: bool = False,
         prefill: str = "",
         variables: Json | None = None,
@@ -134,7 +129,6 @@ class Session:
             history=history,
             max_tokens=max_tokens,
             stops=(*stops, *self.chat.form.single()) if is_single and tools else stops,
-            in_pieces=self.chat.comes_in_pieces(is_streamed, tools),
             start=start,
             prefill=prefill,
             tools=tools,
@@ -174,74 +168,51 @@ class Session:
                 self.served[number] = replace(self.served[number], left_out="unread")
         self._settled.set()
 
-    async def answer(
-        self,
-        call: Call,
-        number: int,
-        on_piece: Callable[[Answer], None] = lambda answer: None,
-    ) -> Answer:
-        """Let the policy write one answer, and record it. number: by `begin`; on_piece: called with
-        the answer so far. A cancelled call records the text that was passed to on_piece, because
-        the agent has read that much.
+    async def answer(self, call: Call, number: int) -> Answer:
+        """Let the policy write one answer, and record it; nothing of it if the call is cancelled.
+        number: by `begin`.
         """
         await self._room_for(call)
         now = self.record.begin(number, call)
         try:
             with self.usage.calling():
-                async for written, text, is_last in self._pieces(now):
-                    now.written = written
-                    visible = certain(text, call.stops)
-                    if call.in_pieces and not is_last and visible != now.seen:
-                        now.seen = visible
-                        message = self.chat.told(call, visible, is_whole=False)
-                        on_piece(Answer(call=call, number=number, message=message, written=written))
-                # The sample may be complete by now; then this answer must not change it.
-                message = await self.chat.message_of(call, written, text, is_cut=now.is_cut)
-                self._require_wanted(now)
-                now.seen = text
-                now.message = message
-        finally:
+                written, text, is_cut = await self._written(now)
+                message = await self.chat.message_of(call, written, text, is_cut=is_cut)
+            # The sample may be complete by now; then this answer must not change it.
+            self._require_wanted(now)
+        except BaseException:
             # In every case, also when the agent disconnects.
-            self._settle(now)
+            self.forget([number])
+            raise
+        self._settled.set()
+        num_tokens = len(written.token_ids)
+        self.usage.num_turns += 1
+        self.usage.num_tokens += num_tokens
         # By the limit of the session, not by the limit of the call.
         if call.caller.is_trained:
-            self.is_truncated = now.is_cut and len(written.token_ids) != call.max_tokens
-        self._answers[number] = Answer(
-            call=call, number=number, message=message, written=written, is_cut=now.is_cut
-        )
-        return self._answers[number]
-
-    def _settle(self, now: Writing) -> None:
-        """End an answer, once. What the agent has read of it is kept: its next call contains it."""
-        number = now.number
-        if number not in self.record.writing:
-            return
-        self._settled.set()
-        written = now.written
-        if written is None or not (now.seen or now.message):
-            self.record.cancel(number)
-            return
-        message = now.message or self.chat.told(now.call, now.seen, is_whole=False)
-        self.usage.num_turns += 1
-        self.usage.num_tokens += len(written.token_ids)
+            self.is_truncated = is_cut and num_tokens != call.max_tokens
         self.served[number] = AgentCall(
             end_tokens=0,
-            num_tokens=len(written.token_ids),
-            role=now.caller.role,
-            left_out="" if now.caller.is_trained else "requested",
+            num_tokens=num_tokens,
+            role=call.caller.role,
+            left_out="" if call.caller.is_trained else "requested",
         )
         self.record.finish(number, written, message["content"], reply=key_of(message))
         # Its client has read what it continues, so it is not sent again.
-        if (parent := now.call.context.parent) is not None:
+        if (parent := call.context.parent) is not None:
             self._answers.pop(parent, None)
-        if now.call.prompt:
+        if call.prompt:
             # Without messages a later request is recognized by its text: as the agent saw it, or
             # with the stop text of the answer, if the agent repeats that too.
-            for shown in (now.seen, self.chat.decode(written.token_ids)):
-                self.record.texts[now.call.prompt + shown] = (number, shown)
+            for shown in (text, self.chat.decode(written.token_ids)):
+                self.record.texts[call.prompt + shown] = (number, shown)
+        self._answers[number] = Answer(
+            call=call, number=number, message=message, written=written, is_cut=is_cut
+        )
+        return self._answers[number]
 
-    async def _pieces(self, now: Writing) -> AsyncIterator[tuple[Completion, str, bool]]:
-        """Yield after each piece: the answer so far, its text, and whether it is complete."""
+    async def _written(self, now: Writing) -> tuple[Completion, str, bool]:
+        """Return the tokens of an answer, its text, and whether a limit has cut it."""
         call = now.call
         parts: list[Completion] = []
         num_written = 0
@@ -260,12 +231,11 @@ class Session:
             written = joined(parts)
             num_written = len(written.token_ids)
             text, num_kept = self.chat.text_of(written.token_ids, call)
-            now.is_cut = part.is_truncated and num_kept is None
+            is_cut = part.is_truncated and num_kept is None
             # An engine starts a grammar with its request, so nothing continues one.
-            is_last = not now.is_cut or call.support.grammar
+            is_last = not is_cut or call.support.grammar
             size = 0 if is_last else await self._size(now, num_written)
-            most = num_written if num_kept is None else num_kept
-            yield cut(written, most), text, not size
+        return cut(written, num_written if num_kept is None else num_kept), text, is_cut
 
     async def _size(self, now: Writing, num_written: int) -> int:
         """Reserve tokens for the next piece, once no other call may return any; return how many."""
@@ -284,7 +254,7 @@ class Session:
         now.waits = False
         room = self.limit - self.record.num_tokens_with(now)
         # Half of the room: calls at the same time find some too, and most answers fit into it.
-        piece = PIECE_TOKENS if call.is_watched else max(PIECE_TOKENS, room // 2)
+        piece = PIECE_TOKENS if call.stops or call.stop_ids else max(PIECE_TOKENS, room // 2)
         size = max(0, min(room, most if call.support.grammar else min(most, piece)))
         now.size += size
         return size

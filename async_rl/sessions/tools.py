@@ -2,8 +2,8 @@
 
 A form is recognized by marks in the chat template. Answers in the form HERMES are read here, the
 others by vLLM's parser of the same name in a generator, which has imported vLLM anyway: a gateway
-that imports it needs seven times its memory. Of thinking, `<think>...</think>` is read here, also
-in parts of an answer, and other forms like tool calls. Pure.
+that imports it needs seven times its memory. Of thinking, `<think>...</think>` is read here, and
+other forms like tool calls. Pure.
 """
 
 import re
@@ -155,7 +155,9 @@ def parse_answer(text: str) -> Json:
 
 TAGS = "tags"
 """The form that is read here."""
-TAG_TEXTS = _BEGIN, _END = "<think>", "</think>"
+_BEGIN = "<think>"
+THOUGHT = "</think>"
+"""The end of thinking in this form."""
 _MARKS = {form["name"]: form["mark"] for form in TABLE["thinking"]}
 
 
@@ -165,7 +167,7 @@ def thinking_form(template: str, parser: str = "") -> str:
     parser: the one that the configuration names.
     """
     found = [name for name, mark in _MARKS.items() if mark in template]
-    own = TAGS if _END in template else ""
+    own = TAGS if THOUGHT in template else ""
     return parser or next(iter(found), own)
 
 
@@ -178,7 +180,6 @@ def split(text: str, *, begun: bool) -> tuple[str, str]:
     """Return the thinking and the rest of an answer. begun: by the template."""
     written = text.lstrip()
     if not begun and not written.startswith(_BEGIN):
-        # A space alone may be followed by the tag.
-        return "", text if written else ""
-    thinking, end, rest = written.removeprefix(_BEGIN).partition(_END)
+        return "", text
+    thinking, end, rest = written.removeprefix(_BEGIN).partition(THOUGHT)
     return thinking.strip(), rest.lstrip() if end else ""

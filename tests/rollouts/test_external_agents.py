@@ -236,7 +236,7 @@ def test_a_session_goes_on_in_the_next_life_of_its_gateway(tmp_path: Path, lost:
     asyncio.run(main())
 
 
-def test_a_stream_that_a_kill_cut_is_continued_when_it_is_sent_again(tmp_path: Path) -> None:
+def test_an_answer_that_a_kill_cut_is_continued_when_it_is_sent_again(tmp_path: Path) -> None:
     hung = asyncio.Event()
 
     class Pieces(Parrot):
@@ -253,7 +253,9 @@ def test_a_stream_that_a_kill_cut_is_continued_when_it_is_sent_again(tmp_path: P
     async def main() -> None:
         await lives.begin()
         session = await lives.gateway.take()
-        asked = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        # An answer that a text may stop is written in pieces.
+        asked: dict[str, Any] = {"model": "policy", "stop": "never"}
+        asked["messages"] = [{"role": "user", "content": "hi"}]
         stream = ("/v1/chat/completions", session["api_key"], {**asked, "stream": True})
         cut = asyncio.ensure_future(lives.gateway.post(*stream))
         await hung.wait()

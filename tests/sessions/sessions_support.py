@@ -8,7 +8,7 @@ import contextlib
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import jinja2
@@ -94,10 +94,10 @@ def read_by(turn: Turn) -> IntArray:
     return turn.path[: turn.run.begin]
 
 
-async def answered(session: Session, call: Call, *on_piece: Callable[[Answer], None]) -> Answer:
+async def answered(session: Session, call: Call) -> Answer:
     """The one answer to a request."""
     (number,) = session.begin([call])
-    return await session.answer(call, number, *on_piece)
+    return await session.answer(call, number)
 
 
 class Policy:

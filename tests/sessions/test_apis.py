@@ -16,6 +16,7 @@ from clients_support import APIS, CALL, CLAUDE, FUNCTION, TOOL, Clients, use, us
 from sessions_support import Policy, Row, read_by
 
 from async_rl.core.errors import Unavailable
+from async_rl.sessions.forms import form
 from async_rl.sessions.session import Session
 
 each_api = pytest.mark.parametrize("name", APIS)
@@ -62,12 +63,11 @@ def test_an_agent_with_a_tool_is_one_segment(name: str, stream: bool) -> None:
 
 
 @each_api
-def test_a_stream_has_the_text_in_pieces_and_a_limit_cuts_it(name: str) -> None:
+def test_a_stream_has_the_text_and_a_limit_cuts_it(name: str) -> None:
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         reply = await APIS[name].ask(found, [user("go")], stream=True)
-        assert ["".join(reply.parts), reply.text, reply.why] == [LONG, LONG, "stop"]
-        assert len(reply.parts) > 2
-        assert reply.num_written == 120
+        assert "".join(reply.parts) == reply.text == LONG
+        assert (reply.why, reply.num_written) == ("stop", 120)
         policy.say(LONG)
         cut = await APIS[name].ask(found, [user("on")], most=3)
         assert (cut.why, cut.num_written, cut.text) == ("length", 3, "w0 w1")
@@ -75,14 +75,46 @@ def test_a_stream_has_the_text_in_pieces_and_a_limit_cuts_it(name: str) -> None:
     assert Row(use(agent, [LONG])).tokens.is_written.sum() == 123
 
 
-def test_a_streamed_call_of_no_tool_is_text_and_is_recognized_in_the_history() -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        chat = APIS["chat"]
-        reply = await chat.ask(found, [user("go")], stream=True)
-        assert (reply.text, reply.calls, reply.why) == (CALL, [], "stop")
-        await chat.ask(found, [user("go"), *reply.items, user("on")])
+@each_api
+def test_a_stream_has_comments_until_its_answer_is_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form, "QUIET_S", 0.0)
 
-    assert Row(use(agent, [CALL, "yes"])).num_segments == 1
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        async def write(*given: Any) -> Any:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return await policy(*given)
+
+        session.write = write
+        reply = await APIS[name].ask(found, [user("go")], tools=True, stream=True)
+        assert (reply.text, len(reply.calls), reply.why) == ("I add", 1, "tool_calls")
+
+    assert len(use(agent, [f"I add {CALL}"]).record.turns) == 1
+
+
+def test_an_answer_that_fails_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "QUIET_S", 0.01)
+
+    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        has_read = asyncio.Event()
+
+        async def write(*_: Any) -> Any:
+            await has_read.wait()
+            raise Unavailable("the generator ended")
+
+        session.write = write
+        body = {"model": "policy", "messages": [user("go")], "stream": True}
+        async with found.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            pieces = reply.aiter_text()
+            assert (await anext(pieces)).startswith(": ")
+            has_read.set()
+            text = "".join([piece async for piece in pieces])
+        event = json.loads(text.partition("event: error\ndata: ")[2])
+        assert "the generator ended" in event["error"]["message"]
+
+    assert use(agent).record.turns == {}
 
 
 def test_a_tool_that_is_chosen_begins_the_answer_and_is_not_trained() -> None:
@@ -220,28 +252,23 @@ async def leave(call: Awaitable[Any], begun: asyncio.Event, check: Callable[[], 
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
-def test_a_client_that_leaves_a_stream_leaves_what_it_read(ends_first: bool) -> None:
+def test_a_client_that_leaves_a_stream_has_read_nothing(
+    ends_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if the agent has ended before the loss of its connection is noticed."""
+    monkeypatch.setattr(form, "QUIET_S", 0.01)
 
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        session.write, _, ended = blocking(policy, ("0.1",))
-        stream = await found.openai.chat.completions.create(
-            model="policy", messages=[user("go")], stream=True
-        )
-        chunks = aiter(stream)
-        await anext(chunks)
-        chunk = await anext(chunks)
-        if ends_first:
-            session.close("its sample is complete")
-            assert len(session.record.row()[0].token_ids) > 32
-        await stream.close()
+        session.write, _, ended = blocking(policy, ("0.0",))
+        body = {"model": "policy", "messages": [user("go")], "stream": True}
+        async with found.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            assert (await anext(reply.aiter_text())).startswith(": ")
+            if ends_first:
+                session.close("its sample is complete")
         await ended.wait()
-        text = chunk.choices[0].delta.content or ""
-        assert session.chat.decode(session.record.turns[0].path).endswith(text)
 
-    session = use(agent, [LONG])
-    assert [len(turn.answer.token_ids) for turn in session.record.turns.values()] == [32]
-    assert session.usage.num_turns == 1
+    session = use(agent)
+    assert (session.record.turns, session.record.writing, session.served) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from clients_support import Clients, use, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions_support import Policy, Row, answered, open_session
+from sessions_support import Policy, answered, open_session
 from test_apis import LONG, blocking
 
 from async_rl.core.support import Support
@@ -77,23 +77,6 @@ def test_a_stream_that_is_sent_again_gets_the_recorded_answer(key: dict[str, str
         assert texts == [LONG, LONG]
 
     assert len(use(agent, [LONG, "other"]).record.turns) == 1
-
-
-def test_the_part_of_a_stream_that_is_sent_again_is_not_trained() -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        create = found.openai.chat.completions.create
-        how: Any = {"model": "policy", "messages": [user("go")], "stream": True}
-        session.write, _, ended = blocking(policy, ("0.1",))
-        stream = await create(**how)
-        await anext(aiter(stream))
-        await stream.close()
-        await ended.wait()
-        assert len(session.record.turns) == 1
-        policy.say("whole")
-        again = [chunk async for chunk in await create(**how, extra_headers=AGAIN)]
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in again) == "whole"
-
-    assert Row(use(agent, [LONG])).tokens.is_written.sum() == 2
 
 
 def test_a_request_that_is_sent_again_while_its_answer_is_written_has_one_answer() -> None:
@@ -189,7 +172,7 @@ CALLS = st.lists(
             "reads": st.integers(1, 40),
             "writes": st.integers(1, 120),
             "most": st.sampled_from([None, 10, 50]),
-            "in_pieces": st.booleans(),
+            "has_stop": st.booleans(),
             "has_grammar": st.booleans(),
             "delay": st.integers(0, 4),
         }
@@ -224,7 +207,7 @@ def test_a_call_reserves_what_it_uses(calls: list[Any], limit: int) -> None:
             Call(
                 context=Context(parent=None, token_ids=np.full(call["reads"], 100 + n, np.int32)),
                 max_tokens=call["most"],
-                in_pieces=call["in_pieces"],
+                stops=("never",) * call["has_stop"],
                 support=Support(grammar="x" * call["has_grammar"]),
             )
             for n, call in enumerate(calls)

@@ -3,7 +3,7 @@ token's version, and token by token on the keys and values that older weights le
 
 The sessions, the journal and the engine are the product's; the model is a tiny random one, and its
 weights change before and within any request of the engine. The agents repeat, branch, compact,
-retry, stream, leave and stop, and the gateway is killed between two of their calls.
+retry, leave and stop, and the gateway is killed between two of their calls.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions import session as session_module
-from async_rl.sessions.calls import Answer, Call
+from async_rl.sessions.calls import Call
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.tools import ToolForm
@@ -181,7 +181,7 @@ class Steps:
                 answers = await asyncio.gather(*(answered(session, each) for each in calls))
                 asked = calls[0]
             elif kind == "leave":
-                threads.append([*thread, await self._leave(session, call([], is_streamed=True))])
+                await self._leave(session, call([]))
                 continue
             elif kind == "retry":
                 asked = call([])
@@ -193,7 +193,6 @@ class Steps:
             else:
                 how = {
                     "tools": {"tools": TOOLS, "choice": "required"},
-                    "stream": {"tools": [], "is_streamed": True},
                     "stop": {"tools": [], "stops": ("1", "x")},
                 }
                 asked = call(**how.get(kind, {"tools": []}))
@@ -230,24 +229,13 @@ class Steps:
         self.answered[answer.number] = len(answer.written.token_ids)
         return prompt + str(answer.content)
 
-    async def _leave(self, session: Any, call: Any) -> Any:
-        """Read the beginning of a stream and disconnect."""
-        seen = [""]
-        has_read = asyncio.Event()
-
-        def on_piece(answer: Answer) -> None:
-            seen.append(answer.content or "")
-            has_read.set()
-
-        answering = asyncio.create_task(answered(session, call, on_piece))
-        reading = asyncio.create_task(has_read.wait())
-        await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
+    async def _leave(self, session: Any, call: Any) -> None:
+        """Disconnect while the answer is written, or before it is read."""
+        answering = asyncio.create_task(answered(session, call))
+        for _ in range(len(call.context.token_ids) % 5):
+            await asyncio.sleep(0)
         answering.cancel()
-        reading.cancel()
-        whole, _ = await asyncio.gather(answering, reading, return_exceptions=True)
-        # A short answer is complete without a piece.
-        content = whole.content if isinstance(whole, Answer) else seen[-1]
-        return {"role": "assistant", "content": content}
+        await asyncio.gather(answering, return_exceptions=True)
 
     async def close(self) -> None:
         pass
@@ -412,7 +400,7 @@ def written(drawn: Drawn) -> Iterator[tuple[Any, ...]]:
             yield ((*before, *ids[:at]), token, logprob, version)
 
 
-KINDS = ("branch", "compact", "edit", "tools", "retry", "stream", "stop", "parallel", "text")
+KINDS = ("branch", "compact", "edit", "tools", "retry", "stop", "parallel", "text")
 SCRIPTS = st.lists(
     st.tuples(
         st.sampled_from(("continue", "continue", "text", *KINDS, "leave")),
@@ -512,7 +500,7 @@ def test_weights_change_inside_one_answer_and_between_answers(
     world: World, kill_at: int | None
 ) -> None:
     """The examples above may be few for a given interleaving; this one has every version."""
-    script = [("stream", 0, MOST_TOKENS), ("continue", 1, 2), ("stream", 2, MOST_TOKENS)] * 2
+    script = [("stop", 0, MOST_TOKENS), ("continue", 1, 2), ("stop", 2, MOST_TOKENS)] * 2
     plan = ["", "before"] * 6
     counts = assert_true_logprobs(world, TEMPLATES[0], script, plan, kill_at)
     assert set(counts) == set(range(NUM_VERSIONS))

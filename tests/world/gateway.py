@@ -261,7 +261,7 @@ class _Agent:
             pass
         await self._chat(**AGAIN)
 
-    async def _stream(self, most: int = 1000, **headers: str) -> None:
+    async def _stream(self, **headers: str) -> None:
         text = ""
         path, body = "/v1/chat/completions", self._body(stream=True)
         async with self._http.stream("POST", path, json=body, headers=headers) as reply:
@@ -273,13 +273,16 @@ class _Agent:
                         raise AgentError(f"the stream broke: {delta}")
                     for choice in delta["choices"]:
                         text += choice["delta"].get("content") or ""
-                if len(text.split()) >= most:
-                    break
         self._heard(text)
 
     async def _leave(self) -> None:
-        """Disconnect in the middle of a stream, and continue from the text that came."""
-        await self._stream(most=1)
+        """Disconnect from a stream while its answer is written, and request something else."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._world.rng.expovariate(1.0)):
+                await self._stream()
+                return
+        self._messages[-1] = {"role": "user", "content": f"else {len(self._messages)}"}
+        await self._chat()
 
     async def _die(self) -> None:
         raise AgentError("the world let this agent die")
@@ -343,10 +346,10 @@ class Program(_Agent):
                 headers |= AGAIN
         raise httpx.ReadError("the gateway stays away")
 
-    async def _stream(self, most: int = 1000, **headers: str) -> None:
+    async def _stream(self, **headers: str) -> None:
         for _ in range(MOST_TRIES):
             try:
-                return await super()._stream(most, **headers)
+                return await super()._stream(**headers)
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != 503:
                     raise

@@ -25,7 +25,6 @@ FOUND = {
     20832: "a generator with a dead engine that only gateways call",
     20552: "a gateway that kept the version of a generator that had left",
     20026: "a checkpoint that a lost learner completed while its successor loaded an older one",
-    20202: "what an agent read of a stream was not trained, because the agent ended at once",
     3396: "the late start of an earlier life deleted rows of metrics",
     50001: "a generator took weights of an earlier life of the learner",
     50002: "answers of a gateway that was lost, or of an attempt that failed",

@@ -38,7 +38,6 @@ def messages(body: bytes, session: Session) -> Exchange:
         session,
         max_tokens=request.max_tokens,
         stops=stops_of(request.stop_sequences),
-        is_streamed=bool(request.stream),
     )
     return _MessagesExchange(request, [call], id=new_id("msg_"), type="message", role="assistant")
 
@@ -107,39 +106,23 @@ class _MessagesExchange(Exchange):
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
         usage = self._usage(len(answer.written.token_ids))
-        blocks = [_block(part) for part in self.parts(answer)]
+        blocks = [_block(part) for part in self._parts(answer)]
         return {**self.head, "content": blocks, **_reason(answer), "usage": usage}
 
-    def opened(self) -> list[Event]:
+    def events(self, answers: Sequence[Answer]) -> list[Event]:
+        answer = answers[0]
         empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self.head, **empty, "usage": self._usage(0)}
-        # The length of the answer is not known yet; the last event has it.
-        return [_event("message_start", message=message)]
+        events = [_event("message_start", message=message)]
+        for number, part in enumerate(self._parts(answer)):
+            events += _block_events(number, part)
+        # The length of the answer is here, and not in the first event.
+        usage = {"output_tokens": len(answer.written.token_ids)}
+        events.append(_event("message_delta", delta=_reason(answer), usage=usage))
+        return [*events, _event("message_stop")]
 
-    def parts(self, answer: Answer) -> list[Part]:
+    def _parts(self, answer: Answer) -> list[Part]:
         return [part for part in answer.parts if self._thinks or part.kind != "thinking"]
-
-    def begun(self, number: int, part: Part) -> list[Event]:
-        empty: Json = {"input": {}} if part.call else {part.kind: ""}
-        block = {**_block(part), **empty}
-        return [_event("content_block_start", index=number, content_block=block)]
-
-    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
-        if part.call:
-            return [_delta(number, type="input_json_delta", partial_json=text)]
-        return [_delta(number, **{"type": f"{part.kind}_delta", part.kind: text})]
-
-    def ended(self, number: int, part: Part) -> list[Event]:
-        signed = _delta(number, type="signature_delta", signature="")
-        stop = _event("content_block_stop", index=number)
-        return [signed, stop] if part.kind == "thinking" else [stop]
-
-    def closed(self, answers: Sequence[Answer]) -> list[Event]:
-        usage = {"output_tokens": len(answers[0].written.token_ids)}
-        return [
-            _event("message_delta", delta=_reason(answers[0]), usage=usage),
-            _event("message_stop"),
-        ]
 
     def _usage(self, num_written: int) -> dict[str, int]:
         num_prompt = len(self.calls[0].context.token_ids)
@@ -160,8 +143,20 @@ def _block(part: Part) -> Json:
     return {"type": part.kind, part.kind: part.text, **signed}
 
 
-def _delta(index: int, **delta: Any) -> Event:
-    return _event("content_block_delta", index=index, delta=delta)
+def _block_events(number: int, part: Part) -> list[Event]:
+    if part.call:
+        empty: Json = {"input": {}}
+        deltas = [{"type": "input_json_delta", "partial_json": part.text}]
+    else:
+        empty = {part.kind: ""}
+        deltas = [{"type": f"{part.kind}_delta", part.kind: part.text}]
+    if part.kind == "thinking":
+        deltas.append({"type": "signature_delta", "signature": ""})
+    return [
+        _event("content_block_start", index=number, content_block={**_block(part), **empty}),
+        *(_event("content_block_delta", index=number, delta=delta) for delta in deltas),
+        _event("content_block_stop", index=number),
+    ]
 
 
 def _event(name: str, **fields: Any) -> Event:

@@ -1,21 +1,22 @@
 """The interface between the endpoint and the forms of its APIs, and what all forms share.
 
-A form reads a request into calls of the session. The exchange that it returns writes the answers,
-whole or as server-sent events. Invariant: the first list of events comes once the policy has
-written something, so an answer that fails before that is an error with a status.
+A form reads a request into calls of the session. The exchange that it returns writes the answers
+as one body, or as the server-sent events of a stream: all of them once the answers are complete.
+Until then a stream has comments. An answer that fails before the first comment is an error with a
+status, one that fails later is the last event.
 """
 
 import asyncio
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from async_rl.core.errors import AsyncRLError
-from async_rl.sessions.calls import Answer, Call, Noted, Part
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
 from async_rl.sessions.session import Session
@@ -23,6 +24,10 @@ from async_rl.sessions.tools import tool_call
 
 Event = tuple[str, Any]
 """The name of an event of a stream (empty if its API names none) and its JSON value."""
+Lines = AsyncIterator[bytes]
+"""The lines of a stream."""
+QUIET_S = 5.0
+"""Seconds between the comments of a stream: clients that wait for 10 s or more stay connected."""
 # The newest and the oldest names of roles that chat templates know.
 _ROLES = {"developer": "system", "function": "tool"}
 _TEXTS = ("text", "input_text", "output_text")
@@ -33,10 +38,6 @@ class Exchange(ABC):
     """One request whose answers are written. head: the first fields of the answer, `id` among them,
     which a later life of the gateway takes over.
     model: the name in the request. numbers: of the answers in the session.
-
-    The events of a stream: `opened`; for each part of each answer `begun`, `more` as often as it
-    comes in pieces, and `ended`; after the last one of an answer `done`; then `closed`. index: of
-    the answer among those of the request; number: of the part in its answer.
     """
 
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
@@ -50,33 +51,9 @@ class Exchange(ABC):
     def reply(self, answers: Sequence[Answer]) -> Any:
         """Return the body of an answer that is not streamed."""
 
-    def opened(self) -> list[Event]:
-        """Return the first events of a stream."""
-        return []
-
-    def parts(self, answer: Answer) -> list[Part]:
-        """Return the parts that a client gets."""
-        return answer.parts
-
-    def begun(self, number: int, part: Part) -> list[Event]:
-        """Return the events before a part."""
-        return []
-
     @abstractmethod
-    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
-        """Return the events for the first or further text of a part."""
-
-    def ended(self, number: int, part: Part) -> list[Event]:
-        """Return the events after a part."""
-        return []
-
-    def done(self, index: int, answer: Answer) -> list[Event]:
-        """Return the events for the end of an answer."""
-        return []
-
-    @abstractmethod
-    def closed(self, answers: Sequence[Answer]) -> list[Event]:
-        """Return the last events of a stream."""
+    def events(self, answers: Sequence[Answer]) -> list[Event]:
+        """Return the events of a stream."""
 
 
 Form = Callable[[bytes, Session], Exchange]
@@ -197,77 +174,29 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-def _rest(
-    exchange: Exchange, index: int, seen: Sequence[Part], answer: Answer, *, is_whole: bool
-) -> tuple[list[Part], list[Event]]:
-    """Return the parts of an answer, and the events for what these parts have more than those that
-    the client has seen.
+async def lines_until(answers: Awaitable[Sequence[Answer]], exchange: Exchange) -> Lines:
+    """Yield comments until the answers are there, then the lines of all events. The answers are
+    cancelled with it.
     """
-    # A part without text is one only if none comes.
-    parts = [part for part in exchange.parts(answer) if part.text or is_whole]
-    events: list[Event] = []
-    for number, part in enumerate(parts):
-        is_new = number >= len(seen)
-        text = part.text if is_new else part.text.removeprefix(seen[number].text)
-        if is_new:
-            events += exchange.begun(number, part)
-        if is_new or text:
-            events += exchange.more(index, number, part, text)
-        is_last = number == len(parts) - 1
-        if number >= len(seen) - 1 and (is_whole or not is_last):
-            events += exchange.ended(number, part)
-    return parts, events + (exchange.done(index, answer) if is_whole else [])
-
-
-async def events_of(
-    exchange: Exchange, session: Session, request: Noted
-) -> AsyncIterator[list[Event]]:
-    """Yield the events of a stream with one answer, in lists that are sent together. The request
-    is noted before the last text is sent; if that fails, the answer is not trained.
-    """
-    news: asyncio.Queue[Answer | None] = asyncio.Queue()
-    (call,), (number,) = exchange.calls, exchange.numbers
-    writing = asyncio.create_task(session.answer(call, number, news.put_nowait))
-    writing.add_done_callback(lambda _: news.put_nowait(None))
-    seen: list[Part] = []
-    opened = exchange.opened()
+    answering = asyncio.ensure_future(answers)
     try:
-        while (piece := await news.get()) is not None:
-            seen, events = _rest(exchange, 0, seen, piece, is_whole=False)
-            yield [*opened, *events]
-            opened = []
-        # Raises the error of a call that failed.
-        answer = await writing
-        try:
-            session.note(request)
-        except AsyncRLError:
-            session.forget(exchange.numbers)
-            raise
-        yield [*opened, *_rest(exchange, 0, seen, answer, is_whole=True)[1]]
-        yield exchange.closed([answer])
+        while not (await asyncio.wait([answering], timeout=QUIET_S))[0]:
+            yield b": the answer is being written\n\n"
+        yield lines(exchange.events(await answering))
     finally:
-        # A client that disconnects cancels its call, which records the text that it has read.
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+        answering.cancel()
 
 
-async def lines_of(first: list[Event], events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:
-    """Yield the events as lines of the stream; if the answer fails, the last one is the error."""
-    yield lines(first)
+async def lines_after(first: bytes, further: Lines) -> Lines:
+    """Yield the first lines and all further ones; if the answer fails, the last one is the error,
+    because the status has been sent.
+    """
+    yield first
     try:
-        async for more in events:
-            yield lines(more)
-    # The status has been sent, so the error comes as an event.
+        async for more in further:
+            yield more
     except AsyncRLError as error:
         yield lines([("error", error_of(refusal_of(error)))])
-
-
-def replayed(exchange: Exchange, answers: Sequence[Answer]) -> list[Event]:
-    """Return all events of a stream whose answers are complete."""
-    events = exchange.opened()
-    for index, answer in enumerate(answers):
-        events += _rest(exchange, index, [], answer, is_whole=True)[1]
-    return [*events, *exchange.closed(answers)]
 
 
 def lines(events: Sequence[Event]) -> bytes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from async_rl.core.support import Alternatives
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
-from async_rl.sessions.calls import Answer, Call, Part
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, thought
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
@@ -35,8 +35,6 @@ from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 from async_rl.sessions.tools import calls_of, json_of, tool_call
 
-_FIELDS = {"thinking": "reasoning_content", "text": "content"}
-"""The fields of a message for the parts of an answer."""
 _MOST_TOKENS = 16
 """The default of OpenAI's API for completions, and only there."""
 
@@ -65,7 +63,6 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         request.tool_choice,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stops=stops_of(request.stop),
-        is_streamed=bool(request.stream),
         is_single=request.parallel_tool_calls is False,
         prefill=history.prefill() if is_begun else "",
         variables=variables_of(request, effort=request.reasoning_effort),
@@ -103,7 +100,6 @@ def completions(body: bytes, session: Session) -> Exchange:
             context=context,
             max_tokens=request.max_tokens or _MOST_TOKENS,
             stops=stops_of(request.stop),
-            in_pieces=bool(request.stream),
             support=session.supported(logit_bias=request.logit_bias, min_tokens=request.min_tokens),
             prompt=prompt if isinstance(prompt, str) else "",
         )
@@ -142,8 +138,6 @@ class _TextExchange(Exchange):
     prefix = "cmpl-"
     chunk = "text_completion"
     """`object` in the events of a stream."""
-    end: ClassVar[Json] = {"text": ""}
-    """The content of the event that ends an answer."""
 
     def __init__(self, request: Any, calls: list[Call], chat: Chat, *, num_top: int | None) -> None:
         is_whole = request.prompt_logprobs is None or not request.stream
@@ -161,34 +155,27 @@ class _TextExchange(Exchange):
         self._chunk = {**self.head, "object": self.chunk}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
-        choices = [
-            self._choice(index, self._whole(answer), answer) for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._chunk, "choices": choices, "usage": _usage(answers)}
 
-    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
-        return [self._event(index, {"text": text})]
-
-    def done(self, index: int, answer: Answer) -> list[Event]:
-        return [self._event(index, self.end, answer)]
-
-    def closed(self, answers: Sequence[Answer]) -> list[Event]:
+    def events(self, answers: Sequence[Answer]) -> list[Event]:
+        parts = [part for at, answer in enumerate(answers) for part in self._parts(at, answer)]
+        chunks = [{**self._chunk, "choices": [part]} for part in parts]
         # OpenAI sends the usage of a stream only if the request wants it, without choices.
-        usage = {**self._chunk, "choices": [], "usage": _usage(answers)}
-        return [*([("", usage)] if self._has_usage else []), ("", "[DONE]")]
+        if self._has_usage:
+            chunks.append({**self._chunk, "choices": [], "usage": _usage(answers)})
+        return [*(("", chunk) for chunk in chunks), ("", "[DONE]")]
 
-    def _event(self, index: int, content: Json, answer: Answer | None = None) -> Event:
-        return "", {**self._chunk, "choices": [self._choice(index, content, answer)]}
+    def _parts(self, index: int, answer: Answer) -> list[Json]:
+        """Return the choices of the events of an answer."""
+        return [self._choice(index, answer)]
 
-    def _choice(self, index: int, content: Json, answer: Answer | None) -> Json:
-        """Return a part of an answer, or the answer; only the last part has its end."""
-        end: Json = {"finish_reason": None, "logprobs": None}
-        if answer is not None:
-            end["finish_reason"] = answer.why
-            end |= self._ids(answer)
-            if self._has_logprobs:
-                end["logprobs"] = self._logprobs(answer.written)
-        return {"index": index, **content, **end}
+    def _choice(self, index: int, answer: Answer) -> Json:
+        return {"index": index, **self._whole(answer), **self._end(answer)}
+
+    def _end(self, answer: Answer) -> Json:
+        logprobs = self._logprobs(answer.written) if self._has_logprobs else None
+        return {"finish_reason": answer.why, "logprobs": logprobs, **self._ids(answer)}
 
     def _prompt_ids(self, call: Call) -> Json:
         if self._returns_ids:
@@ -215,7 +202,6 @@ class _ChatExchange(_TextExchange):
 
     prefix = "chatcmpl-"
     chunk = "chat.completion.chunk"
-    end: ClassVar[Json] = {"delta": {}}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         prompt = {
@@ -224,17 +210,23 @@ class _ChatExchange(_TextExchange):
         }
         return {**super().reply(answers), "object": "chat.completion", **prompt}
 
-    def opened(self) -> list[Event]:
-        delta = {"role": "assistant", "content": ""}
-        events = [self._event(index, {"delta": delta}) for index in range(len(self.calls))]
+    def events(self, answers: Sequence[Answer]) -> list[Event]:
+        events = super().events(answers)
         events[0][1].update(self._prompt_ids(self.calls[0]))
         return events
 
-    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
+    def _parts(self, index: int, answer: Answer) -> list[Json]:
+        deltas: list[Json] = [{"role": "assistant", "content": ""}]
+        if answer.thinking:
+            deltas.append(thought(answer.thinking))
+        if answer.content is not None:
+            deltas.append({"content": answer.content})
         # Clients put the parts of a streamed call together by this index.
-        calls = [{"index": part.place, **_wire(part.call)}] if part.call else []
-        delta = {"tool_calls": calls} if calls else {_FIELDS[part.kind]: text}
-        return [self._event(index, {"delta": delta})]
+        for place, call in enumerate(answer.calls):
+            deltas.append({"tool_calls": [{"index": place, **_wire(call)}]})
+        begun = {"index": index, "finish_reason": None, "logprobs": None}
+        parts = [{**begun, "delta": delta} for delta in deltas]
+        return [*parts, {"index": index, "delta": {}, **self._end(answer)}]
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer) if self._returns_ids else {}
@@ -251,20 +243,16 @@ class _ChatExchange(_TextExchange):
 
 
 class _TokenExchange(_ChatExchange):
-    """Answers as token ids. Of a stream the last event of an answer has them."""
+    """Answers as token ids. Of a stream one event has an answer."""
 
     prefix = "generate-"
     chunk = "generate"
-    end: ClassVar[Json] = {}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         return {**super().reply(answers), "request_id": self.head["id"]}
 
-    def opened(self) -> list[Event]:
-        return []
-
-    def parts(self, answer: Answer) -> list[Part]:
-        return []
+    def _parts(self, index: int, answer: Answer) -> list[Json]:
+        return [self._choice(index, answer)]
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer)

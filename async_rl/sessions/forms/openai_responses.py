@@ -27,10 +27,12 @@ from async_rl.sessions.forms.response_tools import TEMPLATES, Tools, read_call
 from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
 
+_PREFIXES = {"text": "msg_", "thinking": "rs_"}
+"""Of the ids of items."""
 _LOGPROBS = "message.output_text.logprobs"
 _STREAMS = TEMPLATES["streams"]
-"""By the type of an item: the name of the events of its text (empty: it has none), its fields
-before its text, and further fields of the events.
+"""By the type of an item: its fields before its text, and if its text has events their name, the
+field of the text, and further fields.
 """
 
 
@@ -52,7 +54,6 @@ def responses(body: bytes, session: Session) -> Exchange:
         request.tool_choice,
         max_tokens=request.max_output_tokens,
         stops=stops_of(request.stop),
-        is_streamed=bool(request.stream),
         is_single=request.parallel_tool_calls is False,
         schema=schema_of(form),
         variables=variables_of(request, effort=(request.reasoning or {}).get("effort")),
@@ -110,8 +111,6 @@ class _ResponsesExchange(Exchange):
         self._session = session
         self._tools = tools
         self._history = history
-        self._num_events = 0
-        self._ids = {"text": new_id("msg_"), "thinking": new_id("rs_")}
 
     def reply(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -120,7 +119,7 @@ class _ResponsesExchange(Exchange):
         body = {
             **self.head,
             "status": "completed",
-            "output": [self._whole(part) for part in self.parts(answer)],
+            "output": [self._item(part, answer) for part in answer.parts],
             "usage": {
                 "input_tokens": num_prompt,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -137,81 +136,59 @@ class _ResponsesExchange(Exchange):
         self._session.responses[self.head["id"]] = [*self._history, answer.message], body
         return body
 
-    def opened(self) -> list[Event]:
+    def events(self, answers: Sequence[Answer]) -> list[Event]:
+        response = self.reply(answers)
         begun = {**self.head, "status": "in_progress", "output": [], "usage": None}
+        events: list[Event] = [
+            ("response.created", {"response": begun}),
+            ("response.in_progress", {"response": begun}),
+        ]
+        for number, item in enumerate(response["output"]):
+            events += _item_events(number, item)
+        events.append((f"response.{response['status']}", {"response": response}))
+        # Clients order the events by the number.
         return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
+            (name, {"type": name, "sequence_number": number, **fields})
+            for number, (name, fields) in enumerate(events)
         ]
 
-    def parts(self, answer: Answer) -> list[Part]:
-        self._written_so_far = answer.written
-        return answer.parts
-
-    def begun(self, number: int, part: Part) -> list[Event]:
-        item = self._item(part)
-        begun = {**item, "status": "in_progress", **_STREAMS[item["type"]]["empty"]}
-        events = [self._event("response.output_item.added", output_index=number, item=begun)]
-        if part.kind == "text":
-            events.append(self._content("added", number, item["id"], _content("text", "")))
-        return events
-
-    def more(self, index: int, number: int, part: Part, text: str) -> list[Event]:
-        # The arguments come as one piece, because only the whole answer shows the call.
-        delta = "".join(self._written(part).values()) if part.call else text
-        return self._in(number, part, "delta", delta=delta)
-
-    def ended(self, number: int, part: Part) -> list[Event]:
-        item = self._whole(part)
-        named = {"name": item["name"]} if "name" in item else {}
-        events = self._in(number, part, "done", **named, **self._written(part))
-        if part.kind == "text":
-            events.append(self._content("done", number, item["id"], item["content"][0]))
-        return [*events, self._event("response.output_item.done", output_index=number, item=item)]
-
-    def closed(self, answers: Sequence[Answer]) -> list[Event]:
-        response = self.reply(answers)
-        return [self._event(f"response.{response['status']}", response=response)]
-
-    def _item(self, part: Part) -> Json:
+    def _item(self, part: Part, answer: Answer) -> Json:
         if part.call:
             return self._tools.item(part.call)
-        content = [_content(part.kind, part.text)]
-        return {"id": self._ids[part.kind], **TEMPLATES["items"][part.kind], "content": content}
-
-    def _whole(self, part: Part) -> Json:
-        """Return the item of a complete part."""
-        item = self._item(part)
+        shown = {**TEMPLATES["contents"][part.kind], "text": part.text}
         if self._has_logprobs and part.kind == "text":
             name = self._session.chat.text_of_token
-            scores = content(self._written_so_far, lambda token: named(token, name))
-            item["content"][0]["logprobs"] = scores
-        return item
-
-    def _written(self, part: Part) -> Json:
-        """Return the field of an item whose text comes in pieces, with all of its text."""
-        if not part.call:
-            return {"text": part.text}
-        item = self._item(part)
-        return {field: item[field] for field in _STREAMS[item["type"]]["empty"]}
-
-    def _in(self, number: int, part: Part, kind: str, **fields: Any) -> list[Event]:
-        """Return the event about the text of an item, if it has events of its own."""
-        item = self._item(part)
-        stream = _STREAMS[item["type"]]
-        place = {"item_id": item["id"], "output_index": number, **stream["more"]}
-        name = f"response.{stream['name']}.{kind}"
-        return [self._event(name, **place, **fields)] if stream["name"] else []
-
-    def _content(self, kind: str, number: int, item_id: str, part: Json) -> Event:
-        place = {"item_id": item_id, "output_index": number, "content_index": 0}
-        return self._event(f"response.content_part.{kind}", **place, part=part)
-
-    def _event(self, name: str, /, **fields: Any) -> Event:
-        # Clients order the events by this number.
-        self._num_events += 1
-        return name, {"type": name, "sequence_number": self._num_events - 1, **fields}
+            shown["logprobs"] = content(answer.written, lambda token: named(token, name))
+        return {
+            "id": new_id(_PREFIXES[part.kind]),
+            **TEMPLATES["items"][part.kind],
+            "content": [shown],
+        }
 
 
-def _content(kind: str, text: str) -> Json:
-    return {**TEMPLATES["contents"][kind], "text": text}
+def _item_events(number: int, item: Json) -> list[Event]:
+    """Return the events of an item. number: among the items of the response."""
+    stream = _STREAMS[item["type"]]
+    place = {"item_id": item["id"], "output_index": number}
+    written = item["content"][0] if "content" in item else item
+    events: list[Event] = []
+    if "field" in stream:
+        kind = f"response.{stream['name']}"
+        within = {**place, **stream["more"]}
+        text = {stream["field"]: written[stream["field"]]}
+        named = {"name": item["name"]} if "name" in item else {}
+        events = [
+            (f"{kind}.delta", {**within, "delta": "".join(text.values())}),
+            (f"{kind}.done", {**within, **named, **text}),
+        ]
+    if item["type"] == "message":
+        within = {**place, "content_index": 0}
+        begun = {**written, "text": "", "logprobs": []}
+        events.insert(0, ("response.content_part.added", {**within, "part": begun}))
+        events.append(("response.content_part.done", {**within, "part": written}))
+    begun = {**item, "status": "in_progress", **stream["empty"]}
+    return [
+        ("response.output_item.added", {"output_index": number, "item": begun}),
+        *events,
+        ("response.output_item.done", {"output_index": number, "item": item}),
+    ]
