@@ -55,9 +55,6 @@ class Sessions:
         is_ours = hmac.compare_digest(self._signed(kind, name).encode(), key.encode())
         return name if is_ours else ""
 
-    def __len__(self) -> int:
-        return len(self._by_key) // 2
-
     def __getitem__(self, key: str) -> Session:
         """Return the open session of a key."""
         return self._by_key[key]
@@ -82,14 +79,16 @@ class Sessions:
         """Serve the session during the block."""
         self._by_key[session.token] = self._by_key[session.session_key] = session
         self._opened.set()
+        usage = session.usage
+        opened_s = usage.clock()
         for name in ("open", "calling"):
-            self._names[f"{name}_in/{session.usage.environment}"] = None
+            self._names[f"{name}_in/{usage.environment}"] = None
         try:
             yield session
         finally:
             del self._by_key[session.token], self._by_key[session.session_key]
-            session.usage.close()
-            self._ended.append(session.usage)
+            usage.open_s = usage.clock() - opened_s
+            self._ended.append(usage)
             session.close("its sample is complete or was given up")
 
     async def of(self, request: Request) -> Session:

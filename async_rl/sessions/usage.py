@@ -3,15 +3,16 @@
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
     """What one session has done so far. environment: the name under which it is counted.
 
-    num_tokens: written by the policy. num_open: calls in progress. open_s: the age of a session
-    that is closed; calling_s: the part of it with a call open. clock: monotonic seconds.
+    num_tokens: written by the policy. num_open: calls in progress. open_s: for how long the session
+    was open, once it is closed; calling_s: the part of it with a call open. clock: monotonic
+    seconds.
     """
 
     environment: str = "agent"
@@ -23,11 +24,7 @@ class Usage:
     num_open: int = 0
     open_s: float = 0.0
     calling_s: float = 0.0
-    _opened_s: float = field(init=False)
     _called_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._opened_s = self.clock()
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
@@ -42,10 +39,6 @@ class Usage:
             self.num_open -= 1
             if not self.num_open:
                 self.calling_s += self.clock() - self._called_s
-
-    def close(self) -> None:
-        """Measure the age of the session, which is closed now."""
-        self.open_s = self.clock() - self._opened_s
 
 
 def means_of(ended: Collection[Usage]) -> dict[str, float]:

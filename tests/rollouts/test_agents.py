@@ -212,7 +212,7 @@ def made(
                             )
                     finally:
                         await environments.close()
-                        assert not len(sessions)
+                        assert sessions.gauges["open"] == 0
 
     return asyncio.run(run()), judge
 

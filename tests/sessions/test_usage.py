@@ -122,13 +122,13 @@ def test_calls_at_the_same_time_count_once() -> None:
             )
             for text in ("x", "y")
         ]
-        await asyncio.sleep(0)
-        clock.now_s = 5.0
-        started.set()
-        await asyncio.gather(*calls)
-        clock.now_s = 6.0
+        with Sessions().open(session):
+            await asyncio.sleep(0)
+            clock.now_s = 5.0
+            started.set()
+            await asyncio.gather(*calls)
+            clock.now_s = 6.0
         return session
 
     usage = asyncio.run(main()).usage
-    usage.close()
     assert (usage.num_turns, usage.calling_s, usage.open_s) == (2, 5.0, 6.0)
