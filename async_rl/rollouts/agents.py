@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from async_rl.config.generation import PARSERS
 from async_rl.config.run import RunConfig
 from async_rl.core.calls import AgentCall
-from async_rl.core.errors import AgentError, DataError, EngineDead
+from async_rl.core.errors import AgentError, EngineDead
 from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import (
     CodeProblem,
@@ -104,8 +104,6 @@ class Agents:
                 raise Refused("no life of the gateway has written this answer")
             try:
                 completed = await write(f"{name}/{call}", token_ids, limited)
-            except DataError as error:
-                raise Refused(str(error)) from error
             except EngineDead as error:
                 # Its client would send it again. The attempt fails with the cause instead.
                 session.close(f"a call ended its engine: {error}")

@@ -10,7 +10,7 @@ from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.tools import calls_of, json_of
+from async_rl.sessions.tools import calls_of
 
 Run = Callable[[bytes], Awaitable[tuple[Any, bool]]]
 """Runs the program of a request in the jail; returns what JSON can express, and whether the program
@@ -129,13 +129,8 @@ class Noted(Value):
     caller: Caller = POLICY
 
 
-@frozen
-class Part:
-    """A part of an answer. kind: thinking, text or call. text: of a call, its arguments as JSON."""
-
-    kind: str
-    text: str
-    call: Any = None
+Part = tuple[str, Any]
+"""A kind, and a part of an answer of this kind: the text of `thinking` and `text`, or a `call`."""
 
 
 @frozen
@@ -181,8 +176,7 @@ class Answer:
     @property
     def parts(self) -> list[Part]:
         """The thinking, the text and the calls."""
-        parts = [Part(kind="thinking", text=self.thinking)] if self.thinking else []
+        parts: list[Part] = [("thinking", self.thinking)] if self.thinking else []
         if self.content is not None:
-            parts.append(Part(kind="text", text=self.content))
-        parts += [Part(kind="call", text=json_of(call), call=call) for call in self.calls]
-        return parts
+            parts.append(("text", self.content))
+        return [*parts, *(("call", call) for call in self.calls)]

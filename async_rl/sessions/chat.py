@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from jinja2 import TemplateError
 
-from async_rl.core.errors import ConfigError
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import CallsRead, Completion, ReadCalls
 from async_rl.sessions.calls import Call, Context
@@ -91,9 +90,8 @@ class Chat:
         template does not read are left out. Raises Refused if the template refuses the messages,
         or if they are far above the limit.
         """
-        known = {
-            name: (variables or {})[name] for name in variables or () if name in self._template
-        }
+        given = variables or {}
+        known = {name: given[name] for name in given if name in self._template}
         keys = [key_of([*tools, known]), *map(key_of, messages)]
         _, *beginnings = itertools.accumulate(keys, following, initial=b"")
         history = beginnings[-1]
@@ -123,16 +121,25 @@ class Chat:
             return whole.removeprefix(begin)
 
     async def message_of(self, call: Call, written: Completion, text: str, *, is_cut: bool) -> Json:
-        """Return a complete answer as a message, its tool calls read. is_cut: by a limit."""
+        """Return an answer as a message, its tool calls and thinking read. is_cut: by a limit.
+        Raises Refused or ConfigError if no generator can ever read it, InfrastructureError if none
+        answers.
+        """
         if not call.history:
             # The agent reads all of it as text, and repeats it as text.
             return as_text(text)
-        thinking, shown = self._split(call, call.start + text)
+        thinking = ""
+        shown = call.start + text
+        if self._thinking == TAGS and not call.support.grammar:
+            end = self.decode(call.context.token_ids[-_PROMPT_END:], with_special=True)
+            thinking, shown = split(shown, begun=not call.start and is_begun(end))
         # A parser would complete a call that the limit has cut.
         has_calls = bool(call.tools) and not is_cut
         reader = "" if self._thinking == TAGS else self._thinking
         if not reader and (self.form == HERMES or not has_calls):
             return {**parse_answer(shown), **thought(thinking)}
+        if self._read is None:
+            raise Refused(f"answers of the form {self.form.name} cannot be read here")
         ids = written.token_ids
         whole = self.decode(ids if written.is_truncated else ids[:-1], with_special=True)
         whole = before_stop(whole, call.stops)[0]
@@ -146,14 +153,10 @@ class Chat:
             token_ids=np.append(start, ids).astype("int32"),
             tools=msgspec.json.encode(call.tools),
         )
-        return {**await self.read(request, shown), **thought(thinking)}
-
-    def _split(self, call: Call, text: str) -> tuple[str, str]:
-        """Return the thinking and the rest of an answer, as far as they are read here."""
-        if self._thinking != TAGS or call.support.grammar:
-            return "", text
-        end = self.decode(call.context.token_ids[-_PROMPT_END:], with_special=True)
-        return split(text, begun=not call.start and is_begun(end))
+        found = await self._read(request)
+        text = found.content if found.thinking else shown
+        thinking = found.thinking or thinking
+        return {**assistant(text, found.content, found.calls), **thought(thinking)}
 
     def text_of(self, token_ids: IntArray, call: Call) -> tuple[str, int | None]:
         """Return the text before the first stop token or text, and the number of tokens up to its
@@ -171,21 +174,6 @@ class Chat:
         return text, bisect.bisect_left(
             counts, True, key=lambda count: stop in self.decode(token_ids[:count])
         )
-
-    async def read(self, request: ReadCalls, shown: str) -> Json:
-        """Return an answer as a message, its tool calls and thinking read by a generator.
-
-        shown: the answer as the agent sees it without them. Raises Refused if no generator can ever
-        read it, InfrastructureError if none answers.
-        """
-        if self._read is None:
-            raise Refused(f"answers of the form {self.form.name} cannot be read here")
-        try:
-            found = await self._read(request)
-        except ConfigError as error:
-            raise Refused(str(error)) from error
-        text = found.content if found.thinking else shown
-        return {**assistant(text, found.content, found.calls), **thought(found.thinking)}
 
     def text_context(self, record: Record, text: str, limit: int) -> Context:
         """Return the context of a prompt that is plain text. limit: as in `context`."""

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from async_rl.core.errors import AsyncRLError
+from async_rl.core.errors import AsyncRLError, ConfigError, DataError
 from async_rl.wire.http import json_response
 
 Json = dict[str, Any]
@@ -40,9 +40,13 @@ class Refused(AsyncRLError):
 
 
 def refusal_of(error: AsyncRLError) -> Refused:
-    """Return the refusal for an error: any other than a refusal is a failure of the engine."""
+    """Return the refusal for an error: any other than a refusal, and an error about the request or
+    the configuration, is a failure of the engine.
+    """
     if isinstance(error, Refused):
         return error
+    if isinstance(error, DataError | ConfigError):
+        return Refused(str(error))
     return Refused(f"no answer: {error}", status=503, code="engine_unavailable")
 
 

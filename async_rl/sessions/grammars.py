@@ -8,9 +8,6 @@ from typing import Any
 
 import msgspec
 
-from async_rl.core.errors import DataError
-from async_rl.core.schemas import require_applied
-from async_rl.core.support import Support
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.tools import HERMES, ToolForm
 
@@ -35,39 +32,26 @@ def schema_of(form: Json | None) -> Json | None:
     return schema
 
 
-def checked(support: Support) -> Support:
-    """Return the support of an answer. Raises Refused if answers need not fit its schema."""
-    try:
-        require_applied(support)
-    except DataError as error:
-        raise Refused(str(error)) from error
-    return support
-
-
 def grammar_of(
-    schema: Json | None, tools: Sequence[Any], choice: Any, form: ToolForm, start: str
+    schema: Json | None, tools: Sequence[Any], forced: Sequence[Any], form: ToolForm, start: str
 ) -> str:
     """Return the grammar of an answer; empty without a limit. Raises Refused.
 
-    choice, start: as `chosen` takes and returns them.
+    tools, forced, start: as `chosen` returns them.
     """
-    is_forced = choice not in (None, "auto", "none")
     if not tools:
         return "" if schema is None else _json(schema)
-    if schema is None and not is_forced:
-        return ""
-    if form != HERMES and is_forced:
+    if not forced and schema is None:
         return ""
     if form != HERMES:
+        if forced:
+            return ""
         raise Refused(
             f"an answer that may be a tool call or fit a schema is not possible with this"
             f" model, whose tool calls have the form {form.name}; leave one of them out"
         )
-    if isinstance(choice, dict):
-        name = choice.get("function", choice).get("name")
-        tools = [tool for tool in tools if tool["function"]["name"] == name]
-    ways = [_call(tool["function"], start) for tool in tools]
-    if schema is not None and not is_forced:
+    ways = [_call(tool["function"], start) for tool in forced or tools]
+    if schema is not None and not forced:
         ways.append({"type": "json_schema", "json_schema": schema})
     return _json({"type": "structural_tag", "format": {"type": "or", "elements": ways}})
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from async_rl.core.types import Branch, IntArray
 from async_rl.protocol.generator import Completion, joined, only_read
-from async_rl.sessions.calls import POLICY, Call, Caller, Context
+from async_rl.sessions.calls import Call, Caller, Context
 
 
 def following(history: bytes, key: str) -> bytes:
@@ -210,23 +210,22 @@ class Record:
             return self.num_tokens()
         return len(now.call.context.token_ids) + now.size
 
-    def num_tokens(self, context: Context | None = None, caller: Caller = POLICY) -> int:
-        """Return the length of the row, with what is reserved for calls in progress.
+    def num_tokens_for(self, call: Call) -> int:
+        """Return the same of a call that starts now and has written nothing yet."""
+        size = len(call.context.token_ids)
+        if not call.caller.is_trained:
+            return size
+        place = self._place(call.context)
+        return self.num_tokens(place) + size - place[1]
 
-        context, caller: of a call that starts now and has written nothing yet. If it is not
-        trained, it counts alone.
+    def num_tokens(self, *more: _Place) -> int:
+        """Return the length of the row up to its calls and further places, with what is reserved
+        for calls in progress.
         """
-        if context is not None and not caller.is_trained:
-            return len(context.token_ids)
         trained = [call for call in self._calls if call.caller.is_trained]
-        places = [call.place for call in trained]
-        total = sum(call.size for call in trained if isinstance(call, Writing))
-        if context is not None:
-            place = self._place(context)
-            places.append(place)
-            total += len(context.token_ids) - place[1]
-        sizes = self._sizes(places)
-        return total + sum(sizes.values()) - sizes[self._prompt]
+        sizes = self._sizes([*more, *(call.place for call in trained)])
+        reserved = sum(call.size for call in trained if isinstance(call, Writing))
+        return reserved + sum(sizes.values()) - sizes[self._prompt]
 
     def _matching(self, token_ids: IntArray) -> dict[_Run, int]:
         """Return where each run stops to be the beginning of these tokens; without the runs that

@@ -58,20 +58,17 @@ async def formed(form: Callable[[bytes, Session], T], body: bytes, session: Sess
         ) from error
 
 
-def start(session: Session, exchange: Exchange, request: Noted) -> None:
-    """Begin the calls of a request. Raises Refused."""
-    exchange.calls = [replace(call, caller=request.caller) for call in exchange.calls]
-    exchange.numbers = session.begin(exchange.calls, request.key)
-    session.names[request.name] = exchange.numbers
-
-
 async def answered(session: Session, exchange: Exchange, request: Noted) -> Sequence[Answer]:
-    """Return the answers to a request, which are written whole. If one of them fails, the
-    rest is cancelled and none is trained, because the client reads none of them.
+    """Return the answers to a request. If one of them fails, the rest is cancelled and none is
+    trained, because the client reads none of them. Raises Refused.
     """
-    calls = zip(exchange.calls, exchange.numbers, strict=True)
-    work = [asyncio.ensure_future(session.answer(call, number)) for call, number in calls]
-    session.unread.update(exchange.numbers)
+    calls = [replace(call, caller=request.caller) for call in exchange.calls]
+    numbers = session.begin(calls, request.key)
+    session.names[request.name] = numbers
+    work = [
+        asyncio.ensure_future(session.answer(*each)) for each in zip(calls, numbers, strict=True)
+    ]
+    session.unread.update(numbers)
     try:
         answers = await asyncio.gather(*work)
         session.note(request)
@@ -79,10 +76,10 @@ async def answered(session: Session, exchange: Exchange, request: Noted) -> Sequ
         for answering in work:
             answering.cancel()
         await asyncio.wait(work)
-        session.forget(exchange.numbers)
+        session.forget(numbers)
         raise
     finally:
-        session.unread.difference_update(exchange.numbers)
+        session.unread.difference_update(numbers)
     return answers
 
 
@@ -100,7 +97,6 @@ async def repeat(session: Session, requests: Sequence[Noted]) -> Outcome | None:
             try:
                 exchange = await formed(FORMS[request.path], request.body, session)
                 exchange.head["id"] = request.name
-                start(session, exchange, request)
                 # It records the response, which a later request may name.
                 exchange.reply(await answered(session, exchange, request))
             except AsyncRLError:
@@ -114,4 +110,4 @@ def add_reward(session: Session, request: Noted) -> None:
     reward = reward_of(read(request.body, Any), session.names)
     session.note(request)
     session.rewards.append(reward)
-    session.posted.add(request.key)
+    session.requests[request.key] = []

@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.calls import Answer, Noted, caller_of
 from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import HANDLERS, Refused
@@ -38,7 +39,6 @@ from async_rl.sessions.requests import (
     add_reward,
     answered,
     formed,
-    start,
 )
 from async_rl.sessions.session import Session
 from async_rl.wire.http import body_of, json_response, while_connected
@@ -137,7 +137,7 @@ class _Endpoint:
         session.require_open()
         body = await _body(request)
         posted = Noted(path=REWARD, body=body, key=_key_of(request, body))
-        if not (posted.key in session.posted and _is_sent_again(request)):
+        if not (posted.key in session.requests and _is_sent_again(request)):
             add_reward(session, posted)
         return json_response({"object": "reward", "num_rewards": len(session.rewards)})
 
@@ -154,7 +154,7 @@ class _Endpoint:
         session = await self._sessions.of(request)
         try:
             return await self._answer(request, session)
-        except Refused as error:
+        except AsyncRLError as error:
             # Many agents do not show it.
             session.why_silent = f"its last refused call: {error}"
             raise
@@ -174,7 +174,6 @@ class _Endpoint:
         known: Sequence[Answer] = session.repeated(noted.key) if _is_sent_again(request) else []
         session.names[noted.name] = [answer.number for answer in known]
         if not known:
-            start(session, exchange, noted)
             answers = answered(session, exchange, noted)
             if exchange.is_streamed:
                 # It decides between an answer and an error with a status.
@@ -182,9 +181,10 @@ class _Endpoint:
                 first = await while_connected(request, anext(further))
                 return StreamingResponse(lines_after(first, further), media_type=_STREAM)
             known = await while_connected(request, answers)
+        body = exchange.reply(known)
         if exchange.is_streamed:
-            return Response(lines(exchange.events(known)), media_type=_STREAM)
-        return json_response(exchange.reply(known))
+            return Response(lines(exchange.events(body)), media_type=_STREAM)
+        return json_response(body)
 
 
 def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:

@@ -18,12 +18,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from async_rl.core.calls import AgentCall
+from async_rl.core.schemas import require_applied
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call, Caller, Noted, Run, Write
 from async_rl.sessions.chat import Chat, key_of
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.grammars import checked, grammar_of
+from async_rl.sessions.grammars import grammar_of
 from async_rl.sessions.record import Record, Writing
 from async_rl.sessions.rewards import Reward
 from async_rl.sessions.tools import chosen
@@ -42,10 +43,10 @@ class Session:
     limit: the most tokens of all segments together. support: of the run's samples. run: a Python
     tool. responses: the messages up to each response that a client may name, and its body. token:
     the agent's; session_key: of who started the agent and rewards it. served: the answers that the
-    policy gave, also those that nobody read. posted: the requests with rewards. names: the answers
-    to a request by the id that its client got. unread: the answers of requests in progress. note:
-    called with each request that has changed the session, before its answer leaves. why_silent:
-    why an agent may be without an answer.
+    policy gave, also those that nobody read. requests: the answers to each, none to a reward.
+    names: the answers to a request by the id that its client got. unread: the answers of requests
+    in progress. note: called with each request that has changed the session, before its answer
+    leaves. why_silent: why an agent may be without an answer.
     """
 
     token: str
@@ -61,7 +62,7 @@ class Session:
     note: Callable[[Noted], None] = lambda request: None
     rewards: list[Reward] = field(default_factory=list)
     served: dict[int, AgentCall] = field(default_factory=dict)
-    posted: set[bytes] = field(default_factory=set)
+    requests: dict[bytes, list[int]] = field(default_factory=dict)
     names: dict[str, list[int]] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)
     responses: dict[str, tuple[list[Any], Json]] = field(default_factory=dict)
@@ -70,7 +71,6 @@ class Session:
     closed: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _answers: dict[int, Answer] = field(default_factory=dict)
-    _requests: dict[bytes, list[int]] = field(default_factory=dict)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -111,15 +111,15 @@ class Session:
         schema: Json | None = None,
         **support: Any,
     ) -> Call:
-        """Return the call of a chat request. Raises Refused.
+        """Return the call of a chat request. Raises Refused, DataError.
 
         choice: which tools to call; is_single: at most one; prefill: the beginning of the answer;
         variables: of the chat template; schema: that the answer fits; support: as in `supported`.
         """
-        tools, start = chosen(tools, choice, self.chat.form)
+        tools, forced, start = chosen(tools, choice, self.chat.form)
         if schema is not None and prefill:
             raise Refused("an answer with a schema cannot be begun; leave the last message out")
-        grammar = grammar_of(schema, tools, choice, self.chat.form, start)
+        grammar = grammar_of(schema, tools, forced, self.chat.form, start)
         start = prefill + start
         context, history = self.chat.context(
             self.record, messages, tools, limit=self.limit, start=start, variables=variables
@@ -136,21 +136,25 @@ class Session:
         )
 
     def supported(self, **limits: Any) -> Support:
-        """Return the run's support with these limits; None limits nothing. Raises Refused."""
+        """Return the run's support with these limits; None limits nothing. Raises DataError if
+        answers need not fit its schema.
+        """
         given = {name: value for name, value in limits.items() if value}
-        return checked(replace(self.support, **given))
+        support = replace(self.support, **given)
+        require_applied(support)
+        return support
 
     def begin(self, calls: Sequence[Call], request: bytes = b"") -> list[int]:
         """Return a number for each answer to a request. Raises Refused if they are too many."""
         self.require_turns(len(calls), calls[0].caller)
-        self._requests[request] = [next(self._numbers) for _ in calls]
-        return self._requests[request]
+        self.requests[request] = [next(self._numbers) for _ in calls]
+        return self.requests[request]
 
     def repeated(self, request: bytes) -> list[Answer]:
         """Return the recorded answers to a request that the client sends again because they did not
         reach it. Without all of them none is trained, and the list is empty.
         """
-        numbers = self._requests.get(request, [])
+        numbers = self.requests.get(request, [])
         if any(map(self.record.is_continued, numbers)):
             return []
         answers = [self._answers[number] for number in numbers if number in self._answers]
@@ -282,7 +286,7 @@ class Session:
         """Return once an answer may have a token. Raises Refused if it never may."""
         self.require_turns(1, call.caller)
         # Every segment counts: all of them are trained, as one row.
-        while (num_tokens := self.record.num_tokens(call.context, call.caller)) >= self.limit:
+        while (num_tokens := self.record.num_tokens_for(call)) >= self.limit:
             if not (call.caller.is_trained and self.record.writing):
                 raise self._no_room(num_tokens, call.caller)
             self._settled.clear()

@@ -73,21 +73,24 @@ def form_of(template: str, parser: str = "") -> ToolForm:
     return next(named, ToolForm(name=parser))
 
 
-def chosen(tools: list[Json], choice: str | Json | None, form: ToolForm) -> tuple[list[Json], str]:
-    """Return the tools that the template shows, and the text that starts the answer.
+def chosen(
+    tools: list[Json], choice: str | Json | None, form: ToolForm
+) -> tuple[list[Json], list[Json], str]:
+    """Return the tools that the template shows, those of which one has to be called, and the text
+    that starts the answer.
 
     A choice other than `auto` is kept by starting the answer for the policy; that text is read,
     not trained. Raises Refused.
     """
     if choice in (None, "auto", "none"):
-        return [] if choice == "none" else tools, ""
+        return [] if choice == "none" else tools, [], ""
     if choice == "required" and tools:
-        return tools, form.begin(choice)
+        return tools, tools, form.begin(choice)
     if isinstance(choice, dict):
         # Chat completions have the name inside of `function`, the other forms do not.
         name = choice.get("function", choice).get("name")
-        if any(tool.get("function", tool).get("name") == name for tool in tools):
-            return tools, form.begin(str(choice), str(name))
+        if forced := [tool for tool in tools if tool["function"]["name"] == name]:
+            return tools, forced, form.begin(str(choice), str(name))
     raise Refused(f"tool_choice={choice} names none of the {len(tools)} tools")
 
 
@@ -140,14 +143,13 @@ def parse_answer(text: str) -> Json:
 
     A call that is not a JSON object with a name remains text.
     """
-    calls = []
-    for match in _CALL.finditer(text):
-        try:
-            # The policy writes anything, deep nesting and half of a surrogate pair too.
-            written = msgspec.json.decode(match[1], type=_WrittenCall)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return as_text(text)
-        calls.append(("", written.name, bytes(written.arguments)))
+    written = [match[1] for match in _CALL.finditer(text)]
+    try:
+        # The policy writes anything, deep nesting and half of a surrogate pair too.
+        read = [msgspec.json.decode(call, type=_WrittenCall) for call in written]
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return as_text(text)
+    calls = [("", call.name, bytes(call.arguments)) for call in read]
     return assistant(text, text.partition("<tool_call>")[0].rstrip(), calls)
 
 

@@ -1,8 +1,8 @@
 """Kill -9 the gateway of a run while programs outside the run use their sessions.
 
 Each program has two turns by the package openai (a stream) and two by anthropic, with the packages'
-own retries, then posts a reward and ends its session. The gateway is killed in the middle of a
-streamed call, while a call is open, between two calls, and between the reward and the end. A
+own retries, then posts a reward and ends its session. The gateway is killed while the answer of a
+streamed call arrives, while a call is open, between two calls, and between reward and end. A
 program whose stream breaks sends the request again, as it would without a run. Printed is a line
 for each kill, and what the run has trained: no session may be lost, no attempt may fail.
 

@@ -4,6 +4,7 @@ the log-probs of the engines with those of the weights.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -99,14 +100,13 @@ def test_the_log_probs_of_a_prompt_come_in_the_form_of_vllm() -> None:
         params = {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}}
         reply = (await found.http.post("/inference/v1/generate", json=params)).json()
         assert reply["prompt_logprobs"] == expected
-        for wrong in (
-            {**body, "stream": True},
-            # 4,000 times 17 values.
-            {"token_ids": [1] * 4000, "sampling_params": {"prompt_logprobs": 16}},
-        ):
-            path = "/v1/chat/completions" if "messages" in wrong else "/inference/v1/generate"
-            refused = await found.http.post(path, json=wrong)
-            assert refused.status_code == 400
-            assert "prompt_logprobs" in refused.json()["error"]["message"]
+        stream = await found.http.post("/v1/chat/completions", json={**body, "stream": True})
+        first = stream.text.partition("\n")[0].removeprefix("data: ")
+        assert json.loads(first)["prompt_logprobs"] == expected
+        # 4,000 times 17 values.
+        wrong = {"token_ids": [1] * 4000, "sampling_params": {"prompt_logprobs": 16}}
+        refused = await found.http.post("/inference/v1/generate", json=wrong)
+        assert refused.status_code == 400
+        assert "prompt_logprobs" in refused.json()["error"]["message"]
 
     use(agent)

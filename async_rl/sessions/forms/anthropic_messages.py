@@ -7,7 +7,9 @@ parameters.toml has their parameters. The thinking of an answer is shown if the 
 from collections.abc import Sequence
 from typing import Any
 
-from async_rl.sessions.calls import Answer, Call, Part
+import msgspec
+
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json
 from async_rl.sessions.forms.form import (
     Event,
@@ -71,7 +73,9 @@ def _call(request: Any, session: Session, **more: Any) -> Call:
         prefill=history.prefill() if history.is_begun else "",
         is_single=bool(choice.get("disable_parallel_tool_use")),
         variables=variables_of(
-            request, effort=output.get("effort"), thinking=thinking and thinking != "disabled"
+            request,
+            reasoning_effort=output.get("effort"),
+            enable_thinking=thinking and thinking != "disabled",
         ),
         **more,
     )
@@ -103,57 +107,59 @@ class _MessagesExchange(Exchange):
         super().__init__(request, calls, **head)
         self._thinks = (request.thinking or {}).get("type", "disabled") != "disabled"
 
-    def reply(self, answers: Sequence[Answer]) -> Any:
+    def reply(self, answers: Sequence[Answer]) -> Json:
         answer = answers[0]
-        usage = self._usage(len(answer.written.token_ids))
-        blocks = [_block(part) for part in self._parts(answer)]
-        return {**self.head, "content": blocks, **_reason(answer), "usage": usage}
+        return {
+            **self.head,
+            "content": [
+                _block(kind, written)
+                for kind, written in answer.parts
+                if self._thinks or kind != "thinking"
+            ],
+            # The answer does not record whether a stop text or an end token finished it.
+            "stop_reason": _WHY[answer.why],
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": answer.num_prompt_tokens,
+                "output_tokens": len(answer.written.token_ids),
+            },
+        }
 
-    def events(self, answers: Sequence[Answer]) -> list[Event]:
-        answer = answers[0]
-        empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self.head, **empty, "usage": self._usage(0)}
-        events = [_event("message_start", message=message)]
-        for number, part in enumerate(self._parts(answer)):
-            events += _block_events(number, part)
+    def events(self, body: Json) -> list[Event]:
+        usage = body["usage"]
+        begun = {**body, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+        events = [_event("message_start", message=begun)]
+        for number, block in enumerate(body["content"]):
+            events += _block_events(number, block)
+        delta = {"stop_reason": body["stop_reason"], "stop_sequence": None}
         # The length of the answer is here, and not in the first event.
-        usage = {"output_tokens": len(answer.written.token_ids)}
-        events.append(_event("message_delta", delta=_reason(answer), usage=usage))
+        written = {"output_tokens": usage["output_tokens"]}
+        events.append(_event("message_delta", delta=delta, usage=written))
         return [*events, _event("message_stop")]
 
-    def _parts(self, answer: Answer) -> list[Part]:
-        return [part for part in answer.parts if self._thinks or part.kind != "thinking"]
 
-    def _usage(self, num_written: int) -> dict[str, int]:
-        num_prompt = len(self.calls[0].context.token_ids)
-        return {"input_tokens": num_prompt, "output_tokens": num_written}
-
-
-def _reason(answer: Answer) -> Json:
-    # The answer does not record whether a stop text or an end token finished it.
-    return {"stop_reason": _WHY[answer.why], "stop_sequence": None}
-
-
-def _block(part: Part) -> Json:
-    if part.call:
-        function = part.call["function"]
-        use = {"id": part.call["id"], "name": function["name"], "input": function["arguments"]}
+def _block(kind: str, written: Any) -> Json:
+    if kind == "call":
+        function = written["function"]
+        use = {"id": written["id"], "name": function["name"], "input": function["arguments"]}
         return {"type": "tool_use", **use}
-    signed = {"signature": ""} if part.kind == "thinking" else {}
-    return {"type": part.kind, part.kind: part.text, **signed}
+    signed = {"signature": ""} if kind == "thinking" else {}
+    return {"type": kind, kind: written, **signed}
 
 
-def _block_events(number: int, part: Part) -> list[Event]:
-    if part.call:
-        empty: Json = {"input": {}}
-        deltas = [{"type": "input_json_delta", "partial_json": part.text}]
+def _block_events(number: int, block: Json) -> list[Event]:
+    kind = block["type"]
+    field = "input" if kind == "tool_use" else kind
+    if kind == "tool_use":
+        arguments = msgspec.json.encode(block[field]).decode()
+        deltas = [{"type": "input_json_delta", "partial_json": arguments}]
     else:
-        empty = {part.kind: ""}
-        deltas = [{"type": f"{part.kind}_delta", part.kind: part.text}]
-    if part.kind == "thinking":
+        deltas = [{"type": f"{kind}_delta", kind: block[field]}]
+    if kind == "thinking":
         deltas.append({"type": "signature_delta", "signature": ""})
+    begun = {**block, field: type(block[field])()}
     return [
-        _event("content_block_start", index=number, content_block={**_block(part), **empty}),
+        _event("content_block_start", index=number, content_block=begun),
         *(_event("content_block_delta", index=number, delta=delta) for delta in deltas),
         _event("content_block_stop", index=number),
     ]

@@ -37,23 +37,22 @@ _TEXTS = ("text", "input_text", "output_text")
 class Exchange(ABC):
     """One request whose answers are written. head: the first fields of the answer, `id` among them,
     which a later life of the gateway takes over.
-    model: the name in the request. numbers: of the answers in the session.
+    model: the name in the request.
     """
 
     def __init__(self, request: Any, calls: list[Call], **head: Any) -> None:
         self.model = request.model or MODEL
         self.calls = calls
-        self.numbers: list[int] = []
         self.is_streamed = bool(request.stream)
         self.head = {**head, "model": MODEL}
 
     @abstractmethod
-    def reply(self, answers: Sequence[Answer]) -> Any:
+    def reply(self, answers: Sequence[Answer]) -> Json:
         """Return the body of an answer that is not streamed."""
 
     @abstractmethod
-    def events(self, answers: Sequence[Answer]) -> list[Event]:
-        """Return the events of a stream."""
+    def events(self, body: Json) -> list[Event]:
+        """Return the events of a stream in place of this body."""
 
 
 Form = Callable[[bytes, Session], Exchange]
@@ -84,11 +83,10 @@ def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def variables_of(request: Any, **more: Any) -> Json:
-    """Return the values that a request has for the chat template. effort, thinking: of the names
-    that templates of reasoning models read.
+    """Return the values that a request has for the chat template. more: by the names that templates
+    of reasoning models read.
     """
-    names = {"effort": "reasoning_effort", "thinking": "enable_thinking"}
-    found = {names[key]: value for key, value in more.items() if value is not None}
+    found = {name: value for name, value in more.items() if value is not None}
     return found | (request.chat_template_kwargs or {})
 
 
@@ -182,7 +180,7 @@ async def lines_until(answers: Awaitable[Sequence[Answer]], exchange: Exchange) 
     try:
         while not (await asyncio.wait([answering], timeout=QUIET_S))[0]:
             yield b": the answer is being written\n\n"
-        yield lines(exchange.events(await answering))
+        yield lines(exchange.events(exchange.reply(await answering)))
     finally:
         answering.cancel()
 
@@ -203,7 +201,6 @@ def lines(events: Sequence[Event]) -> bytes:
     """Return the lines of a stream for these events."""
     parts = []
     for name, value in events:
-        data = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         head = f"event: {name}\n".encode() if name else b""
-        parts.append(head + b"data: " + data + b"\n\n")
+        parts.append(head + b"data: " + msgspec.json.encode(value) + b"\n\n")
     return b"".join(parts)

@@ -65,7 +65,7 @@ def chat_completions(body: bytes, session: Session) -> Exchange:
         stops=stops_of(request.stop),
         is_single=request.parallel_tool_calls is False,
         prefill=history.prefill() if is_begun else "",
-        variables=variables_of(request, effort=request.reasoning_effort),
+        variables=variables_of(request, reasoning_effort=request.reasoning_effort),
         schema=schema_of(request.response_format),
         logit_bias=request.logit_bias,
         min_tokens=request.min_tokens,
@@ -140,58 +140,56 @@ class _TextExchange(Exchange):
     """`object` in the events of a stream."""
 
     def __init__(self, request: Any, calls: list[Call], chat: Chat, *, num_top: int | None) -> None:
-        is_whole = request.prompt_logprobs is None or not request.stream
-        refuse_unless(is_whole, "prompt_logprobs of a stream")
         alternatives = Alternatives(num_top=num_top or 0, num_prompt_top=request.prompt_logprobs)
         calls = [replace(call, alternatives=alternatives) for call in calls]
-        super().__init__(request, calls, id=new_id(self.prefix), created=int(time.time()))
-        self._has_usage = bool((request.stream_options or {}).get("include_usage"))
+        super().__init__(
+            request, calls, id=new_id(self.prefix), created=int(time.time()), object=self.chunk
+        )
+        self._has_usage = (request.stream_options or {}).get("include_usage")
         # Completions write 0 for log-probs without alternatives.
         is_wanted = request.logprobs is not None and request.logprobs is not False
-        self._has_logprobs = is_wanted or bool(num_top)
-        self._has_ids = bool(request.return_tokens_as_token_ids)
-        self._returns_ids = bool(request.return_token_ids)
+        self._has_logprobs = is_wanted or num_top
+        self._has_ids = request.return_tokens_as_token_ids
+        self._returns_ids = request.return_token_ids
         self._chat = chat
-        self._chunk = {**self.head, "object": self.chunk}
 
-    def reply(self, answers: Sequence[Answer]) -> Any:
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._chunk, "choices": choices, "usage": _usage(answers)}
+    def reply(self, answers: Sequence[Answer]) -> Json:
+        choices = [
+            {
+                "index": index,
+                **self._whole(answer),
+                "finish_reason": answer.why,
+                "logprobs": self._logprobs(answer.written) if self._has_logprobs else None,
+                **self._ids(answer),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return {**self.head, "choices": choices, "usage": _usage(answers)}
 
-    def events(self, answers: Sequence[Answer]) -> list[Event]:
-        parts = [part for at, answer in enumerate(answers) for part in self._parts(at, answer)]
-        chunks = [{**self._chunk, "choices": [part]} for part in parts]
+    def events(self, body: Json) -> list[Event]:
+        parts = [part for choice in body["choices"] for part in _parts(choice)]
+        chunks = [{**self.head, "choices": [part]} for part in parts]
+        chunks[0] |= {name: body[name] for name in body if name.startswith("prompt_")}
         # OpenAI sends the usage of a stream only if the request wants it, without choices.
         if self._has_usage:
-            chunks.append({**self._chunk, "choices": [], "usage": _usage(answers)})
-        return [*(("", chunk) for chunk in chunks), ("", "[DONE]")]
+            chunks.append({**self.head, "choices": [], "usage": body["usage"]})
+        return [*(("", chunk) for chunk in chunks), ("", msgspec.Raw(b"[DONE]"))]
 
-    def _parts(self, index: int, answer: Answer) -> list[Json]:
-        """Return the choices of the events of an answer."""
-        return [self._choice(index, answer)]
-
-    def _choice(self, index: int, answer: Answer) -> Json:
-        return {"index": index, **self._whole(answer), **self._end(answer)}
-
-    def _end(self, answer: Answer) -> Json:
-        logprobs = self._logprobs(answer.written) if self._has_logprobs else None
-        return {"finish_reason": answer.why, "logprobs": logprobs, **self._ids(answer)}
-
-    def _prompt_ids(self, call: Call) -> Json:
+    def _prompt(self, answer: Answer) -> Json:
+        """Return the fields about the tokens before an answer."""
+        found = of_prompt(answer.written, self._name)
         if self._returns_ids:
-            return {"prompt_token_ids": call.context.token_ids.tolist()}
-        return {}
+            found["prompt_token_ids"] = answer.call.context.token_ids.tolist()
+        return found
 
     def _ids(self, answer: Answer) -> Json:
-        scores = of_prompt(answer.written, self._name)
-        ids = {**self._prompt_ids(answer.call), **_ids_of(answer)} if self._returns_ids else {}
-        return {**scores, **ids}
+        return _ids_of(answer) if self._returns_ids else {}
 
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self._has_ids else self._chat.text_of_token(token)
 
     def _whole(self, answer: Answer) -> Json:
-        return {"text": answer.content}
+        return {"text": answer.content, **self._prompt(answer)}
 
     def _logprobs(self, written: Completion) -> Json:
         return by_text(written, self._name)
@@ -203,33 +201,9 @@ class _ChatExchange(_TextExchange):
     prefix = "chatcmpl-"
     chunk = "chat.completion.chunk"
 
-    def reply(self, answers: Sequence[Answer]) -> Any:
-        prompt = {
-            **self._prompt_ids(self.calls[0]),
-            **of_prompt(answers[0].written, self._name),
-        }
+    def reply(self, answers: Sequence[Answer]) -> Json:
+        prompt = self._prompt(answers[0])
         return {**super().reply(answers), "object": "chat.completion", **prompt}
-
-    def events(self, answers: Sequence[Answer]) -> list[Event]:
-        events = super().events(answers)
-        events[0][1].update(self._prompt_ids(self.calls[0]))
-        return events
-
-    def _parts(self, index: int, answer: Answer) -> list[Json]:
-        deltas: list[Json] = [{"role": "assistant", "content": ""}]
-        if answer.thinking:
-            deltas.append(thought(answer.thinking))
-        if answer.content is not None:
-            deltas.append({"content": answer.content})
-        # Clients put the parts of a streamed call together by this index.
-        for place, call in enumerate(answer.calls):
-            deltas.append({"tool_calls": [{"index": place, **_wire(call)}]})
-        begun = {"index": index, "finish_reason": None, "logprobs": None}
-        parts = [{**begun, "delta": delta} for delta in deltas]
-        return [*parts, {"index": index, "delta": {}, **self._end(answer)}]
-
-    def _ids(self, answer: Answer) -> Json:
-        return _ids_of(answer) if self._returns_ids else {}
 
     def _whole(self, answer: Answer) -> Json:
         message: Json = {"role": "assistant", "content": answer.content, "refusal": None}
@@ -248,11 +222,8 @@ class _TokenExchange(_ChatExchange):
     prefix = "generate-"
     chunk = "generate"
 
-    def reply(self, answers: Sequence[Answer]) -> Any:
+    def reply(self, answers: Sequence[Answer]) -> Json:
         return {**super().reply(answers), "request_id": self.head["id"]}
-
-    def _parts(self, index: int, answer: Answer) -> list[Json]:
-        return [self._choice(index, answer)]
 
     def _ids(self, answer: Answer) -> Json:
         return _ids_of(answer)
@@ -266,6 +237,23 @@ class _TokenExchange(_ChatExchange):
     def _named(self, token: int) -> Json:
         # vLLM 0.32 names a token by its id, earlier versions by a text with it.
         return {"token_id": token, "token": f"token_id:{token}"}
+
+
+def _parts(choice: Json) -> list[Json]:
+    """Return the parts in which a stream has a choice: messages come as deltas."""
+    if "message" not in choice:
+        return [choice]
+    end = dict(choice)
+    message = end.pop("message")
+    deltas: list[Json] = [{"role": "assistant", "content": ""}]
+    for name in ("reasoning_content", "content"):
+        if message.get(name) is not None:
+            deltas.append({name: message[name]})
+    # Clients put the parts of a streamed call together by this index.
+    for index, call in enumerate(calls_of(message)):
+        deltas.append({"tool_calls": [{"index": index, **call}]})
+    begun = {"index": choice["index"], "finish_reason": None, "logprobs": None}
+    return [*({**begun, "delta": delta} for delta in deltas), {**end, "delta": {}}]
 
 
 def _ids_of(answer: Answer) -> Json:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from async_rl.core.support import Alternatives
-from async_rl.sessions.calls import Answer, Call, Part
+from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
     Event,
@@ -56,7 +56,7 @@ def responses(body: bytes, session: Session) -> Exchange:
         stops=stops_of(request.stop),
         is_single=request.parallel_tool_calls is False,
         schema=schema_of(form),
-        variables=variables_of(request, effort=(request.reasoning or {}).get("effort")),
+        variables=variables_of(request, reasoning_effort=(request.reasoning or {}).get("effort")),
     )
     return _ResponsesExchange(request, call, session, history, tools)
 
@@ -112,14 +112,14 @@ class _ResponsesExchange(Exchange):
         self._tools = tools
         self._history = history
 
-    def reply(self, answers: Sequence[Answer]) -> Any:
+    def reply(self, answers: Sequence[Answer]) -> Json:
         answer = answers[0]
         num_prompt = answer.num_prompt_tokens
         num_written = len(answer.written.token_ids)
         body = {
             **self.head,
             "status": "completed",
-            "output": [self._item(part, answer) for part in answer.parts],
+            "output": [self._item(*part, answer) for part in answer.parts],
             "usage": {
                 "input_tokens": num_prompt,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -136,32 +136,31 @@ class _ResponsesExchange(Exchange):
         self._session.responses[self.head["id"]] = [*self._history, answer.message], body
         return body
 
-    def events(self, answers: Sequence[Answer]) -> list[Event]:
-        response = self.reply(answers)
+    def events(self, body: Json) -> list[Event]:
         begun = {**self.head, "status": "in_progress", "output": [], "usage": None}
         events: list[Event] = [
             ("response.created", {"response": begun}),
             ("response.in_progress", {"response": begun}),
         ]
-        for number, item in enumerate(response["output"]):
+        for number, item in enumerate(body["output"]):
             events += _item_events(number, item)
-        events.append((f"response.{response['status']}", {"response": response}))
+        events.append((f"response.{body['status']}", {"response": body}))
         # Clients order the events by the number.
         return [
             (name, {"type": name, "sequence_number": number, **fields})
             for number, (name, fields) in enumerate(events)
         ]
 
-    def _item(self, part: Part, answer: Answer) -> Json:
-        if part.call:
-            return self._tools.item(part.call)
-        shown = {**TEMPLATES["contents"][part.kind], "text": part.text}
-        if self._has_logprobs and part.kind == "text":
+    def _item(self, kind: str, written: Any, answer: Answer) -> Json:
+        if kind == "call":
+            return self._tools.item(written)
+        shown = {**TEMPLATES["contents"][kind], "text": written}
+        if self._has_logprobs and kind == "text":
             name = self._session.chat.text_of_token
             shown["logprobs"] = content(answer.written, lambda token: named(token, name))
         return {
-            "id": new_id(_PREFIXES[part.kind]),
-            **TEMPLATES["items"][part.kind],
+            "id": new_id(_PREFIXES[kind]),
+            **TEMPLATES["items"][kind],
             "content": [shown],
         }
 

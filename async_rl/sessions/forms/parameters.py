@@ -14,8 +14,6 @@ import msgspec
 
 from async_rl.core.frozen import frozen
 from async_rl.core.support import MOST_TOP
-from async_rl.sessions.calls import caller_of
-from async_rl.sessions.endpoint import MODEL
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import read
 
@@ -109,6 +107,4 @@ def read_request(body: bytes, api: str) -> Any:
                 f"{parameter.name}={reprlib.repr(value)} is not supported here: {parameter.why}",
                 param=parameter.name,
             )
-    # With token ids a model need not be named, and parameters inside of a request name none.
-    caller_of(getattr(request, "model", None) or MODEL, {})
     return request
