@@ -113,7 +113,7 @@ def run(path: Path, do: Callable[[Gateway], Awaitable[None]], **more: Any) -> No
         async with opened_rollouts(gateway.config, gateway.judge, maker=maker) as rollouts:
             gateway.rollouts = rollouts
             await do(gateway)
-        assert len(gateway.sessions) == 0
+        assert gateway.sessions.gauges["open"] == 0
 
     asyncio.run(main())
 
