@@ -176,15 +176,15 @@ class _Endpoint:
         if not known:
             answers = answered(session, exchange, noted)
             if exchange.is_streamed:
-                # It decides between an answer and an error with a status.
+                # The first lines decide between an answer and an error with a status.
                 further = lines_until(answers, exchange)
                 first = await while_connected(request, anext(further))
                 return StreamingResponse(lines_after(first, further), media_type=_STREAM)
             known = await while_connected(request, answers)
-        body = exchange.reply(known)
+        reply = exchange.reply(known)
         if exchange.is_streamed:
-            return Response(lines(exchange.events(body)), media_type=_STREAM)
-        return json_response(body)
+            return Response(lines(exchange.events(reply)), media_type=_STREAM)
+        return json_response(reply)
 
 
 def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
