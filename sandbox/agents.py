@@ -39,20 +39,15 @@ def main(port: int, descriptor: int, readable: Sequence[str], command: Sequence[
         socket.send_fds(host, [b"l"], [listener.fileno()])
     os.chdir(namespaces.SCRATCH)
     agent = os.fork()
-    if agent:
-        _wait_for(agent)
+    # End with the agent; collect other processes that it leaves.
+    while agent:
+        process, status = os.wait()
+        if process == agent:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     # An execve would give the rights of root in these namespaces back.
     linux.drop_capability_bounds()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     os.execvp(command[0], list(command))
-
-
-def _wait_for(agent: int) -> None:
-    """End with the agent; collect other processes that it leaves."""
-    while True:
-        process, status = os.wait()
-        if process == agent:
-            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def _bring_up_loopback() -> None:

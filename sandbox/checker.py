@@ -16,7 +16,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NoReturn
 
 from .comparison import Comparison, Printed, Returned, failure
@@ -72,7 +71,7 @@ class Checker(Runner):
         sys.stderr = io.StringIO()
         sys.argv = ["checker", *_ARGUMENTS[form]]
         message = _Message()
-        builtins.open = io.open = partial(_open, io.open, readable, message)
+        builtins.open = io.open = _opener(readable, message)
         # A checker that leaves this way has decided, too.
         os._exit = _leave
         problem = run_main(compiled, builtins)
@@ -92,26 +91,25 @@ class _Message(io.StringIO):
         """Keep the text."""
 
 
-def _open(
-    open_file: Callable[..., Any],
-    readable: Mapping[str, int],
-    message: _Message,
-    file: Any,
-    mode: str = "r",
-    *args: Any,
-    **keywords: Any,
-) -> Any:
-    """Open a file of a checker by name, as `open` does. Feedback other than the message is lost."""
-    name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
-    is_binary = "b" in mode
-    if name in readable:
-        os.lseek(readable[name], 0, os.SEEK_SET)
-        return open_file(os.dup(readable[name]), mode, errors=None if is_binary else "replace")
-    if not name.startswith((_FEEDBACK, _OUTPUT)):
-        return open_file(file, mode, *args, **keywords)
-    if is_binary:
-        return io.BytesIO()
-    return message if name == _MESSAGE else io.StringIO()
+def _opener(readable: Mapping[str, int], message: _Message) -> Callable[..., Any]:
+    """`open` of a checker, which opens its files by name. Feedback other than the message is
+    lost.
+    """
+    open_file = io.open
+
+    def open_by_name(file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
+        name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
+        is_binary = "b" in mode
+        if name in readable:
+            os.lseek(readable[name], 0, os.SEEK_SET)
+            return open_file(os.dup(readable[name]), mode, errors=None if is_binary else "replace")
+        if not name.startswith((_FEEDBACK, _OUTPUT)):
+            return open_file(file, mode, *args, **keywords)
+        if is_binary:
+            return io.BytesIO()
+        return message if name == _MESSAGE else io.StringIO()
+
+    return open_by_name
 
 
 def _leave(status: int) -> NoReturn:

@@ -4,7 +4,6 @@ The order matters: user, capabilities and Landlock first, then descriptors and l
 filter of system calls last; afterwards nothing can be undone.
 """
 
-import marshal
 import math
 import mmap
 import os
@@ -12,7 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from resource import setrlimit as set_limit
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 from . import linux
 from .protocol import Ending, Reply
@@ -146,41 +145,6 @@ def lock_down(
         set_limit(kind, pair)
     for give_up in seal:
         give_up()
-
-
-class Jail(NamedTuple):
-    """The steps that lock down each child that runs Python.
-
-    confine: calls that give up rights first; seal: the filter of system calls; uid: user of the
-    children, -1 to keep the zygote's.
-    """
-
-    confine: tuple[Step, ...]
-    seal: tuple[Step, ...]
-    uid: int
-    page: Page
-
-
-class Part(NamedTuple):
-    """One child of a job.
-
-    number: among the job's children; payload: descriptor that it reads; runner: a programs.Runner,
-    whose `run` takes the fields of the payload.
-    """
-
-    number: int
-    payload: int
-    runner: Any
-
-    def start(self, limits: Limits, jail: Jail) -> None:
-        """Lock down and run."""
-        # os.fstat would make twenty objects, most on a page that this process then has to copy.
-        loaded = marshal.loads(os.pread(self.payload, os.lseek(self.payload, 0, os.SEEK_END), 0))
-        if jail.uid >= 0:
-            linux.become_user(jail.uid)
-        lock_down(jail.confine, self.runner.kept, limits, jail.seal)
-        jail.page.set_ready(self.number)
-        self.runner.run(*loaded)
 
 
 def _main(page: Page, start: Callable[..., None], *arguments: object) -> NoReturn:

@@ -4,6 +4,7 @@ its program, and watches them.
 
 import builtins
 import json
+import marshal
 import os
 import resource
 import select
@@ -12,7 +13,7 @@ from typing import Any
 
 from . import child, linux, namespaces, seccomp, watch
 from .checker import Checker, Comparer
-from .child import Children, Jail, Page, Part
+from .child import Children, Page
 from .judge import NAMES, Tests
 from .objects import Solver
 from .programs import Calls, Streams
@@ -43,22 +44,21 @@ class Jobs:
     def __init__(self, level: int, readable: list[str], proc: int) -> None:
         self._level = level
         self._proc = proc
-        uid = -1
+        is_root = level == LANDLOCK and os.geteuid() == 0
         # Not if it could not read the interpreter: then no program would start.
-        if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
-            uid = _UNPRIVILEGED_UID
-        seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level != NOTHING else ()
+        self._changes_user = is_root and all(map(_is_open_to_others, readable))
+        self._seal = [linux.prepare_seccomp(seccomp.build_filter())] if level != NOTHING else []
         self._ruleset = -1
         self._page = Page()
         NAMES.update(vars(builtins))
         # Before any job: a child has the address space of its zygote from its start.
         self._base_address_space = watch.address_space(proc)
-        self._jail = Jail(self._confine(readable), seal, uid, self._page)
+        self._confine = self._steps(readable)
 
-    def _confine(self, readable: Sequence[str]) -> tuple[child.Step, ...]:
+    def _steps(self, readable: Sequence[str]) -> list[child.Step]:
         """The steps that give up rights on the paths as they are mounted now."""
         if self._level == NOTHING:
-            return ()
+            return []
         confine = [linux.prepare_capability_drop()]
         if self._level == NAMESPACES:
             self._ruleset = linux.create_ruleset(["/"], namespaces.WRITABLE)
@@ -71,7 +71,7 @@ class Jobs:
             confine.insert(0, linux.prepare("prctl", linux.PR_SET_PDEATHSIG, linux.SIGKILL))
         if self._ruleset >= 0:
             confine.append(linux.prepare("landlock_restrict_self", self._ruleset))
-        return tuple(confine)
+        return confine
 
     def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
         """Run one job and leave nothing of it."""
@@ -82,7 +82,7 @@ class Jobs:
             if self._ruleset >= 0:
                 os.close(self._ruleset)
             # A rule on a directory that a later mount hides does not apply.
-            self._jail = self._jail._replace(confine=self._confine(()))
+            self._confine = self._steps(())
         return reply
 
     def _run(self, spec: JobSpec, descriptors: list[int], host: int) -> Reply:
@@ -93,9 +93,19 @@ class Jobs:
         children = Children(self._page)
         result = descriptors[RESULT]
         pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
-        limits = self._limits(spec)
+        limits = child.limits_of(
+            spec.cpu_s,
+            # One byte more, so that an output above the limit can be recognized.
+            spec.output_bytes + 1,
+            (
+                (resource.RLIMIT_STACK, _STACK_BYTES),
+                (resource.RLIMIT_AS, self._base_address_space + spec.memory_bytes),
+            ),
+        )
         parts = _parts(spec, descriptors, pipes)
-        processes = [children.fork(part.start, limits, self._jail) for part in parts]
+        processes = [
+            children.fork(self._start, number, *part, limits) for number, part in enumerate(parts)
+        ]
         for descriptor in (*descriptors, *pipes):
             # A forgotten end of a pipe would turn the crash of one child into a wait of the other.
             if descriptor != result:
@@ -115,20 +125,25 @@ class Jobs:
             pass
         return children.reply(ending, len(processes))
 
-    def _limits(self, spec: JobSpec) -> child.Limits:
-        return child.limits_of(
-            spec.cpu_s,
-            # One byte more, so that an output above the limit can be recognized.
-            spec.output_bytes + 1,
-            (
-                (resource.RLIMIT_STACK, _STACK_BYTES),
-                (resource.RLIMIT_AS, self._base_address_space + spec.memory_bytes),
-            ),
-        )
+    def _start(self, number: int, payload: int, runner: Any, limits: child.Limits) -> None:
+        """In a child: lock down and run.
+
+        number: among the job's children; payload: descriptor that it reads; runner: a
+        programs.Runner, whose `run` takes the fields of the payload.
+        """
+        # os.fstat would make twenty objects, most on a page that this process then has to copy.
+        loaded = marshal.loads(os.pread(payload, os.lseek(payload, 0, os.SEEK_END), 0))
+        if self._changes_user:
+            linux.become_user(_UNPRIVILEGED_UID)
+        child.lock_down(self._confine, runner.kept, limits, self._seal)
+        self._page.set_ready(number)
+        runner.run(*loaded)
 
 
-def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
-    """The children of a job; the job finishes with the last one.
+def _parts(
+    spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]
+) -> list[tuple[int, Any]]:
+    """The payload and the runner of each child of a job, which finishes with the last one.
 
     They are prepared before the fork: an object that is made afterwards costs a child twice as
     much, because it copies each page that it writes. pipes: of two children, read and write end
@@ -136,11 +151,11 @@ def _parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> l
     """
     payload, result, *files = descriptors
     if not pipes:
-        return [Part(0, payload, _RUNNERS[spec.mode](result, spec, files))]
+        return [(payload, _RUNNERS[spec.mode](result, spec, files))]
     requests_in, requests_out, answers_in, answers_out = pipes
     solver = Solver(answers_out, spec, [requests_in])
     tests = Tests(result, spec, [requests_out, answers_in])
-    return [Part(0, payload, solver), Part(1, files[0], tests)]
+    return [(payload, solver), (files[0], tests)]
 
 
 def _is_open_to_others(path: str) -> bool:

@@ -43,20 +43,19 @@ def enter(readable: Sequence[str]) -> None:
         | linux.CLONE_NEWUTS
         | linux.CLONE_NEWCGROUP
     )
-    if os.geteuid() == 0:
+    is_root = os.geteuid() == 0
+    if is_root:
         linux.unshare(linux.CLONE_NEWNS)
         _build_root(readable)
         # While it still has the right to change groups and users.
         linux.become_user(CELL_UID)
         # A change of user makes /proc/self root's, and the maps of ids are written there.
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
-        linux.unshare(linux.CLONE_NEWUSER | namespaces)
-        _map_ids(process_directory, CELL_UID, CELL_UID)
-    else:
-        uid = os.geteuid()
-        gid = os.getegid()
-        linux.unshare(linux.CLONE_NEWUSER | namespaces)
-        _map_ids(process_directory, uid, gid)
+    uid = os.geteuid()
+    gid = os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER | namespaces)
+    _map_ids(process_directory, uid, gid)
+    if not is_root:
         _build_root(readable)
     os.close(process_directory)
 

@@ -18,7 +18,6 @@ Invariants
 """
 
 import errno
-import re
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -53,12 +52,12 @@ def allowed(kinds: Iterable[str]) -> dict[str, int]:
 
 PYTHON = ("all", "python")
 """The kinds of system calls of programs in Python."""
-_KINDS = {Profile.PROGRAM: ("all", "commands"), Profile.TOOLS: ("all", "commands", "tools")}
+KINDS = {Profile.PROGRAM: ("all", "commands"), Profile.TOOLS: ("all", "commands", "tools")}
+"""The kinds of system calls of commands. Apply `filter_of_process` to their filters before use."""
 Conditional = tuple[int, list[list[Condition]]]
 """The number of a system call, which is allowed if all conditions of one alternative are true."""
 # The number of the process, which is known only after the fork, and the secret of its execveat.
 _PLACEHOLDERS = {"OWN_PID": 0x7F3A91C5, "SECRET_LOW": 0x7F3A91C6, "SECRET_HIGH": 0x7F3A91C7}
-_CONDITION = re.compile(r"(low|high) (\d)(?: & (\w+))? (==|!=) (\w+)")
 _WHOLE_WORD = 0xFFFFFFFF
 
 
@@ -68,13 +67,10 @@ def _condition(text: str) -> Condition:
     low, high: of the argument. The kernel ignores the high word of int arguments and of clone's
     flags.
     """
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a condition")
-    word, argument, mask, comparison, written = match.groups()
+    word, argument, *mask, comparison, written = text.split()
     offset = 16 + 8 * int(argument) + (4 if word == "high" else 0)
     value = _PLACEHOLDERS[written] if written in _PLACEHOLDERS else int(written, 0)
-    return offset, int(mask, 0) if mask else _WHOLE_WORD, value if comparison == "==" else ~value
+    return offset, int(mask[1], 0) if mask else _WHOLE_WORD, value if comparison == "==" else ~value
 
 
 def conditional(kinds: Iterable[str]) -> dict[str, Conditional]:
@@ -150,11 +146,6 @@ def build_filter(kinds: Sequence[str] = PYTHON) -> bytes:
         _ins(_LOAD, _NR_OFFSET),
     ]
     return b"".join(head + _tree(ranges))
-
-
-def build_command_filter(profile: Profile) -> bytes:
-    """The filter of a profile. Apply `filter_of_process` before use."""
-    return build_filter(_KINDS[profile])
 
 
 def filter_of_process(program: bytes, pid: int, secret: int) -> bytes:

@@ -18,7 +18,8 @@ starting with its last block, so an event loop may extract programs.
 import ast
 import re
 import warnings
-from decimal import Decimal, InvalidOperation
+from contextlib import suppress
+from decimal import Decimal
 from typing import NamedTuple
 
 from async_rl.config.rewards import Extraction
@@ -34,10 +35,12 @@ many fields): 25 ms for 10,000 characters, 0.2 s for 50,000.
 _FORM = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = "```"
-_WORD = re.compile(r"[ \t]*[\w+]*")
+_AFTER_WORD = re.compile(r"[^\w+]")
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 _MAX_NUMBER_CHARS = 1_000
-"""A longer number does not count as an answer; a million digits are beyond Decimal's range."""
+"""A longer number does not count as an answer; a million digits are beyond Decimal's range, and
+every shorter number that `_NUMBER` matches is within it.
+"""
 _MARK = "####"
 _BOX = "\\boxed{"
 _BRACE = re.compile(r"\\boxed\{|[{}]")
@@ -102,7 +105,8 @@ def _fenced_blocks(response: str, language: Language) -> list[Block]:
         # A fence that ends with the response opens nothing.
         if opened < 0 and text.startswith(_FENCE) and end < len(response):
             opened = end + 1
-            word = _word(text[len(_FENCE) :])
+            named = text[len(_FENCE) :].lstrip(" \t")
+            word = _AFTER_WORD.split(named, maxsplit=1)[0].lower()
         elif opened >= 0 and text == _FENCE:
             code = response[opened:start]
             if word in words and len(code.strip()) >= MIN_BLOCK_CHARS:
@@ -110,11 +114,6 @@ def _fenced_blocks(response: str, language: Language) -> list[Block]:
             opened = -1
         start = end + 1
     return blocks
-
-
-def _word(text: str) -> str:
-    word = _WORD.match(text)
-    return word[0].strip(" \t").lower() if word else ""
 
 
 def _parses(code: str) -> bool:
@@ -172,29 +171,21 @@ def _number(text: str) -> Decimal | None:
     number = numbers[0] if mark else numbers[-1]
     if len(number) > _MAX_NUMBER_CHARS:
         return None
-    try:
-        return Decimal(number.replace("$", "").replace(",", ""))
-    except InvalidOperation:
-        return None
+    return Decimal(number.replace("$", "").replace(",", ""))
 
 
 def _is_equal_expression(expected: str, response: str) -> bool:
     given = boxed(response)
     if given is None:
         return False
-    content = boxed(expected)
-    if content is None:
-        content = expected
-    # Data sets write 50 or 50\\% for the same answer.
-    plain = [text.replace("\\%", "").replace("%", "") for text in (content, given)]
-    return _is_same(content, given) or (plain != [content, given] and _is_same(*plain))
-
-
-def _is_same(expected: str, given: str) -> bool:
     from math_verify import parse, verify
 
+    content = boxed(expected)
+    texts = (expected if content is None else content, given)
+    # Data sets write 50 or 50\\% for the same answer.
+    plain = [text.replace("\\%", "").replace("%", "") for text in texts]
     # The library's own time limits need signals, and the process has its limit already.
-    wanted, answer = (parse(f"{_BOX}{text}}}", parsing_timeout=None) for text in (expected, given))
+    wanted, answer = (parse(f"{_BOX}{text}}}", parsing_timeout=None) for text in plain)
     return bool(verify(wanted, answer, timeout_seconds=None))
 
 
@@ -231,10 +222,8 @@ def vote_of(problem: CodeProblem, response: str, extraction: Extraction) -> str 
     code = extract_code(response, extraction, problem.language)
     if code is None or not code.strip():
         return None
-    if problem.language != PYTHON or len(code) > MAX_PARSED_CHARS:
-        return code.strip()
-    # Without comments and layout; a program that does not parse votes for its text.
-    try:
-        return ast.unparse(ast.parse(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code.strip()
+    if problem.language == PYTHON and len(code) <= MAX_PARSED_CHARS:
+        # Without comments and layout; a program that does not parse votes for its text.
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return ast.unparse(ast.parse(code))
+    return code.strip()

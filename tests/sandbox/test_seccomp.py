@@ -115,7 +115,7 @@ def test_arguments_are_checked(program: bytes) -> None:
 def test_no_command_sends_sigkill(profile: Profile) -> None:
     """A command that SIGKILL ends was killed from outside, and is not to blame."""
     own = 4321
-    program = seccomp.filter_of_process(seccomp.build_command_filter(profile), own, 7)
+    program = seccomp.filter_of_process(seccomp.build_filter(seccomp.KINDS[profile]), own, 7)
     for signal in range(1, 65):
         allowed = DENY if signal == 9 else ALLOW
         assert simulate(program, 234, args=(own, own, signal)) == allowed
@@ -130,7 +130,7 @@ def test_no_command_sends_sigkill(profile: Profile) -> None:
 @pytest.mark.parametrize("profile", Profile)
 def test_only_the_call_with_the_secret_starts_a_program(profile: Profile) -> None:
     secret = 0x1234_5678_9ABC_DEF0
-    program = seccomp.filter_of_process(seccomp.build_command_filter(profile), 4321, secret)
+    program = seccomp.filter_of_process(seccomp.build_filter(seccomp.KINDS[profile]), 4321, secret)
     assert simulate(program, 322, args=(3, 0, 0, 0, 0x1000, secret)) == ALLOW
     for bit in range(64):
         wrong = (3, 0, 0, 0, 0x1000, secret ^ (1 << bit))

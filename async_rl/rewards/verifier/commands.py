@@ -85,10 +85,19 @@ class Compiled(NamedTuple):
 
 
 class Compiler:
-    """Makes and runs programs of one language. places: of `places_of`; num_cells: for both."""
+    """Makes and runs programs of one language. places: of `places_of`; num_cells: for both;
+    headers: for checkers, by name.
+    """
 
-    def __init__(self, row: LanguageRow, places: Mapping[str, str], num_cells: int) -> None:
+    def __init__(
+        self,
+        row: LanguageRow,
+        places: Mapping[str, str],
+        num_cells: int,
+        headers: Mapping[str, str],
+    ) -> None:
         self.row = row
+        self._headers = headers
         self._places = places
         steps = filter(None, (row.run, row.compile))
         visible = {path for step in steps for path in self._paths([*step.reads, *step.runs])}
@@ -165,10 +174,13 @@ class Compiler:
         return Run(self.cells, work, read)
 
     async def check(
-        self, checker: Checker, headers: Mapping[str, str], files: Sequence[bytes], limits: Limits
+        self, checker: Checker, files: Sequence[bytes], limits: Limits
     ) -> Run[Ruling] | Ruling:
-        """One run of a checker. files: input, output (empty if it interacts) and answer."""
-        program = await self.program(checker.code, headers)
+        """One run of a checker. files: input, output (empty if it interacts) and answer.
+
+        Raises InfrastructureError.
+        """
+        program = await self.program(checker.code, self._headers)
         if isinstance(program.content, str):
             return Ruling(Verdict.TEST_ERROR, f"the checker does not compile: {program.content}")
         spec = self._spec(program, limits)
@@ -271,7 +283,7 @@ class CommandJudge:
         row = self._rows[language]
         try:
             places = await asyncio.to_thread(places_of, language, row)
-            compiler = Compiler(row, places, self._num_cells)
+            compiler = Compiler(row, places, self._num_cells, self._headers)
             self._compilers.append(compiler)
             program = await compiler.program(row.probe)
             (answer,) = (await ran_of(compiler.run(program, "", _PROBE_LIMITS))).answers
@@ -296,13 +308,6 @@ class CommandJudge:
             return compiler.run(compiled, test.input, limits)
 
         return ask
-
-    async def check(
-        self, checker: Checker, files: Sequence[bytes], limits: Limits
-    ) -> Run[Ruling] | Ruling:
-        """One run of a checker, as of Compiler. Raises InfrastructureError."""
-        compiler = await self.require(checker.language)
-        return await compiler.check(checker, self._headers, files, limits)
 
     @property
     def num_replaced(self) -> int:

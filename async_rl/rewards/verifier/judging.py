@@ -229,7 +229,8 @@ class Judge:
         files = [given, output, answer]
         limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
         if checker.language != PYTHON:
-            return await self._commands.check(checker, files, limits)
+            compiler = await self._commands.require(checker.language)
+            return await compiler.check(checker, files, limits)
         how = checker.code, checker.form, checker.interacts
         files = [output, b"", given, answer]
         run = program.job(Mode.CHECK, *how, limits=limits, files=files)
