@@ -70,6 +70,13 @@ class CellFailed(Exception):
     """The cell broke or did not answer. This says nothing about the program."""
 
 
+def interpreter_paths() -> list[str]:
+    """Directories that a cell must read to run Python, with links resolved."""
+    # A virtual environment links to its base, whose library it reads.
+    paths = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
+    return sorted(paths - {"/", "/usr"})
+
+
 def entry(module: str, *arguments: Any) -> list[str]:
     """The command line of a fresh interpreter that runs the `main` of a module of this package."""
     interpreter = os.path.realpath(sys.executable)
@@ -90,12 +97,16 @@ class Executable:
     """
 
     def __init__(self, content: bytes) -> None:
-        self.descriptor = _memory_file(content)
+        self._file = _memory_file(content)
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, seals)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._file.fileno()
 
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        self._file.close()
 
 
 class Work(NamedTuple):
@@ -106,14 +117,13 @@ class Work(NamedTuple):
     """
 
     spec: JobSpec | CommandSpec
-    files: Sequence[bytes | Executable | int]
+    files: Sequence[bytes | Executable | IO[bytes]]
     read: Sequence[tuple[int, int]]
 
     def joined(self, stdin: IO[bytes], stdout: IO[bytes], peer: Cell) -> Work:
         """The work with ends of pipes as standard streams. peer: the cell at their other ends."""
         first = FIRST_STREAM if isinstance(self.spec, JobSpec) else STDIN
-        ends = stdin.fileno(), stdout.fileno()
-        files = [*self.files[:first], *ends, *self.files[first + 2 :]]
+        files = [*self.files[:first], stdin, stdout, *self.files[first + 2 :]]
         return self._replace(spec=self.spec._replace(peer=peer._number), files=files)
 
 
@@ -170,12 +180,13 @@ class Cell:
     ) -> Cell:
         """Start a cell at the given level. Raises CellFailed with the last line of its stderr.
 
-        readable: directories that it must see besides the system's; packages: names to import, and
-        the directory to import each from.
+        readable: directories that it must see besides the system's and the interpreter's; packages:
+        names to import, and the directory to import each from.
         """
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
-        given = (kind, level, os.getpid(), inside.fileno(), packages or {}, [*readable])
+        paths = [*interpreter_paths(), *readable]
+        given = (kind, level, os.getpid(), inside.fileno(), packages or {}, paths)
         # A file, not a pipe: nobody would read it while the cell starts, and a full pipe would stop
         # it.
         stderr = os.memfd_create("cell-stderr")
@@ -218,24 +229,19 @@ class Cell:
         Cancelling stops the work, or kills the cell if it does not answer.
         """
         files: list[int] = []
-        own: list[int] = []
-        try:
+        with contextlib.ExitStack() as own:
             for content in work.files:
                 if isinstance(content, bytes):
-                    own.append(_memory_file(content))
-                    content = own[-1]
-                files.append(content.descriptor if isinstance(content, Executable) else content)
+                    content = own.enter_context(_memory_file(content))
+                files.append(content.fileno())
             # The cell enforces the limits; this one is for a cell that hangs.
             longest_s = _CROWDED * (2 * work.spec.cpu_s + SLEEP_S) + _GRACE_S
             reply = await self._exchange(json.dumps(work.spec).encode(), files, longest_s)
             contents = [
-                b"" if isinstance(work.files[number], int) else os.pread(files[number], most, 0)
+                os.pread(files[number], most, 0) if work.files[number] == b"" else b""
                 for number, most in work.read
             ]
             return Outcome(reply, contents)
-        finally:
-            for descriptor in own:
-                os.close(descriptor)
 
     async def _exchange(self, spec: bytes, files: list[int], longest_s: float) -> Reply:
         try:
@@ -302,10 +308,8 @@ def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield first, last
 
 
-def _memory_file(content: bytes) -> int:
-    descriptor = os.memfd_create("cell", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+def _memory_file(content: bytes) -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("cell", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file

@@ -29,13 +29,6 @@ class Unsafe(Exception):
     """Neither namespaces nor Landlock with seccomp work on this machine."""
 
 
-def interpreter_paths() -> list[str]:
-    """Directories that a cell must read to run Python, with links resolved."""
-    # A virtual environment links to its base, whose library it reads.
-    paths = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
-    return sorted(paths - {"/", "/usr"})
-
-
 def package_paths(package: str) -> list[str]:
     """The directory or file of an installed package, then its folder of shared libraries, if any.
 
@@ -109,15 +102,14 @@ class Cells(AbstractAsyncContextManager["Cells"]):
         not installed.
         """
         paths = {package: package_paths(package) for package in packages}
-        readable = [*interpreter_paths(), *(path for entries in paths.values() for path in entries)]
+        readable = [path for entries in paths.values() for path in entries]
         folders = {package: os.path.dirname(entries[0]) for package, entries in paths.items()}
         return cls(num_cells, level, lambda: Cell.start(level, readable, folders))
 
     @classmethod
     def of_commands(cls, num_cells: int, readable: Sequence[str]) -> Cells:
         """Cells for commands. readable: everything that any of the commands may read."""
-        paths = [*interpreter_paths(), *readable]
-        return cls(num_cells, NAMESPACES, lambda: Cell.start(NAMESPACES, paths, kind=COMMANDS))
+        return cls(num_cells, NAMESPACES, lambda: Cell.start(NAMESPACES, readable, kind=COMMANDS))
 
     async def _started(self) -> Cell:
         cell = await self._start_cell()

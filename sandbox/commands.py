@@ -117,9 +117,7 @@ class _Command(child.Children):
             os.set_inheritable(executable, False)
         readable = [*spec.readable, *spec.runnable, "/dev/urandom"]
         ruleset = linux.create_ruleset(readable, namespaces.WRITABLE, spec.runnable)
-        confine = [linux.prepare_capability_drop()]
-        if ruleset >= 0:
-            confine.append(linux.prepare("landlock_restrict_self", ruleset))
+        confine = linux.prepare_confinement(ruleset)
         for target, source in enumerate((stdin, stdout, errors)):
             os.dup2(source, target)
         secret = int.from_bytes(os.urandom(8), "little")

@@ -116,7 +116,7 @@ class Comparison(NamedTuple):
         kind = type(expected)
         if is_json and type(value) is tuple:
             value = list(value)
-        if is_json and kind is not type(value) and {kind, type(value)} == {int, float}:
+        if is_json and {kind, type(value)} == {int, float}:
             return bool(value == expected)
         if type(value) is not kind:
             return False
@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
         return bool(value == expected)
 
     def _floats_equal(self, value: float, expected: float) -> bool:
-        if value == expected or (math.isnan(value) and math.isnan(expected)):
+        if math.isnan(value) and math.isnan(expected):
             return True
         tolerance = self.relative_tolerance
         return math.isclose(value, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
@@ -171,8 +171,6 @@ class Comparison(NamedTuple):
         if not relative and not absolute and not _INTEGER.fullmatch(expected):
             # Not for expected integers: a count that is off by one is wrong, however large it is.
             relative = self.relative_tolerance
-        if left == right:
-            return True
         difference = _EXACT.abs(_EXACT.subtract(left, right))
         bound = max(Decimal(absolute), _EXACT.multiply(Decimal(relative), _EXACT.abs(right)))
         return difference <= bound

@@ -59,19 +59,16 @@ class Jobs:
         """The steps that give up rights on the paths as they are mounted now."""
         if self._level == NOTHING:
             return []
-        confine = [linux.prepare_capability_drop()]
         if self._level == NAMESPACES:
             self._ruleset = linux.create_ruleset(["/"], namespaces.WRITABLE)
-        else:
-            paths = [*namespaces.SYSTEM, *readable, *namespaces.DEVICES]
-            self._ruleset = linux.create_ruleset(paths, [namespaces.NOTHING_KEPT])
-            if self._ruleset < 0:
-                raise OSError("this kernel has no Landlock")
-            # First: without a namespace of processes nothing else ends the child with its zygote.
-            confine.insert(0, linux.prepare("prctl", linux.PR_SET_PDEATHSIG, linux.SIGKILL))
-        if self._ruleset >= 0:
-            confine.append(linux.prepare("landlock_restrict_self", self._ruleset))
-        return confine
+            return linux.prepare_confinement(self._ruleset)
+        paths = [*namespaces.SYSTEM, *readable, *namespaces.DEVICES]
+        self._ruleset = linux.create_ruleset(paths, [namespaces.NOTHING_KEPT])
+        if self._ruleset < 0:
+            raise OSError("this kernel has no Landlock")
+        # First: without a namespace of processes nothing else ends the child with its zygote.
+        die_with_zygote = linux.prepare("prctl", linux.PR_SET_PDEATHSIG, linux.SIGKILL)
+        return [die_with_zygote, *linux.prepare_confinement(self._ruleset)]
 
     def run(self, spec: bytes, descriptors: list[int], host: int) -> Reply:
         """Run one job and leave nothing of it."""

@@ -68,8 +68,8 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def prepare(call: str, *args: object) -> Callable[[], int]:
-    """A system call whose arguments are converted now: integers to 64 bit, bytes to pointers. call:
-    its name, then what it is about, for the error.
+    """A system call whose arguments are converted now: integers to 64 bit, bytes and paths to
+    pointers. call: its name, then what it is about, for the error.
 
     A child that makes the call then touches few pages, and each page costs it more than the call.
     """
@@ -79,14 +79,14 @@ def prepare(call: str, *args: object) -> Callable[[], int]:
     prepared += [ctypes.c_ulong(0)] * (7 - len(prepared))
     make_call = _libc.syscall
 
-    def make() -> int:
-        result = int(make_call(*prepared))
-        if result < 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"{call}: {os.strerror(error)}")
-        return result
+    return lambda: _checked(call, make_call(*prepared))
 
-    return make
+
+def _checked(call: str, result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{call}: {os.strerror(error)}")
+    return result
 
 
 def syscall(call: str, *args: object) -> int:
@@ -97,6 +97,8 @@ def syscall(call: str, *args: object) -> int:
 def _converted(argument: object) -> object:
     if isinstance(argument, int):
         return ctypes.c_ulong(argument)
+    if isinstance(argument, str):
+        argument = os.fsencode(argument)
     return ctypes.c_char_p(argument) if isinstance(argument, bytes) else argument
 
 
@@ -107,11 +109,7 @@ def fork() -> int:
     0.5 ms of CPU per child, a fifth of a program's cost. A process with one thread needs no hook,
     and an unseeded `random` is the same for each program.
     """
-    pid = int(_libc.fork())
-    if pid < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"fork: {os.strerror(error)}")
-    return pid
+    return _checked("fork", _libc.fork())
 
 
 def become_user(number: int) -> None:
@@ -130,15 +128,12 @@ def mount(
     source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
 ) -> None:
     """mount(2)."""
-    first, second, third, last = (
-        None if text is None else os.fsencode(text) for text in (source, target, kind, data)
-    )
-    syscall(f"mount {source} on {target}", first, second, third, flags, last)
+    syscall(f"mount {source} on {target}", source, target, kind, flags, data)
 
 
 def unmount(target: str) -> None:
     """Detach a mount, even if it is in use."""
-    syscall(f"umount2 {target}", os.fsencode(target), MNT_DETACH)
+    syscall(f"umount2 {target}", target, MNT_DETACH)
 
 
 def close_all_except(kept: Iterable[int]) -> None:
@@ -156,9 +151,14 @@ def prctl(option: int, value: int = 0) -> None:
     syscall(f"prctl {option}", option, value)
 
 
-def prepare_capability_drop() -> Callable[[], int]:
-    """Empty the permitted, effective and inheritable sets."""
-    return prepare("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+def prepare_confinement(ruleset: int) -> list[Callable[[], int]]:
+    """Empty the permitted, effective and inheritable sets of capabilities, then restrict the paths
+    by a Landlock ruleset. ruleset: of `create_ruleset`.
+    """
+    steps = [prepare("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))]
+    if ruleset >= 0:
+        steps.append(prepare("landlock_restrict_self", ruleset))
+    return steps
 
 
 class _Filter(ctypes.Structure):

@@ -144,5 +144,6 @@ def _bind(path: str) -> None:
     is_folder = os.path.isdir(path)
     os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
     if not is_folder:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o666))
+        with open(target, "ab"):
+            pass
     linux.mount(path, target, None, linux.MS_BIND | (linux.MS_REC if is_folder else 0))

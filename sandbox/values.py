@@ -1,10 +1,10 @@
 """Plain values as bytes between a program and its judge: JSON, with a tagged object for each type
 that JSON lacks.
 
-Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c
-complex, l value of a type of the library ([type name, its parts]), u instance of a subclass of a
-plain type or numpy scalar ([type name, its plain value]), o any other value (what `encode` was
-given for it; its type name). Invariants: `encode` runs inside the jail and is not trusted. `decode`
+Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), l value of another
+plain type or of a type of the library ([type name, its parts]), u instance of a subclass of a plain
+type or numpy scalar ([type name, its plain value]), o any other value (what `encode` was given for
+it; its type name). Invariants: `encode` runs inside the jail and is not trusted. `decode`
 runs outside, accepts hostile bytes, raises ValueError for malformed ones, and returns values of
 plain types, of types of the library, and what `other` makes of the rest; comparing them runs no
 code of the program.
@@ -40,13 +40,15 @@ _LIBRARY: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
     ),
     range: (lambda value: [value.start, value.stop, value.step], range),
     deque: (lambda value: [list(value)], deque),
+    bytes: (lambda value: [value.hex()], bytes.fromhex),
+    complex: (lambda value: [value.real, value.imag], complex),
     datetime.timedelta: (lambda value: [*_SPAN(value)], datetime.timedelta),
     **{
         kind: (lambda value: [value.isoformat()], kind.fromisoformat)
         for kind in (datetime.date, datetime.time, datetime.datetime)
     },
 }
-"""Type of the library -> its parts, and the value of the parts."""
+"""Type -> its parts, and the value of the parts."""
 _MAKERS = {kind.__name__: make for kind, (_, make) in _LIBRARY.items()}
 
 
@@ -89,10 +91,6 @@ def tagged(value: Any, depth: int, other: Callable[[Any, int], Any]) -> Any:
         return items if kind is list else {_TAGS[kind]: items}
     if kind is dict:
         return {"d": [[tagged(part, depth, other) for part in pair] for pair in value.items()]}
-    if kind is bytes:
-        return {"b": value.hex()}
-    if kind is complex:
-        return {"c": [value.real, value.imag]}
     if kind in _LIBRARY:
         return {"l": [kind.__name__, tagged(_LIBRARY[kind][0](value), depth, other)]}
     # Not imported here: a program without numpy would pay for it.
@@ -201,7 +199,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "f": lambda body: frozenset(_hashable(body)),
     "d": _read_dict,
     "i": lambda body: int(body, 16),
-    "b": bytes.fromhex,
-    "c": lambda body: complex(body[0], body[1]),
     "l": lambda body: _MAKERS[body[0]](*body[1]),
 }

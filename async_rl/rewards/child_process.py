@@ -39,10 +39,13 @@ class ChildEnded(Exception):
 
 
 class ChildProcess(Generic[M]):
-    """The owner's end. Made by `start`."""
+    """The owner's end. Made by `start`. pid: id of the child."""
 
     def __init__(self, process: Process, answer: type[M]) -> None:
         self._process = process
+        self._requests: Any = process.stdin
+        self._answers: Any = process.stdout
+        self.pid = process.pid
         self._decoder: Any = msgspec.json.Decoder(tuple[int, answer])  # type: ignore[valid-type]
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[M]] = {}
@@ -68,11 +71,6 @@ class ChildProcess(Generic[M]):
         return cls(process, answer)
 
     @property
-    def pid(self) -> int:
-        """The id of the child."""
-        return self._process.pid
-
-    @property
     def has_ended(self) -> bool:
         """True once the child has exited."""
         return self._reading.done()
@@ -84,17 +82,14 @@ class ChildProcess(Generic[M]):
         number = next(self._numbers)
         future = asyncio.Future[M]()
         self._waiting[number] = future
-        assert self._process.stdin is not None
-        self._process.stdin.write(_line(number, message))
+        self._requests.write(_line(number, message))
         try:
             return await future
         finally:
             del self._waiting[number]
 
     async def _read(self) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        while line := await self._answers.readline():
             number, answer = self._decoder.decode(line)
             # The request may have been cancelled.
             future = self._waiting.get(number)
@@ -102,7 +97,7 @@ class ChildProcess(Generic[M]):
                 future.set_result(answer)
         code = await self._process.wait()
         # The event loop may end before it notices the broken pipe; Python 3.12 warns then.
-        self._process.stdin.close()
+        self._requests.close()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(ChildEnded(code))

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from async_rl.core.errors import AgentError
 from async_rl.core.frozen import frozen
-from async_rl.sandbox.cell import entry
-from async_rl.sandbox.cells import interpreter_paths
+from async_rl.sandbox.cell import entry, interpreter_paths
 from async_rl.sandbox.namespaces import SYSTEM
 from async_rl.sessions.endpoint import Endpoint
 

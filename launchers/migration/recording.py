@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from async_rl.core.errors import ConfigError
-from async_rl.sandbox.cell import Cell, CellFailed, Outcome, Work, command
-from async_rl.sandbox.cells import interpreter_paths
+from async_rl.sandbox.cell import Cell, CellFailed, Outcome, Work, command, interpreter_paths
 from async_rl.sandbox.namespaces import SYSTEM
 from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Ending, Profile
 
@@ -111,7 +110,7 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
 
 
 async def _in_cell(work: Work) -> Outcome:
-    cell = await Cell.start(NAMESPACES, interpreter_paths(), kind=COMMANDS)
+    cell = await Cell.start(NAMESPACES, (), kind=COMMANDS)
     try:
         return await cell.run(work)
     finally:

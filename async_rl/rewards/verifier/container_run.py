@@ -15,6 +15,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.parsers import expat
 
+import psutil
+
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, Verdict
 from async_rl.rewards.verifier.containers import PID, REPORT, Containers
@@ -153,11 +155,10 @@ class _Run:
         """
         if self._tree is None:
             try:
-                number = int((self._folder / PID).read_text())
-                stat = Path(f"/proc/{number}/stat").read_text()
-            except (OSError, ValueError):
+                first = psutil.Process(int((self._folder / PID).read_text()))
+                self._tree = ProcessTree(self._proc, first.ppid())
+            except (OSError, ValueError, psutil.Error):
                 return Usage(0.0, 0, 0.0)
-            self._tree = ProcessTree(self._proc, int(stat.rpartition(")")[2].split()[1]))
         return self._tree.use_of_all(elapsed_s)
 
     async def ruling(self, reply: Reply, rule: Rule) -> Ruling:
