@@ -161,10 +161,11 @@ def command(
 
 
 class Cell:
-    """One cell."""
+    """One cell. pid: of its outermost process."""
 
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket) -> None:
         self._process = process
+        self.pid = process.pid
         self.host = host
         # Of the process that forks its programs.
         self._number = 0
@@ -174,7 +175,7 @@ class Cell:
         cls,
         level: int,
         readable: Sequence[str],
-        packages: Mapping[str, str] | None = None,
+        packages: Mapping[str, str] = {},
         *,
         kind: str = JOBS,
     ) -> Cell:
@@ -186,7 +187,7 @@ class Cell:
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
         paths = [*interpreter_paths(), *readable]
-        given = (kind, level, os.getpid(), inside.fileno(), packages or {}, paths)
+        given = (kind, level, os.getpid(), inside.fileno(), packages, paths)
         # A file, not a pipe: nobody would read it while the cell starts, and a full pipe would stop
         # it.
         stderr = os.memfd_create("cell-stderr")
@@ -217,11 +218,6 @@ class Cell:
                 raise CellFailed(f"a cell at level {level} did not start: {reason}") from error
         finally:
             os.close(stderr)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the cell's outermost process."""
-        return self._process.pid
 
     async def run(self, work: Work) -> Outcome:
         """Run one piece of work. Raises CellFailed.
@@ -296,7 +292,7 @@ class Cell:
         """End the cell and everything in it."""
         self.host.close()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
 

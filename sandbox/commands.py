@@ -121,8 +121,7 @@ class _Command(child.Children):
         for target, source in enumerate((stdin, stdout, errors)):
             os.dup2(source, target)
         secret = int.from_bytes(os.urandom(8), "little")
-        environment = [f"{name}={value}" for name, value in spec.environment.items()]
-        become = linux.prepare_execveat(executable, spec.arguments, environment, secret)
+        become = linux.prepare_execveat(executable, spec.arguments, spec.environment, secret)
         seal = linux.prepare_seccomp(seccomp.filter_of_process(calls, os.getpid(), secret))
         child.lock_down(confine, [executable], limits, [seal])
         become()

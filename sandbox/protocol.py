@@ -94,18 +94,18 @@ class Profile(enum.IntEnum):
 class CommandSpec(NamedTuple):
     """One command and its limits.
 
-    executable: path, or "" for the descriptor after the product. files: names that the contents of
-    the other descriptors get in the working directory. product: name of a file of the working
-    directory to return. readable, runnable: paths below which files can be read, and executed.
-    cpu_s, memory_bytes: of all processes together, memory resident; process_limits: arguments of
-    setrlimit for each process; file_bytes: of each written file; scratch_bytes: of all files in the
-    working directory.
+    executable: path, or "" for the descriptor after the product. environment: NAME=value. files:
+    names that the contents of the other descriptors get in the working directory. product: name of
+    a file of the working directory to return. readable, runnable: paths below which files can be
+    read, and executed. cpu_s, memory_bytes: of all processes together, memory resident;
+    process_limits: arguments of setrlimit for each process; file_bytes: of each written file;
+    scratch_bytes: of all files in the working directory.
     """
 
     profile: int
     executable: str
     arguments: list[str]
-    environment: dict[str, str]
+    environment: list[str]
     files: list[str]
     product: str
     readable: list[str]

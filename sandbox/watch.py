@@ -198,19 +198,16 @@ def watch(spec: JobSpec, processes: Sequence[int], poller: select.poll, proc: in
             if ending is not None:
                 return ending
             ready = poller.poll(_TICK_MS)
-    if any(fd == processes[-1] for fd, _ in ready):
-        return Ending.EXITED
-    return Ending.CANCELLED
+    has_exited = any(fd == processes[-1] for fd, _ in ready)
+    return Ending.EXITED if has_exited else Ending.CANCELLED
 
 
 def _number_in_host(proc: int, process: int) -> int:
     """The number of a process in the host's /proc: a namespace has other numbers, but the fdinfo of
     a descriptor of the process contains the host's.
     """
-    number = _PID.search(_read(proc, f"self/fdinfo/{process}"))
-    if number is None:
-        raise ProcessLookupError("a process has no number in /proc")
-    return int(number[1])
+    (number,) = _PID.findall(_read(proc, f"self/fdinfo/{process}"))
+    return int(number)
 
 
 class ProcessTree(Meter):

@@ -80,11 +80,11 @@ def _run(file: Path, recorder: str, arguments: list[str]) -> list[bytes]:
         profile=Profile.TOOLS,
         executable=executable,
         arguments=[executable, *arguments[1:]],
-        environment={
-            "HOME": os.path.expanduser("~"),
-            "BASH_ENV": recorder,
-            "ASYNC_RL_DIRECTORY": os.getcwd(),
-        },
+        environment=[
+            f"HOME={os.path.expanduser('~')}",
+            f"BASH_ENV={recorder}",
+            f"ASYNC_RL_DIRECTORY={os.getcwd()}",
+        ],
         files=list(texts),
         product="recorded",
         readable=[*interpreter_paths(), *SYSTEM],

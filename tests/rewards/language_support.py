@@ -104,7 +104,7 @@ class Languages:
         cells = self.runner.run(self.judge.require("c")).cells
         spec = CommandSpec(
             profile=Profile.TOOLS, executable="/usr/bin/bash", arguments=["bash", "-c", script],
-            environment={"PATH": "/usr/bin"}, files=[], product="solution", readable=["/usr"],
+            environment=["PATH=/usr/bin"], files=[], product="solution", readable=["/usr"],
             runnable=["/usr"], cpu_s=2, memory_bytes=256 << 20, process_limits=[],
             file_bytes=1 << 20, scratch_bytes=16 << 20,
         )  # fmt: skip

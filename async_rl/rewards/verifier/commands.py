@@ -52,14 +52,14 @@ _FILE_BYTES = 128 << 20
 # As the scratch of a Python cell.
 SCRATCH_BYTES = 16 << 20
 _ARGUMENTS = {"kattis": ("input", "answer", "./"), "testlib": ("input", "output", "answer")}
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
-    "PWD": "/tmp",
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-}
+_ENVIRONMENT = (
+    "PATH=/usr/bin:/bin",
+    "HOME=/tmp",
+    "TMPDIR=/tmp",
+    "PWD=/tmp",
+    "LC_ALL=C.UTF-8",
+    "TZ=UTC",
+)
 # The kernel executes it for programs that are linked dynamically, so Landlock must allow it.
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
 # The groups that are judged at the same time: equal programs come from one group. A static program
@@ -106,9 +106,9 @@ class Compiler:
             size=_REMEMBERED, lasts=lambda product: len(product) <= _MAX_REMEMBERED_BYTES
         )
 
-    def _fill(self, texts: Sequence[str], more: Mapping[str, str] | None = None) -> list[str]:
+    def _fill(self, texts: Sequence[str], more: Mapping[str, str] = {}) -> list[str]:
         """The texts with their placeholders replaced."""
-        places = {**self._places, **(more or {})}
+        places = {**self._places, **more}
         return [re.sub(r"\{(\w+)\}", lambda match: places[match[1]], text) for text in texts]
 
     def _paths(self, patterns: Sequence[str]) -> list[str]:
@@ -118,17 +118,16 @@ class Compiler:
     def _command(self, step: Step, places: Mapping[str, str], **more: Any) -> CommandSpec:
         """The command of a step. places: further placeholders; more: the other fields."""
         (path,) = self._fill([step.program])
-        variables = dict(text.split("=", 1) for text in self._fill(step.environment))
         return CommandSpec(
             executable=path,
             arguments=[path or "solution", *self._fill(step.arguments, places)],
-            environment=_ENVIRONMENT | variables,
+            environment=[*_ENVIRONMENT, *self._fill(step.environment)],
             readable=self._paths(step.reads),
             runnable=[*self._paths(step.runs), os.path.realpath(_LOADER)] if path else [],
             **more,
         )
 
-    async def program(self, code: str, headers: Mapping[str, str] | None = None) -> Compiled:
+    async def program(self, code: str, headers: Mapping[str, str] = {}) -> Compiled:
         """The program of this source. headers: files that it may include, by name.
 
         Raises InfrastructureError.
@@ -140,14 +139,12 @@ class Compiler:
         if len(content) > MAX_SOURCE_BYTES:
             product = f"the program has {len(content)} bytes, more than {MAX_SOURCE_BYTES}"
         elif step is not None:
-            # In the order of their names: the same headers have the same key.
-            included = dict(sorted((headers or {}).items()))
-            texts = [content, *(text.encode() for text in included.values())]
+            texts = [content, *(text.encode() for text in headers.values())]
             spec = self._command(
                 step,
                 names,
                 profile=Profile.TOOLS,
-                files=[*self._fill([self.row.source], names), *included],
+                files=[*self._fill([self.row.source], names), *headers],
                 product=step.product,
                 cpu_s=step.cpu_s,
                 memory_bytes=step.memory_mb * MIB,
@@ -326,7 +323,8 @@ def load_headers(directory: str | None) -> dict[str, str]:
     if directory is None:
         return {}
     try:
-        files = [file for file in Path(directory).iterdir() if file.is_file()]
+        # In the order of their names: the same headers have the same key.
+        files = [file for file in sorted(Path(directory).iterdir()) if file.is_file()]
         return {file.name: file.read_text(encoding="utf-8") for file in files}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
