@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from . import linux, namespaces
 
 _SCRATCH_BYTES = 1 << 30
-_SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 
@@ -52,6 +51,5 @@ def main(port: int, descriptor: int, readable: Sequence[str], command: Sequence[
 
 def _bring_up_loopback() -> None:
     with socket.socket() as probe:
-        answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
-        (flags,) = struct.unpack("16xH14x", answer)
-        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+        # The kernel keeps the other flags, which say what kind of interface it is.
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))

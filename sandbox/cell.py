@@ -67,7 +67,9 @@ _ENTRY = str(Path(__file__).with_name("entry.py"))
 
 
 class CellFailed(Exception):
-    """The cell broke or did not answer. This says nothing about the program."""
+    """The cell broke or did not answer, or its child never ran the program, or was killed from
+    outside. This says nothing about the program.
+    """
 
 
 def interpreter_paths() -> list[str]:

@@ -93,9 +93,6 @@ def failure(emitted: Returned | Printed, comparison: Comparison) -> str:
         return "the returned value is malformed"
 
 
-_DEFAULT = Rules()
-
-
 class Comparison(NamedTuple):
     """The rules above. relative_tolerance: of floats where the problem states none, 0 for exact
     equality.
@@ -145,7 +142,7 @@ class Comparison(NamedTuple):
         tolerance = self.relative_tolerance
         return math.isclose(value, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
 
-    def outputs_equal(self, output: str, expected: str, rules: Rules = _DEFAULT) -> bool:
+    def outputs_equal(self, output: str, expected: str, rules: Rules) -> bool:
         """Return whether two outputs are equal by the rules for text."""
         if output == expected:
             return True

@@ -68,14 +68,6 @@ Other = Callable[[str, Any], Any]
 """(tag u or o, its body) -> the value."""
 
 
-def encode(value: Any, other: Callable[[Any, int], Any] | None = None) -> bytes:
-    """The value as bytes. other: (value that is not plain, its depth) -> its tagged object.
-
-    Raises MemoryError, RecursionError or ValueError for a value that cannot be encoded.
-    """
-    return _to_json(tagged(value, 0, other or named)).encode()
-
-
 def tagged(value: Any, depth: int, other: Callable[[Any, int], Any]) -> Any:
     """The value as a tree that JSON can express."""
     kind = type(value)
@@ -106,6 +98,14 @@ def named(value: Any, depth: int) -> Any:
     for copy in plain_in(value):
         return {"u": [name, tagged(copy, depth, named)]}
     return {"o": name}
+
+
+def encode(value: Any, other: Callable[[Any, int], Any] = named) -> bytes:
+    """The value as bytes. other: (value that is not plain, its depth) -> its tagged object.
+
+    Raises MemoryError, RecursionError or ValueError for a value that cannot be encoded.
+    """
+    return _to_json(tagged(value, 0, other)).encode()
 
 
 def plain_in(value: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CodeProblem
 from async_rl.rewards.responses import is_well_formed
 from async_rl.rewards.verifier.client import VerifierPool
-from async_rl.rewards.verifier.protocol import SCORE, RewardSample
+from async_rl.rewards.verifier.protocol import SCORE, Parts, RewardSample
 
 RewardFunction = Callable[[RewardSample], Any]
 """Returns an argument of `read_score`, or an awaitable of it."""
@@ -68,7 +68,7 @@ def check_functions(reward: RewardConfig) -> list[str]:
     return problems
 
 
-def read_score(name: str, returned: Any) -> dict[str, float]:
+def read_score(name: str, returned: Any) -> Parts:
     """The parts of a score, "score" among them. Raises RewardError."""
     parts = returned if isinstance(returned, dict) else {SCORE: returned}
     try:

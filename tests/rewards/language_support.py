@@ -34,7 +34,7 @@ async def results_of(judge: CommandJudge, request: VerifyRequest) -> list[TestRe
     program = program_of(request)
     tests = [[test] for test in request.tests if isinstance(test, StdinTest)]
     results = await program.results(tests, await judge.asker(program), exact, 1)
-    return program.with_rest(results, len(tests))
+    return program.with_rest(results)
 
 
 def program_of(request: VerifyRequest) -> Program:

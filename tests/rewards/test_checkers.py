@@ -10,7 +10,7 @@ from rewards_support import Jail
 from tables import table
 
 from async_rl.core.errors import DataError
-from async_rl.core.programs import Checker
+from async_rl.core.programs import Checker, OutputRules
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
@@ -27,7 +27,10 @@ def test_tolerance_bounds_the_relative_difference(
 ) -> None:
     comparison = Comparison(relative_tolerance=tolerance)
     assert comparison.values_equal([got], [expected]) is passes
-    assert expected == 0.0 or comparison.outputs_equal(f"x {got!r}", f"x {expected!r}") is passes
+    assert (
+        expected == 0.0
+        or comparison.outputs_equal(f"x {got!r}", f"x {expected!r}", OutputRules()) is passes
+    )
 
 
 KATTIS = table(__file__, "kattis")

@@ -20,7 +20,7 @@ CONFIGURED = Comparison(relative_tolerance=1e-6)
 def test_outputs_count_as_equal_or_not() -> None:
     for is_equal in (True, False):
         for got, expected in table(__file__, "outputs")[is_equal]:
-            assert EXACT.outputs_equal(got, expected) is is_equal, (got, expected)
+            assert EXACT.outputs_equal(got, expected, OutputRules()) is is_equal, (got, expected)
 
 
 @pytest.mark.parametrize("case", table(__file__, "tolerances"), ids=str)
@@ -28,8 +28,8 @@ def test_a_tolerance_counts_only_where_it_is_asked_for(case: tuple[str, str, set
     got, expected, equal_for = case
     asking = OutputRules(relative_tolerance=1e-6, absolute_tolerance=1e-6)
     found = {
-        "nobody": EXACT.outputs_equal(got, expected),
-        "configuration": CONFIGURED.outputs_equal(got, expected),
+        "nobody": EXACT.outputs_equal(got, expected, OutputRules()),
+        "configuration": CONFIGURED.outputs_equal(got, expected, OutputRules()),
         "problem": EXACT.outputs_equal(got, expected, asking),
     }
     assert {who for who, is_equal in found.items() if is_equal} == set(equal_for)
@@ -102,7 +102,7 @@ def test_an_integer_of_many_digits_fits_into_a_message() -> None:
 def test_a_wrong_output_is_not_read_to_its_end() -> None:
     expected = "1\n" * 1_000_000
     started = time.process_time()
-    assert not EXACT.outputs_equal("2\n" * 1_000_000, expected)
+    assert not EXACT.outputs_equal("2\n" * 1_000_000, expected, OutputRules())
     assert time.process_time() - started < 0.05
 
 

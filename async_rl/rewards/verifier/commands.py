@@ -30,7 +30,6 @@ from async_rl.rewards.verifier.outcomes import (
     MIB,
     NEVER_RAN,
     Answer,
-    ChildFault,
     Ran,
     Ruling,
     ended,
@@ -39,7 +38,7 @@ from async_rl.rewards.verifier.outcomes import (
     read_command,
 )
 from async_rl.rewards.verifier.program import Ask, Limits, Program, Run, ran_of, tried
-from async_rl.sandbox.cell import Executable, Outcome, command
+from async_rl.sandbox.cell import CellFailed, Executable, Outcome, command
 from async_rl.sandbox.cells import Cells
 from async_rl.sandbox.protocol import NAMESPACES, CommandSpec, Ending, Profile
 
@@ -225,12 +224,12 @@ class Compiler:
 
 
 def _product(outcome: Outcome, spec: CommandSpec) -> Product:
-    """The product of a compiler. Raises ChildFault if the program is not known to be the reason
+    """The product of a compiler. Raises CellFailed if the program is not known to be the reason
     for its end.
     """
     reply, (output, errors, product) = outcome
     if reply.ending == Ending.WALL:
-        raise ChildFault(f"after {reply.wall_s:.0f} s")
+        raise CellFailed(f"after {reply.wall_s:.0f} s")
     if len(product) > MAX_PRODUCT_BYTES:
         return f"the program is larger than {MAX_PRODUCT_BYTES // MIB} MB"
     if reply.ending == Ending.EXITED and reply.code == 0 and product:

@@ -117,7 +117,7 @@ class Judge:
                         ask = await self._commands.asker(program)
                         found = await program.results(questions, ask, rule, 1)
                 results += found
-        results = program.with_rest(results, len(request.tests))
+        results = program.with_rest(results)
         failures = (result.verdict for result in results if result.verdict is not Verdict.PASS)
         verdict = next(failures, Verdict.PASS)
         return VerifyResponse(verdict=verdict, tests=results, level=self._cells.level)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.protocol import TestResult
-from async_rl.sandbox.cell import Outcome
+from async_rl.sandbox.cell import CellFailed, Outcome
 from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.protocol import (
     CHECKER_ACCEPTS,
@@ -49,10 +49,6 @@ class Ruling(NamedTuple):
 def rejected(reason: str) -> Ruling:
     """The ruling of a checker that rejects an output or fails on it."""
     return Ruling(Verdict.WRONG_ANSWER, reason[:_MESSAGE_CHARS] or "the checker rejects the output")
-
-
-class ChildFault(Exception):
-    """The program never ran, or was killed from outside. The program is not to blame."""
 
 
 class Answer(NamedTuple):
@@ -94,12 +90,12 @@ def result_of(ruling: Ruling, reply: Reply = NEVER_RAN, num_tests: int = 1) -> T
 
 
 def read_job(outcome: Outcome, spec: JobSpec) -> Ran:
-    """One answer per run that was reached. Raises ChildFault."""
+    """One answer per run that was reached. Raises CellFailed as `ended`."""
     reply, (result, *outputs) = outcome
     frames, is_malformed = read_frames(result, spec.num_runs)
     ran = partial(Ran, reply)
     if reply.ending == Ending.FAULT:
-        raise ChildFault(f"the child could not be locked down: {reply.fault}")
+        raise CellFailed(f"the child could not be locked down: {reply.fault}")
     if frames and frames[0].kind is not Kind.LOADED:
         return ran([Answer(_failure(frames[0]))] * spec.num_runs)
     answers = [_answer(frame, outputs, spec) for frame in frames[1:]]
@@ -192,7 +188,7 @@ def ended(
     reply: Reply, spec: JobSpec | CommandSpec, said: str = "", *, has_no_memory: bool = False
 ) -> Ruling:
     """The ruling on a program that did not succeed. said: its last words; has_no_memory: they
-    contain that it got no memory. Raises ChildFault.
+    contain that it got no memory. Raises CellFailed if it never ran, or was killed from outside.
     """
     stopped_by = 0
     left = f"exited with status {reply.code}"
@@ -202,7 +198,7 @@ def ended(
         case Ending.WALL:
             return Ruling(Verdict.TIMEOUT, f"slept for {spec.cpu_s + SLEEP_S:g} s")
         case Ending.FAULT | Ending.CANCELLED:
-            raise ChildFault(reply.fault or "the job was cancelled")
+            raise CellFailed(reply.fault or "the job was cancelled")
         case Ending.SIGNALED:
             # Not signal.Signals: real-time signals have no name.
             stopped_by = reply.code
@@ -215,7 +211,7 @@ def ended(
         return Ruling(Verdict.MEMORY, "out of memory")
     if stopped_by == signal.SIGKILL:
         # The kernel kills some process when the machine is out of memory; this one is not to blame.
-        raise ChildFault("the child was killed from outside")
+        raise CellFailed("the child was killed from outside")
     if stopped_by == signal.SIGXFSZ:
         return Ruling(Verdict.OUTPUT_LIMIT, "wrote too much")
     return Ruling(Verdict.RUNTIME_ERROR, f"{left}: {said}".rstrip(": "))
@@ -223,7 +219,7 @@ def ended(
 
 def read_command(outcome: Outcome, spec: CommandSpec, memory_marks: Sequence[str] = ()) -> Ran:
     """The result of a command. memory_marks: texts that its runtime prints when it is out of
-    memory. Raises ChildFault.
+    memory. Raises CellFailed as `ended`.
     """
     reply, (output, errors, _) = outcome
     # The last byte only shows that there are more.
@@ -243,7 +239,7 @@ def read_command(outcome: Outcome, spec: CommandSpec, memory_marks: Sequence[str
 
 
 def read_check(outcome: Outcome, spec: CommandSpec, form: str) -> Ruling:
-    """The ruling of a checker that is a command, by how it exited. Raises ChildFault."""
+    """The ruling of a checker that is a command, by how it exited. Raises CellFailed as `ended`."""
     reply, (_, errors, product) = outcome
     if reply.ending == Ending.EXITED and reply.code == CHECKER_ACCEPTS[form]:
         return Ruling()

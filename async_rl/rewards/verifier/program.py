@@ -14,7 +14,7 @@ from async_rl.core.assert_tests import Call, asked_by
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AssertTest, StdinTest, Verdict
-from async_rl.rewards.verifier.outcomes import MIB, ChildFault, Ran, Ruling, read_job, result_of
+from async_rl.rewards.verifier.outcomes import MIB, Ran, Ruling, read_job, result_of
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.cell import CellFailed, Outcome, Work, job, packed, pipe
 from async_rl.sandbox.cells import Cells
@@ -37,18 +37,18 @@ class Run(NamedTuple, Generic[T]):
     read: Callable[[Outcome], T]
 
     async def once(self) -> T:
-        """The result. Raises CellFailed or ChildFault."""
+        """The result. Raises CellFailed."""
         return self.read(await self.cells.run(self.work))
 
 
 async def tried(work: Callable[[], Awaitable[T]]) -> T:
     """The result of work. Raises InfrastructureError if no cell could do it."""
-    problem: Exception | None = None
+    problem: CellFailed | None = None
     for _ in range(_TRIES):
         try:
             return await work()
-        # Only these two: any other error is a fault of the verifier, and must be seen.
-        except (CellFailed, ChildFault) as error:
+        # Only this one: any other error is a fault of the verifier, and must be seen.
+        except CellFailed as error:
             problem = error
     raise InfrastructureError(
         f"no cell could run the program in {_TRIES} attempts: {problem}"
@@ -65,7 +65,7 @@ async def interacted(program: Run[Ran], checker: Run[Ruling]) -> tuple[Ruling, R
 
     A program that fails by itself has failed; otherwise the checker decides, and a program that it
     accepts must also end well. This process holds both ends of the pipes, so that neither side
-    notices the exit of the other before its reply is here. Raises CellFailed or ChildFault.
+    notices the exit of the other before its reply is here. Raises CellFailed.
     """
     async with program.cells.places, program.cells.cell() as first, checker.cells.cell() as second:
         with pipe() as (stdin, to_program), pipe() as (from_program, stdout):
@@ -151,25 +151,25 @@ class Program:
         num_late = sum(result.verdict is Verdict.TIMEOUT for result in results)
         return num_late >= MOST_TIMEOUTS
 
-    def with_rest(self, results: list[TestResult], num_tests: int) -> list[TestResult]:
+    def with_rest(self, results: list[TestResult]) -> list[TestResult]:
         """Add the results of the tests that did not run because other tests used up their time."""
         message = f"not run: {MOST_TIMEOUTS} tests of the program used up their time"
         late = result_of(Ruling(Verdict.TIMEOUT, message))
         if self.request.stop_at_first_failure:
             return results
-        return results + [late] * (num_tests - len(results))
+        return results + [late] * (len(self.request.tests) - len(results))
 
     def job(
         self,
         mode: Mode,
         *payload: Any,
-        limits: Limits | None = None,
+        limits: Limits,
         num_runs: int = 1,
         num_tests: int = 1,
         files: Sequence[bytes] = (),
     ) -> Run[Ran]:
-        """A job. limits: limits instead of the program's; files: the other files of the job."""
-        spec = JobSpec(mode, num_runs, *(limits or self.limits), num_tests=num_tests)
+        """A job. files: the other files of the job."""
+        spec = JobSpec(mode, num_runs, *limits, num_tests=num_tests)
         return Run(self.cells, job(spec, payload, files), lambda outcome: read_job(outcome, spec))
 
     async def results(

@@ -20,8 +20,10 @@ MAX_MEMORY_MB = 65536
 
 SCORE = "score"
 """The part of a function's score that counts."""
-FunctionScores = dict[str, dict[str, float]]
-"""Name of a function -> its parts, "score" among them."""
+Parts = dict[str, float]
+"""The named parts of a function's score, "score" among them."""
+FunctionScores = dict[str, Parts]
+"""Name of a function -> its parts."""
 SLOW_S = 0.5
 """A program that runs for longer gives its cell's place to others. Most programs take a hundredth
 of this; one that uses its limit up takes ten times as long.

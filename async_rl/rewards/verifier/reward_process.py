@@ -26,7 +26,7 @@ from async_rl.core.errors import ConfigError, RewardError, raised_at
 from async_rl.core.frozen import Value
 from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.rewards.functions import find_function, read_score
-from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample
+from async_rl.rewards.verifier.protocol import FunctionScores, Parts, RewardSample
 
 _MODULE = "async_rl.rewards.verifier.reward_process"
 _TRIES = 3
@@ -59,7 +59,7 @@ class Result(Value):
     is_suspect: the call may be at fault, and a process of its own would show it.
     """
 
-    parts: dict[str, float] = msgspec.field(default_factory=dict)
+    parts: Parts = msgspec.field(default_factory=dict)
     error: str = ""
     is_suspect: bool = False
 
@@ -96,7 +96,7 @@ class RewardProcess:
             }
         return {name: task.result() for name, task in tasks.items()}
 
-    async def _score(self, call: RewardCall) -> dict[str, float]:
+    async def _score(self, call: RewardCall) -> Parts:
         # Also while a call is repeated, so that the child never runs more calls than it may.
         async with self._slots:
             for _ in range(_TRIES):
@@ -107,20 +107,17 @@ class RewardProcess:
                 result = Result(is_suspect=True)
             # In the shared process a suspect would stop the calls of other samples again.
             if result.is_suspect:
-                result = await self._result_alone(call)
+                # One at a time, because each process loads the functions and their models again.
+                async with self._alone:
+                    child = await self._start()
+                    try:
+                        # Without other calls, so that its exit is the fault of this one.
+                        result = await self._result(child, call)
+                    finally:
+                        await child.kill()
         if result.error:
             raise RewardError(result.error)
         return result.parts
-
-    async def _result_alone(self, call: RewardCall) -> Result:
-        """The result in a process without other calls, so that its exit is this call's fault."""
-        # One at a time, because each process loads the functions and their models again.
-        async with self._alone:
-            child = await self._start()
-            try:
-                return await self._result(child, call)
-            finally:
-                await child.kill()
 
     async def _result(self, child: ChildProcess[Result], call: RewardCall) -> Result:
         """The result of a call. Raises ChildEnded if its process exited because of another call."""
