@@ -128,7 +128,6 @@ class _Command(child.Children):
 
     def _prepare_directory(self) -> None:
         namespaces.renew_scratch(self._spec.scratch_bytes)
-        os.chdir(namespaces.SCRATCH)
         first = FIRST_FILE + (not self._spec.executable)
         for name, source in zip(self._spec.files, self._descriptors[first:], strict=True):
             with open(name, "xb") as file:

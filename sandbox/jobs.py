@@ -75,7 +75,6 @@ class Jobs:
         reply = self._run(JobSpec(*json.loads(spec)), descriptors, host)
         if self._level == NAMESPACES and not namespaces.scratch_is_clean():
             namespaces.renew_scratch()
-            os.chdir(namespaces.SCRATCH)
             if self._ruleset >= 0:
                 os.close(self._ruleset)
             # A rule on a directory that a later mount hides does not apply.

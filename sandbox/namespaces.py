@@ -77,7 +77,9 @@ def become_first_process(readable: Sequence[str], host: int, descriptor: int) ->
 
 
 def renew_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
-    """Mount an empty file system of this size as scratch, in place of the previous one."""
+    """Mount an empty file system of this size as scratch, in place of the previous one, and make it
+    the working directory.
+    """
     with contextlib.suppress(OSError):  # there is none yet
         linux.unmount(SCRATCH)
     linux.mount(
@@ -87,6 +89,7 @@ def renew_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
         linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC,
         f"size={size_bytes},nr_inodes={size_bytes // _INODE_BYTES},mode=0777",
     )
+    os.chdir(SCRATCH)
 
 
 def scratch_is_clean() -> bool:

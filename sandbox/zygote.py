@@ -49,7 +49,6 @@ def main(
     if level == NAMESPACES:
         namespaces.become_first_process(readable, host, descriptor)
         namespaces.renew_scratch()
-        os.chdir(namespaces.SCRATCH)
     else:
         linux.die_with(host)
         os.chdir("/")

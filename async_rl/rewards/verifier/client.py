@@ -226,10 +226,10 @@ class VerifierClient(VerifierPool):
         self._stops = config.reward.mode == "all_or_nothing"
 
     async def verify(
-        self, problem: CodeProblem, code: str, *, stops: bool | None = None
+        self, problem: CodeProblem, code: str, *, stops: bool = True
     ) -> list[TestResult]:
-        """One result per test that ran. stops: at the first failure, by default if the reward needs
-        every test. Raises InfrastructureError if no verifier could judge.
+        """One result per test that ran. stops: at the first failure, if the reward needs every
+        test. Raises InfrastructureError if no verifier could judge.
         """
         request = VerifyRequest(
             code=code,
@@ -238,7 +238,7 @@ class VerifierClient(VerifierPool):
             setup=problem.setup,
             timeout_s=self._sandbox.timeout_s,
             memory_mb=self._sandbox.memory_mb,
-            stop_at_first_failure=self._stops if stops is None else stops,
+            stop_at_first_failure=stops and self._stops,
         )
         return (await self.answer(request)).tests
 

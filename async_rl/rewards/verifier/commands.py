@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
+from async_rl.core.packaged import read_packaged
 from async_rl.core.programs import Checker
 from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
-from async_rl.rewards.verifier.languages import LanguageRow, Step, places_of, source_names, table
+from async_rl.rewards.verifier.languages import LanguageRow, Step, places_of, source_names
 from async_rl.rewards.verifier.outcomes import (
     MIB,
     NEVER_RAN,
@@ -254,7 +255,7 @@ class CommandJudge:
         self._level = level
         self._reasons = reasons
         self._headers = headers
-        self._rows = table()
+        self._rows = read_packaged(__package__, "languages.toml", dict[str, LanguageRow])
         self._known = Memo[Compiler | str](size=len(self._rows), lasts=lambda _: True)
         self._compilers: list[Compiler] = []
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from async_rl.core.errors import Unsupported
 from async_rl.core.frozen import Value
-from async_rl.core.packaged import read_packaged
 from async_rl.core.programs import PYTHON
 
 # A tool of the machine may be a script that waits for a network.
@@ -64,11 +63,6 @@ class LanguageRow(Value):
     run: Run
     locate: tuple[str, ...] = ()
     compile: Compile | None = None
-
-
-def table() -> dict[str, LanguageRow]:
-    """The rows, by language."""
-    return read_packaged(__package__, "languages.toml", dict[str, LanguageRow])
 
 
 def places_of(language: str, row: LanguageRow) -> dict[str, str]:

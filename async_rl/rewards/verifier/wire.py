@@ -47,42 +47,48 @@ _AREAL_ERROR_TYPES = {
 }
 
 
-class Body(Value, kw_only=True, forbid_unknown_fields=False):
-    """Base of requests: unknown fields are ignored."""
+class Part(Value, forbid_unknown_fields=False):
+    """Base of the parts of requests: unknown fields are ignored."""
 
 
-def _request_of(
-    code: str,
-    tests: list[CodeTest],
-    *,
-    language: str = PYTHON,
-    timeout_s: float | None = None,
-    memory_mb: float = 0,
-    stops: bool = True,
-) -> VerifyRequest:
-    """A request with these tests. memory_mb: the server's limit if below 1. Raises ValueError
-    if there are no tests, or if the language is unknown.
-    """
-    known = language_of(language)
-    if known is None:
-        raise ValueError(
-            f"language {language[:40]!r} is not one of {', '.join(LANGUAGES)} - at `$.language`"
+class Body(Part, kw_only=True):
+    """Base of requests."""
+
+    code: str
+    language: str = PYTHON
+
+    def request(
+        self,
+        tests: list[CodeTest],
+        *,
+        timeout_s: float | None,
+        memory_mb: float = 0,
+        stops: bool = True,
+    ) -> VerifyRequest:
+        """The program with these tests. memory_mb: the server's limit if below 1. Raises ValueError
+        if there are no tests, or if the language is unknown.
+        """
+        known = language_of(self.language)
+        if known is None:
+            raise ValueError(
+                f"language {self.language[:40]!r} is not one of {', '.join(LANGUAGES)} - at"
+                " `$.language`"
+            )
+        if not tests:
+            raise ValueError("no tests, so every program would pass - at `$.problem.input_output`")
+        # Clients of other systems name limits beyond those of this server without meaning them.
+        memory = min(max(int(memory_mb), MIN_MEMORY_MB), MAX_MEMORY_MB) if memory_mb >= 1 else None
+        return VerifyRequest(
+            code=self.code,
+            tests=tests,
+            language=known,
+            timeout_s=timeout_s,
+            memory_mb=memory,
+            stop_at_first_failure=stops,
         )
-    if not tests:
-        raise ValueError("no tests, so every program would pass - at `$.problem.input_output`")
-    # Clients of other systems name limits beyond those of this server without meaning them.
-    memory = min(max(int(memory_mb), MIN_MEMORY_MB), MAX_MEMORY_MB) if memory_mb >= 1 else None
-    return VerifyRequest(
-        code=code,
-        tests=tests,
-        language=known,
-        timeout_s=timeout_s,
-        memory_mb=memory,
-        stop_at_first_failure=stops,
-    )
 
 
-class ArealProblem(Body):
+class ArealProblem(Part):
     """The tests of a problem, in the form of its data."""
 
     input_output: Any
@@ -92,15 +98,13 @@ class ArealFunction(Body):
     """AReaL's code function; stops at a failure."""
 
     problem: ArealProblem
-    code: str
-    language: str = PYTHON
     timeout: Timeout | None = None
 
     def program(self) -> VerifyRequest:
         """The program with the tests of the problem."""
         with at("$.problem"):
             tests = read_input_output(self.problem.input_output)
-        return _request_of(self.code, tests, language=self.language, timeout_s=self.timeout)
+        return self.request(tests, timeout_s=self.timeout)
 
     async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
         """One code per test up to the first failure: true, false, -1 (error, limit) or -2 (no
@@ -116,7 +120,7 @@ class ArealFunction(Body):
         }
 
 
-class ArealTestCase(Body, rename="camel"):
+class ArealTestCase(Part, rename="camel"):
     """One pair of input and output."""
 
     input: str
@@ -126,10 +130,8 @@ class ArealTestCase(Body, rename="camel"):
 class ArealCall(Body, rename="camel"):
     """AReaL's function calls. timeout: s per test; memory: MB, 0 for the server's limit."""
 
-    code: str
     testcases: Annotated[list[ArealTestCase], Meta(min_length=1, max_length=1000)]
     uid: Any = ""
-    language: str = PYTHON
     entry_function: str = ""
     is_fast_fail: bool = True
     # Remote tests are files that only AReaL's own service can read.
@@ -143,13 +145,8 @@ class ArealCall(Body, rename="camel"):
         for index, case in enumerate(self.testcases):
             with at(f"$.testcases[{index}]"):
                 tests.append(pair_test(case.input, case.expected_output, self.entry_function))
-        return _request_of(
-            self.code,
-            tests,
-            language=self.language,
-            timeout_s=self.timeout,
-            memory_mb=self.memory,
-            stops=self.is_fast_fail,
+        return self.request(
+            tests, timeout_s=self.timeout, memory_mb=self.memory, stops=self.is_fast_fail
         )
 
     async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
@@ -173,7 +170,6 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
     memory_limit_mb: below 1 for the limit of the server.
     """
 
-    code: str
     language: str
     stdin: str | None = None
     run_timeout: Timeout | None = None
@@ -184,13 +180,8 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
 
     def program(self) -> VerifyRequest:
         """The program; its test only has the standard input."""
-        return _request_of(
-            self.code,
-            [StdinTest(input=self.stdin or "", output="")],
-            language=self.language,
-            timeout_s=self.run_timeout,
-            memory_mb=self.memory_limit_mb,
-        )
+        test = StdinTest(input=self.stdin or "", output="")
+        return self.request([test], timeout_s=self.run_timeout, memory_mb=self.memory_limit_mb)
 
     async def answer(self, service: VerifierService, program: VerifyRequest) -> Reply:
         """The output of the program: Success if it exited with status 0."""
