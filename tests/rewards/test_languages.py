@@ -6,10 +6,10 @@ import pytest
 from language_support import Languages
 from tables import table
 
+from async_rl.core.packaged import read_packaged
 from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
-from async_rl.rewards.verifier.languages import Unsupported, source_names
-from async_rl.rewards.verifier.languages import table as rows
+from async_rl.rewards.verifier.languages import LanguageRow, Unsupported, source_names
 from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.cells import Cells
 
@@ -18,8 +18,9 @@ BROKEN = table(__file__, "broken")
 
 
 def test_every_language_of_the_table_has_a_program_here() -> None:
-    assert set(SQUARES) == set(rows())
-    assert set(BROKEN) == {name for name, row in rows().items() if row.compile is not None}
+    rows = read_packaged("async_rl.rewards.verifier", "languages.toml", dict[str, LanguageRow])
+    assert set(SQUARES) == set(rows)
+    assert set(BROKEN) == {name for name, row in rows.items() if row.compile is not None}
 
 
 @pytest.mark.parametrize("language", SQUARES)
