@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from .comparison import Comparison, Printed, Returned, failure
+from .comparison import Printed, Returned, failure
 from .programs import Runner, describe_text, described, exit_status, open_streams, run_main
 from .protocol import CHECKER_ACCEPTS, Kind
 
@@ -42,9 +42,8 @@ class Comparer(Runner):
     def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> None:
         """Compare. fields: of a Returned, or of a Printed, which has fewer."""
         self.frame(-1, Kind.LOADED)
-        comparison = Comparison(relative_tolerance=relative_tolerance)
         emitted = Returned if len(fields) == len(Returned._fields) else Printed
-        reason = failure(emitted(*fields), comparison)
+        reason = failure(emitted(*fields), relative_tolerance)
         self.frame(0, Kind.FAILED if reason else Kind.PASSED, describe_text(reason))
 
 

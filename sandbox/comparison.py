@@ -74,8 +74,11 @@ class Printed(NamedTuple):
     rules: tuple[Any, ...]
 
 
-def failure(emitted: Returned | Printed, comparison: Comparison) -> str:
-    """The reason why the emitted value or text is wrong; empty if it is right."""
+def failure(emitted: Returned | Printed, relative_tolerance: float) -> str:
+    """The reason why the emitted value or text is wrong; empty if it is right. relative_tolerance:
+    of a `Comparison`.
+    """
+    comparison = Comparison(relative_tolerance)
     try:
         if isinstance(emitted, Returned):
             body, function, args, expected, types = emitted

@@ -55,13 +55,11 @@ from async_rl.rewards.verifier.program import (
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.cells import Cells
-from async_rl.sandbox.comparison import Comparison, Printed, Returned, failure, shorten
+from async_rl.sandbox.comparison import Printed, Returned, failure, shorten
 from async_rl.sandbox.protocol import Mode
 
 LARGE_BYTES = 1 << 16
 """The most that is decoded in the server's process for one test."""
-# Memory of a decoded value, in multiples of its bytes.
-_ROOM = 40
 # A cell for Python has refused a process. A cell for commands allows it.
 _REFUSED = "PermissionError: [Errno 1] Operation not permitted"
 
@@ -94,7 +92,6 @@ class Judge:
         self._package = re.compile(rf"\b(?:{'|'.join(map(re.escape, config.packages))})\b")
         # A process, because the text is the policy's, and parsing it may take any time.
         self._words = TextProcess()
-        self._comparison = Comparison(relative_tolerance=config.float_tolerance)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling stops the program."""
@@ -212,12 +209,12 @@ class Judge:
         else:
             emitted = Returned(body, *question)
             size = len(body)
+        tolerance = self._config.float_tolerance
         # A child costs 2 ms, and most values are small.
         if size <= LARGE_BYTES:
-            message = failure(emitted, self._comparison)
+            message = failure(emitted, tolerance)
             return Ruling(Verdict.WRONG_ANSWER, message) if message else Ruling()
-        limits = program.limits.with_memory(_ROOM * size)
-        tolerance = self._comparison.relative_tolerance
+        limits = program.limits.with_room(size)
         ran = await tried(program.job(Mode.COMPARE, tolerance, tuple(emitted), limits=limits).once)
         return ran.answers[0].ruling
 
@@ -227,7 +224,7 @@ class Judge:
         """The run of a checker, which cannot run if it does not compile."""
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
         files = [given, output, answer]
-        limits = program.limits.with_memory(_ROOM * sum(map(len, files)))
+        limits = program.limits.with_room(sum(map(len, files)))
         if checker.language != PYTHON:
             compiler = await self._commands.require(checker.language)
             return await compiler.check(checker, files, limits)

@@ -27,6 +27,8 @@ MOST_TESTS = 64
 _LASTING = (Verdict.PASS, Verdict.COMPILE_ERROR)
 # A cell that fails says nothing about the program; a program that breaks two cells is suspect.
 _TRIES = 2
+# Memory of a decoded value, in multiples of its bytes.
+_ROOM = 40
 
 
 class Run(NamedTuple, Generic[T]):
@@ -113,9 +115,9 @@ class Limits(NamedTuple):
             output_bytes=(request.output_kb or OUTPUT_KB) * 1024,
         )
 
-    def with_memory(self, num_bytes: int) -> Limits:
-        """Return the limits with more memory."""
-        return self._replace(memory_bytes=self.memory_bytes + num_bytes)
+    def with_room(self, num_bytes: int) -> Limits:
+        """Return the limits with memory for decoded values of so many bytes."""
+        return self._replace(memory_bytes=self.memory_bytes + _ROOM * num_bytes)
 
     def with_output_of(self, tests: Sequence[StdinTest]) -> Limits:
         """Return limits in which a right answer fits, even if the request sets a lower limit."""
