@@ -28,10 +28,12 @@ SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32")
 _BUILD = "/mnt" if os.path.isdir("/mnt") else "/tmp"
 
 
-def enter(readable: Sequence[str]) -> None:
-    """Enter the namespaces; the next fork is then pid 1.
+def become_first_process(readable: Sequence[str], host: int, descriptor: int) -> None:
+    """Enter the namespaces and return as their first process, without a scratch.
 
-    Raises OSError if the kernel or a policy refuses.
+    The process that entered waits for it outside, and both end with the host process. descriptor:
+    of the host's socket, which only the first process keeps. Raises OSError if the kernel or a
+    policy refuses.
     """
     # Now: the new root has no /proc.
     process_directory = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
@@ -58,16 +60,8 @@ def enter(readable: Sequence[str]) -> None:
     if not is_root:
         _build_root(readable)
     os.close(process_directory)
-
-
-def become_first_process(readable: Sequence[str], host: int, descriptor: int) -> None:
-    """Enter the namespaces and return as their first process, without a scratch.
-
-    The process that entered waits for it outside, and both end with the host process. descriptor:
-    of the host's socket, which only the first process keeps. Raises OSError.
-    """
-    enter(readable)
     linux.die_with(host)
+    # The first process of the new namespaces.
     inner = os.fork()
     if inner:
         os.close(descriptor)

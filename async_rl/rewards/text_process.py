@@ -17,8 +17,6 @@ from async_rl.core.types import AnswerTest, Verdict
 from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.rewards.responses import is_right
 
-_MODULE = "async_rl.rewards.text_process"
-
 
 class Question(Value):
     """A response with the test to compare it with."""
@@ -50,7 +48,7 @@ class TextProcess:
         # In turns, so that the exit of the child belongs to one question.
         async with self._turn:
             if self._child is None:
-                self._child = await ChildProcess.start(_MODULE, Reply)
+                self._child = await ChildProcess.start(__name__, Reply)
             question = Question(response=response, test=test, deadline_s=deadline_s)
             try:
                 reply = await self._child.ask(question)

@@ -82,7 +82,6 @@ class VerifierPool:
         )
         self._servers: dict[str, Connection] = {}
         self._changed = asyncio.Event()
-        self._random = random.Random()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self.update_servers(urls)
 
@@ -194,7 +193,7 @@ class VerifierPool:
         """A random pause, cut short when the set of servers changes."""
         with contextlib.suppress(TimeoutError):
             # Random, so that the programs that a full server refused do not return together.
-            async with asyncio.timeout(longest_s * self._random.uniform(0.5, 1.0)):
+            async with asyncio.timeout(longest_s * random.uniform(0.5, 1.0)):
                 await self._changed.wait()
 
     def latency_quantile_s(self, quantile: float) -> float:

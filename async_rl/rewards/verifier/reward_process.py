@@ -28,7 +28,6 @@ from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.rewards.functions import find_function, read_score
 from async_rl.rewards.verifier.protocol import FunctionScores, Parts, RewardSample
 
-_MODULE = "async_rl.rewards.verifier.reward_process"
 _TRIES = 3
 """Processes that may exit because of other calls before a call gets a process of its own."""
 _LATE = 113
@@ -145,7 +144,7 @@ class RewardProcess:
 
     async def _start(self) -> ChildProcess[Result]:
         """Start a process and load the functions. Raises ConfigError."""
-        child = await ChildProcess.start(_MODULE, Result)
+        child = await ChildProcess.start(__name__, Result)
         load_s = self._timeouts.load_functions_s
         limit_s = self._timeouts.function_s
         load = LoadFunctions(reward=as_builtins(self._reward), limit_s=limit_s)

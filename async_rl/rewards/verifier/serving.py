@@ -101,13 +101,13 @@ async def serve(
 
     ready: called with the URL once requests are accepted.
     """
-    intake = _Intake(2 * service.num_cells)
+    unknown: dict[Any, _Connection] = {}
     url = url_of(listener)
     http = serving(
-        build_app(service, token, intake.know),
+        build_app(service, token, lambda client: unknown.pop(client, None)),
         listener,
         accepted_at_once=_ACCEPTED_AT_ONCE,
-        protocol=partial(_Connection, intake),
+        protocol=partial(_Connection, _most_connections(2 * service.num_cells), unknown),
     )
     # Its warnings are about requests that are not HTTP: a client could fill the log with them.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -123,48 +123,43 @@ async def serve(
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
 
 
-class _Intake:
-    """The connections of one server that have not shown the token, oldest first, by their address,
-    which is all that the application knows about the connection of a request.
-    """
-
-    def __init__(self, num_cells: int) -> None:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        left = hard - _OWN_DESCRIPTORS - _CELL_DESCRIPTORS * num_cells - _ACCEPTED_AT_ONCE
-        # A negative hard limit means no limit. asyncio accepts some connections whatever the limit
-        # is, so a smaller limit has no effect.
-        most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, left)
-        self.limit = max(most, _ACCEPTED_AT_ONCE)
-        self.unknown: dict[Any, _Connection] = {}
-
-    def know(self, client: Any) -> None:
-        """Keep the connection of this address: it has shown the token."""
-        self.unknown.pop(client, None)
+def _most_connections(num_cells: int) -> int:
+    """The connections of one server for which descriptors are left."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = hard - _OWN_DESCRIPTORS - _CELL_DESCRIPTORS * num_cells - _ACCEPTED_AT_ONCE
+    # A negative hard limit means no limit. asyncio accepts some connections whatever the limit is,
+    # so a smaller limit has no effect.
+    most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, left)
+    return max(most, _ACCEPTED_AT_ONCE)
 
 
 class _Connection(Connection):
-    """A connection with the limits of an unknown one. Its headers have the token."""
+    """A connection with the limits of an unknown one. Its headers have the token.
+
+    most: connections at a time; unknown: those that have not shown the token, oldest first, by
+    their address, which is all that the application knows about the connection of a request.
+    """
 
     headers_s = _UNKNOWN_S
 
-    def __init__(self, intake: _Intake, **options: Any) -> None:
+    def __init__(self, most: int, unknown: dict[Any, Any], **options: Any) -> None:
         super().__init__(**options)
-        self._intake = intake
+        self._most = most
+        self._unknown = unknown
         self._num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the limits; end the oldest unknown connection if there are too many."""
         super().connection_made(transport)
-        unknown = self._intake.unknown
-        unknown[self.client] = self
+        self._unknown[self.client] = self
         # uvicorn counts the connections of the server, aborted ones too until they are lost.
-        if len(self.connections) > self._intake.limit:
+        if len(self.connections) > self._most:
             # Removed now: its end is reported later, and it must not be aborted twice.
-            unknown.pop(next(iter(unknown))).transport.abort()
+            self._unknown.pop(next(iter(self._unknown))).transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
-        self._intake.know(self.client)
+        self._unknown.pop(self.client, None)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -172,7 +167,7 @@ class _Connection(Connection):
         self._num_bytes += len(data)
         # server.py limits the size and the time of the body of a connection that has shown the
         # token.
-        if self._num_bytes > _UNKNOWN_BYTES and self.client in self._intake.unknown:
+        if self._num_bytes > _UNKNOWN_BYTES and self.client in self._unknown:
             self.transport.abort()
         # An aborted connection can still deliver data; parsing it would start a request without a
         # client.
