@@ -32,7 +32,9 @@ def main(port: int, descriptor: int, readable: Sequence[str], command: Sequence[
         linux.MS_NOSUID | linux.MS_NODEV,
         f"size={_SCRATCH_BYTES},mode=0777",
     )
-    _bring_up_loopback()
+    with socket.socket() as probe:
+        # The kernel keeps the other flags of the loopback, which say what kind of interface it is.
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
     listener = socket.create_server(("127.0.0.1", port))
     with listener, socket.socket(fileno=descriptor) as host:
         socket.send_fds(host, [b"l"], [listener.fileno()])
@@ -47,9 +49,3 @@ def main(port: int, descriptor: int, readable: Sequence[str], command: Sequence[
     linux.drop_capability_bounds()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     os.execvp(command[0], list(command))
-
-
-def _bring_up_loopback() -> None:
-    with socket.socket() as probe:
-        # The kernel keeps the other flags, which say what kind of interface it is.
-        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))

@@ -234,25 +234,22 @@ class Cell:
                 files.append(content.fileno())
             # The cell enforces the limits; this one is for a cell that hangs.
             longest_s = _CROWDED * (2 * work.spec.cpu_s + SLEEP_S) + _GRACE_S
-            reply = await self._exchange(json.dumps(work.spec).encode(), files, longest_s)
+            try:
+                socket.send_fds(self.host, [json.dumps(work.spec).encode()], files)
+                reply = Reply(*await self._received(longest_s))
+            except asyncio.CancelledError:
+                await self._cancel()
+                raise
+            except (OSError, TimeoutError, TypeError, ValueError) as error:
+                self.kill()
+                raise CellFailed(
+                    f"cell {self.pid} failed in a job: {error or type(error).__name__}"
+                ) from error
             contents = [
                 os.pread(files[number], most, 0) if work.files[number] == b"" else b""
                 for number, most in work.read
             ]
             return Outcome(reply, contents)
-
-    async def _exchange(self, spec: bytes, files: list[int], longest_s: float) -> Reply:
-        try:
-            socket.send_fds(self.host, [spec], files)
-            return Reply(*await self._received(longest_s))
-        except asyncio.CancelledError:
-            await self._cancel()
-            raise
-        except (OSError, TimeoutError, TypeError, ValueError) as error:
-            self.kill()
-            raise CellFailed(
-                f"cell {self.pid} failed in a job: {error or type(error).__name__}"
-            ) from error
 
     async def _received(self, longest_s: float) -> list[Any]:
         """The fields of the next message. Raises ValueError if the cell has exited."""

@@ -23,7 +23,7 @@ _MAX_OPEN = 256
 # The shared page has one byte per child that runs Python, set once the child is locked down, and
 # then the reason why a child could not be locked down.
 _FAULT_START = 8
-_FAULT_END = 264
+_FAULT_BYTES = 256
 
 Limits = Sequence[tuple[int, tuple[int, int]]]
 """Arguments of setrlimit."""
@@ -39,7 +39,7 @@ class Page:
 
     def clear(self) -> None:
         """Remove the reports of the previous job."""
-        self._page[:_FAULT_END] = bytes(_FAULT_END)
+        self._page[:] = bytes(mmap.PAGESIZE)
 
     def set_ready(self, number: int) -> None:
         """In a child: report that it is locked down. It can no longer write to the page."""
@@ -50,12 +50,12 @@ class Page:
     def set_fault(self, error: BaseException) -> None:
         """In a child: report why it could not be locked down."""
         reason = f"{type(error).__name__}: {error}".encode()
-        length = _FAULT_END - _FAULT_START
-        self._page[_FAULT_START:_FAULT_END] = reason[:length].ljust(length)
+        self._page.seek(_FAULT_START)
+        self._page.write(reason[:_FAULT_BYTES])
 
     def fault(self, count: int) -> str:
         """Why one of the first `count` children was not locked down; empty if all were."""
-        reported = self._page[_FAULT_START:_FAULT_END].strip(b"\0 ")
+        reported = self._page[_FAULT_START:].strip(b"\0")
         if reported or all(self._page[:count]):
             return reported.decode(errors="replace")
         return "a child exited before it was locked down"

@@ -237,15 +237,10 @@ def create_ruleset(
         for path in filter(os.path.exists, paths):
             # The kernel refuses rights of directories for a file.
             kept = handled if os.path.isdir(path) else handled & _FILE_ONLY
-            _allow(ruleset, path, access & kept)
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rule = struct.pack("=Qi", access & kept, fd)
+                syscall(f"landlock_add_rule {path}", ruleset, 1, rule, 0)
+            finally:
+                os.close(fd)
     return ruleset
-
-
-def _allow(ruleset: int, path: str, access: int) -> None:
-    """Allow `access` on `path` and everything below it."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        rule = struct.pack("=Qi", access, fd)
-        syscall(f"landlock_add_rule {path}", ruleset, 1, rule, 0)
-    finally:
-        os.close(fd)

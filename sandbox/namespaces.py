@@ -56,7 +56,12 @@ def become_first_process(readable: Sequence[str], host: int, descriptor: int) ->
     uid = os.geteuid()
     gid = os.getegid()
     linux.unshare(linux.CLONE_NEWUSER | namespaces)
-    _map_ids(process_directory, uid, gid)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        fd = os.open(name, os.O_WRONLY, dir_fd=process_directory)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
     if not is_root:
         _build_root(readable)
     os.close(process_directory)
@@ -90,15 +95,6 @@ def scratch_is_clean() -> bool:
     """True if the scratch has no file: the root directory uses one inode."""
     state = os.statvfs(SCRATCH)
     return state.f_files - state.f_ffree <= 1
-
-
-def _map_ids(process_directory: int, uid: int, gid: int) -> None:
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        fd = os.open(name, os.O_WRONLY, dir_fd=process_directory)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
 
 
 def _build_root(readable: Sequence[str]) -> None:

@@ -190,7 +190,10 @@ def watch(spec: JobSpec, processes: Sequence[int], poller: select.poll, proc: in
     # Most programs exit within the first tick: nothing is measured for them.
     if not ready:
         meter = Meter(proc)
-        numbers = [_number_in_host(proc, process) for process in processes]
+        # A namespace has other numbers than the host's /proc, but the fdinfo of a descriptor of a
+        # process contains the host's.
+        infos = [_read(proc, f"self/fdinfo/{process}") for process in processes]
+        numbers = [int(_PID.findall(info)[0]) for info in infos]
         # A test and its program: each waits for the other.
         budget = Budget(spec, proc, partial(meter.use, numbers, take_turns=True))
         while not ready:
@@ -200,14 +203,6 @@ def watch(spec: JobSpec, processes: Sequence[int], poller: select.poll, proc: in
             ready = poller.poll(_TICK_MS)
     has_exited = any(fd == processes[-1] for fd, _ in ready)
     return Ending.EXITED if has_exited else Ending.CANCELLED
-
-
-def _number_in_host(proc: int, process: int) -> int:
-    """The number of a process in the host's /proc: a namespace has other numbers, but the fdinfo of
-    a descriptor of the process contains the host's.
-    """
-    (number,) = _PID.findall(_read(proc, f"self/fdinfo/{process}"))
-    return int(number)
 
 
 class ProcessTree(Meter):

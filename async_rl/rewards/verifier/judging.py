@@ -172,7 +172,11 @@ class Judge:
         """The result of a test that shares no child with others."""
         match test:
             case AnswerTest():
-                return await self._answer(test, program)
+                limit_s = program.limits.cpu_s
+                verdict = await self._words.verdict(test, program.request.code, limit_s)
+                is_right = verdict is Verdict.PASS
+                message = "" if is_right else f"not {shorten(test.expected)} by rule {test.rule}"
+                return result_of(Ruling(verdict, message))
             case ContainerTest():
                 code = program.request.code
                 limits = program.limits
@@ -183,12 +187,6 @@ class Judge:
         # Before a cell is used: such a test would fail or pass every program.
         fault = asked_by(program.request.setup, test.code, test.own).fault
         return result_of(Ruling(Verdict.TEST_ERROR, f"the test itself is broken: {fault}"))
-
-    async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
-        verdict = await self._words.verdict(test, program.request.code, program.limits.cpu_s)
-        is_right = verdict is Verdict.PASS
-        message = "" if is_right else f"not {shorten(test.expected)} by rule {test.rule}"
-        return result_of(Ruling(verdict, message))
 
     async def _ruling(self, question: Question, body: bytes, program: Program) -> Ruling:
         """The ruling on a returned value or a printed text. Raises InfrastructureError."""
