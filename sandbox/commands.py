@@ -79,7 +79,11 @@ class _Command(child.Children):
     def run(self, filters: dict[int, bytes], host: int) -> Reply:
         """Start the command, watch it, end all its processes, and return its product."""
         spec = self._spec
-        self._prepare_directory()
+        namespaces.renew_scratch(spec.scratch_bytes)
+        first = FIRST_FILE + (not spec.executable)
+        for name, source in zip(spec.files, self._descriptors[first:], strict=True):
+            with open(name, "xb") as file:
+                file.write(os.pread(source, os.fstat(source).st_size, 0))
         errors, errors_in = os.pipe()
         os.set_blocking(errors, False)
         calls = filters[spec.profile]
@@ -125,13 +129,6 @@ class _Command(child.Children):
         seal = linux.prepare_seccomp(seccomp.filter_of_process(calls, os.getpid(), secret))
         child.lock_down(confine, [executable], limits, [seal])
         become()
-
-    def _prepare_directory(self) -> None:
-        namespaces.renew_scratch(self._spec.scratch_bytes)
-        first = FIRST_FILE + (not self._spec.executable)
-        for name, source in zip(self._spec.files, self._descriptors[first:], strict=True):
-            with open(name, "xb") as file:
-                file.write(os.pread(source, os.fstat(source).st_size, 0))
 
     def _watch(self, process: int, host: int, errors: int) -> Ending:
         """Wait until the first process exits, or all together exceed a limit."""

@@ -133,17 +133,14 @@ class Comparison(NamedTuple):
                 for key in expected
             )
         if kind is float:
-            return self._floats_equal(value, expected)
+            tolerance = self.relative_tolerance
+            least = _ABSOLUTE_SHARE * tolerance
+            are_nan = math.isnan(value) and math.isnan(expected)
+            return are_nan or math.isclose(value, expected, rel_tol=tolerance, abs_tol=least)
         # Items of sets have no order, so a tolerance would need a matching.
         if kind is set or kind is frozenset:
             return _typed(value) == _typed(expected)
         return bool(value == expected)
-
-    def _floats_equal(self, value: float, expected: float) -> bool:
-        if math.isnan(value) and math.isnan(expected):
-            return True
-        tolerance = self.relative_tolerance
-        return math.isclose(value, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
 
     def outputs_equal(self, output: str, expected: str, rules: Rules) -> bool:
         """Return whether two outputs are equal by the rules for text."""

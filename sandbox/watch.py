@@ -220,9 +220,6 @@ class ProcessTree(Meter):
 
     def use_of_all(self, elapsed_s: float) -> Usage:
         """Usage of all descendants."""
-        return self.use(self._members(), elapsed_s)
-
-    def _members(self) -> list[int]:
         listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
         known = {number: mine for number, mine in self._known.items() if number in listed}
         parents: dict[int, int] = {}
@@ -236,4 +233,4 @@ class ProcessTree(Meter):
                 ancestor = parents[ancestor]
             known[number] = ancestor == self._root or known.get(ancestor, False)
         self._known = known
-        return [number for number, mine in known.items() if mine]
+        return self.use([number for number, mine in known.items() if mine], elapsed_s)

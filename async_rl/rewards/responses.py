@@ -32,6 +32,7 @@ MAX_PARSED_CHARS = 10_000
 """Most programs take the parser 10 ms then. It takes quadratic time for some texts (one f-string of
 many fields): 25 ms for 10,000 characters, 0.2 s for 50,000.
 """
+_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _FORM = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = "```"
@@ -83,7 +84,10 @@ def complete_blocks(response: str, language: Language = PYTHON) -> list[Block]:
         num_left -= len(block.code)
         if num_left < 0:
             return blocks[::-1] or [block]
-        if _parses(block.code):
+        # Python warns of odd escapes in the program, which says nothing about this process.
+        with suppress(*_UNPARSABLE), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(block.code)
             blocks.append(block)
     return blocks[::-1]
 
@@ -114,17 +118,6 @@ def _fenced_blocks(response: str, language: Language) -> list[Block]:
             opened = -1
         start = end + 1
     return blocks
-
-
-def _parses(code: str) -> bool:
-    try:
-        # Python warns of odd escapes in the program, which says nothing about this process.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 def is_right(test: AnswerTest, response: str) -> bool:
@@ -224,6 +217,6 @@ def vote_of(problem: CodeProblem, response: str, extraction: Extraction) -> str 
         return None
     if problem.language == PYTHON and len(code) <= MAX_PARSED_CHARS:
         # Without comments and layout; a program that does not parse votes for its text.
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        with suppress(*_UNPARSABLE):
             return ast.unparse(ast.parse(code))
     return code.strip()

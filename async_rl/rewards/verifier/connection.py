@@ -126,7 +126,16 @@ class Connection:
                 if response.status_code == 200:
                     await _hand_out(response, futures)
                 else:
-                    problem = _refusal(self._url, response.status_code, await response.aread())
+                    status = response.status_code
+                    reason = (await response.aread())[:200].decode(errors="replace")
+                    problem = ProtocolError(
+                        f"verifier {self._url} refused the request ({status}): {reason}"
+                    )
+                    # 429: its queue is full; 502 to 504: it restarts behind a proxy.
+                    if status in (429, 502, 503, 504):
+                        problem = Unavailable(
+                            f"verifier {self._url} takes no request now: {reason}"
+                        )
         # Nothing was sent, so these programs can go elsewhere without costing an attempt.
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             problem = Unavailable(f"verifier {self._url} cannot be reached: {error}")
@@ -159,11 +168,3 @@ async def _hand_out(response: httpx.Response, futures: list[_Waiting]) -> None:
 def _fail(future: _Waiting, problem: Exception) -> None:
     if not future.done():
         future.set_exception(problem)
-
-
-def _refusal(url: str, status: int, body: bytes) -> Exception:
-    reason = body[:200].decode(errors="replace")
-    # 429: its queue is full; 502 to 504: it restarts behind a proxy.
-    if status in (429, 502, 503, 504):
-        return Unavailable(f"verifier {url} takes no request now: {reason}")
-    return ProtocolError(f"verifier {url} refused the request ({status}): {reason}")

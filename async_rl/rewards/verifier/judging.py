@@ -182,7 +182,15 @@ class Judge:
                 limits = program.limits
                 return await judge_contained(self._containers, test, code, limits, rule)
             case StdinTest(checker=Checker() as checker):
-                return await self._interact(test, checker, program)
+                # The program and its checker run side by side.
+                ask = await self._asker(Mode.STREAMS, program)
+                playing = ask([[test]])
+                if isinstance(playing, Ran):
+                    return result_of(playing.answers[0].ruling)
+                checking = await self._checking(test, b"", checker, program)
+                if isinstance(checking, Ruling):
+                    return result_of(checking)
+                return result_of(*await tried(partial(interacted, playing, checking)))
         assert isinstance(test, AssertTest)
         # Before a cell is used: such a test would fail or pass every program.
         fault = asked_by(program.request.setup, test.code, test.own).fault
@@ -230,17 +238,6 @@ class Judge:
         files = [output, b"", given, answer]
         run = program.job(Mode.CHECK, *how, limits=limits, files=files)
         return Run(run.cells, run.work, lambda outcome: _decision(run.read(outcome)))
-
-    async def _interact(self, test: StdinTest, checker: Checker, program: Program) -> TestResult:
-        """Run a program and its checker side by side. Raises InfrastructureError."""
-        ask = await self._asker(Mode.STREAMS, program)
-        playing = ask([[test]])
-        if isinstance(playing, Ran):
-            return result_of(playing.answers[0].ruling)
-        checking = await self._checking(test, b"", checker, program)
-        if isinstance(checking, Ruling):
-            return result_of(checking)
-        return result_of(*await tried(partial(interacted, playing, checking)))
 
 
 def _decision(ran: Ran) -> Ruling:

@@ -165,18 +165,15 @@ def _failure(frame: Frame, known: Mapping[Kind, Ruling] = _FAILED) -> Ruling:
         status = frame.body[:8].decode(errors="replace")
         return Ruling(Verdict.RUNTIME_ERROR, f"exited with status {status}")
     ruling = known.get(frame.kind, Ruling(Verdict.WRONG_ANSWER, "no answer"))
-    return ruling if ruling.message else Ruling(ruling.verdict, _text(frame.body))
-
-
-def _text(body: bytes) -> str:
+    if ruling.message:
+        return ruling
     try:
         # A frame of the program: it may be anything.
-        text = json.loads(body[:4000])
+        said = json.loads(frame.body[:4000])
     except (ValueError, RecursionError):
-        return "an error without a readable message"
-    if type(text) is not str:
-        return shorten(text)
-    return text[:300].encode("utf-8", "backslashreplace").decode()
+        said = "an error without a readable message"
+    text = said if type(said) is str else shorten(said)
+    return Ruling(ruling.verdict, text[:300].encode("utf-8", "backslashreplace").decode())
 
 
 def too_much(verb: str, num_bytes: int) -> Ruling:
