@@ -20,6 +20,8 @@ MAX_TASKS = 64
 # Enough for a linker and its libraries. A larger table is memory of the kernel, which no limit
 # counts.
 _MAX_OPEN = 256
+# The kernel's largest limit of descriptors; closerange is one call for all.
+_MAX_DESCRIPTOR = 1 << 20
 # The shared page has one byte per child that runs Python, set once the child is locked down, and
 # then the reason why a child could not be locked down.
 _FAULT_START = 8
@@ -136,11 +138,15 @@ def limits_of(cpu_s: float, file_bytes: int, more: Iterable[tuple[int, int]]) ->
 def lock_down(
     confine: Sequence[Step], kept: Iterable[int], limits: Limits, seal: Sequence[Step]
 ) -> None:
-    """Give up rights, close all descriptors but `kept`, set the limits, and seal."""
+    """Give up rights, close all descriptors but 0, 1, 2 and `kept`, set the limits, and seal."""
     # In this order: closing needs no rights, and the seal forbids setrlimit.
     for give_up in confine:
         give_up()
-    linux.close_all_except(kept)
+    lowest = 2
+    # Ranges between the kept ones: asking which are open needs /proc.
+    for keep in (*sorted(kept), _MAX_DESCRIPTOR):
+        os.closerange(lowest + 1, keep)
+        lowest = keep
     for kind, pair in limits:
         set_limit(kind, pair)
     for give_up in seal:

@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -40,8 +40,6 @@ _PR_CAPBSET_DROP = 24
 SIGKILL = 9
 
 _CAPABILITY_VERSION_3 = 0x20080522
-# The kernel's largest limit of descriptors; closerange is one call for all.
-_MAX_DESCRIPTOR = 1 << 20
 
 _EXECUTE = 1
 _WRITE_FILE = 2
@@ -134,16 +132,6 @@ def mount(
 def unmount(target: str) -> None:
     """Detach a mount, even if it is in use."""
     syscall(f"umount2 {target}", target, MNT_DETACH)
-
-
-def close_all_except(kept: Iterable[int]) -> None:
-    """Close every descriptor but 0, 1, 2 and `kept`."""
-    lowest = 2
-    for keep in sorted(kept):
-        # Ranges between the kept ones: asking which are open needs /proc.
-        os.closerange(lowest + 1, keep)
-        lowest = keep
-    os.closerange(lowest + 1, _MAX_DESCRIPTOR)
 
 
 def prctl(option: int, value: int = 0) -> None:

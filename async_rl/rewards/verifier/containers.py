@@ -84,7 +84,17 @@ class Containers:
         """Raise Unsupported with the reason if no container of the image can run here."""
         async with self._opening:
             if self.controllers is None:
-                self.controllers = await self._read_controllers()
+                status, said = await self._ask(
+                    "info", "--format", "{{json .Host.CgroupControllers}}"
+                )
+                if status:
+                    raise Unsupported(
+                        f"containers need {self._engine[0]}, which does not work here:"
+                        f" {said[-300:]}; correct sandbox.container_engine={list(self._engine)}"
+                    )
+                # Options that need control groups: the limits hold without them, but less exactly.
+                known = json.loads(said) or ()
+                self.controllers = [name for name in ("memory", "pids") if name in known]
             if image in self._images:
                 return
             if image in self._rootfs:
@@ -101,16 +111,6 @@ class Containers:
                     " sandbox.rootfs"
                 )
             self._images.add(image)
-
-    async def _read_controllers(self) -> list[str]:
-        """Options that need control groups: the limits hold without them, but less exactly."""
-        status, said = await self._ask("info", "--format", "{{json .Host.CgroupControllers}}")
-        if status:
-            raise Unsupported(
-                f"containers need {self._engine[0]}, which does not work here:"
-                f" {said[-300:]}; correct sandbox.container_engine={list(self._engine)}"
-            )
-        return [name for name in ("memory", "pids") if name in (json.loads(said) or ())]
 
     async def _ask(self, *words: str) -> tuple[int, str]:
         """Exit status and text of a command of the engine."""

@@ -10,16 +10,6 @@ from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
 
-def hollow_program(problem: CodeProblem) -> str:
-    """A program that prints nothing and defines every function that the tests call; they return
-    None.
-    """
-    usable = sorted(
-        name for name in names_asked(problem) if name.isidentifier() and not keyword.iskeyword(name)
-    )
-    return "".join(f"def {name}(*args, **keywords): pass\n" for name in usable)
-
-
 async def problem_with_tests(judge: Judge, problem: CodeProblem) -> str:
     """The reason why the tests of a row are useless; empty if they are not, or judge words.
 
@@ -27,8 +17,12 @@ async def problem_with_tests(judge: Judge, problem: CodeProblem) -> str:
     """
     if not problem.tests or any(isinstance(test, AnswerTest) for test in problem.tests):
         return ""
+    usable = sorted(
+        name for name in names_asked(problem) if name.isidentifier() and not keyword.iskeyword(name)
+    )
     request = VerifyRequest(
-        code=hollow_program(problem),
+        # Prints nothing and defines every function that the tests call; they return None.
+        code="".join(f"def {name}(*args, **keywords): pass\n" for name in usable),
         tests=problem.tests,
         setup=problem.setup,
         stop_at_first_failure=False,
