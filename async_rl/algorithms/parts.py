@@ -6,7 +6,6 @@ every rank must compute the same sums in the same order, whatever elements it ha
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,16 +13,16 @@ from torch import Tensor
 from async_rl.core.frozen import frozen
 
 
-def _alone(x: Tensor) -> Tensor:
-    return x
-
-
-@frozen
 class Across:
-    """sum, maximum: replace the elements of a tensor by their sum or maximum over the ranks."""
+    """Sums over the elements of all ranks; by itself of one rank, which has all."""
 
-    sum: Callable[[Tensor], Tensor] = _alone
-    maximum: Callable[[Tensor], Tensor] = _alone
+    def sum(self, x: Tensor) -> Tensor:
+        """Replace x by its sum over all parts of the batch (collective) and return it."""
+        return x
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Replace x by its largest values over all parts (collective) and return it."""
+        return x
 
     def mean(self, x: Tensor) -> float:
         """Return the mean of all elements of all ranks, 0 if there are none: any dtype [...] ->

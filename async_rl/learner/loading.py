@@ -8,7 +8,6 @@ would compute wrongly is rejected at the start, not trained wrongly.
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from async_rl.algorithms.compiling import Compilation
 from async_rl.batching.packing import pack_rows
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.learner.attention import WHOLE_ROWS, Context, use_segments
+from async_rl.learner.attention import use_segments
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, ValueHead
 from async_rl.learner.pretrained import PretrainedWeights
 from async_rl.learner.sharding import Ranks, divide_ranks
@@ -34,8 +33,6 @@ TOLERANCE = 1e-3
 # Two rows share a prompt of three tokens, so the check covers attention to a shared prompt.
 _PROBE = ((3, 1, 4, 1, 5, 9, 2), (3, 1, 4, 1, 6, 5), (2, 7, 1, 8))
 _PROBE_PROMPT = 3
-
-AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
 def ranks_of(config: RunConfig, *, rank: int, world_size: int, device: torch.device) -> Ranks:
@@ -68,7 +65,7 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
         policy.value_head = ValueHead(policy.lm, max_tokens=max_tokens)
     blocks = _blocks(config.learner.shard_units, policy)
 
-    def sharded(model: AnyModel, part: nn.Module, prefix: str, dtype: torch.dtype) -> AnyModel:
+    def shard(model: nn.Module, part: nn.Module, prefix: str, dtype: torch.dtype) -> None:
         fill = None
         if weights is not None:
             names = {p: prefix + name for name, p in part.named_parameters()}
@@ -82,7 +79,6 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
         # On a CPU compiling takes longer than it saves, and attention has another plan per row.
         if ranks.device.type == "cuda":
             compile_blocks(own_blocks)
-        return model
 
     # The policy last: FSDP's wrappers cannot be copied. Each copy is sharded before the next is
     # made, so that at most two whole models are in main memory if they are loaded whole.
@@ -91,17 +87,17 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     if reference is not None and adapter is None:
         # A reference that follows the policy in small steps needs float32.
         dtype = torch.float32 if reference.ref_ema_eta else ranks.dtype
-        copy = policy.frozen_copy(dtype)
-        frozen = sharded(copy, copy.lm, "", dtype)
+        frozen = policy.frozen_copy(dtype)
+        shard(frozen, frozen.lm, "", dtype)
     critic_model = None
     if has_own_backbone:
         # Before the adapter is added: all weights of a critic are trained.
         critic_model = Critic(policy.lm, max_tokens=max_tokens, context=ranks.context)
         prefix = f"{policy.lm.base_model_prefix}."
-        sharded(critic_model, critic_model.backbone, prefix, torch.float32)
+        shard(critic_model, critic_model.backbone, prefix, torch.float32)
     if adapter is not None:
         add_adapter(policy.lm, adapter)
-    policy = sharded(policy, policy.lm, "", torch.float32)
+    shard(policy, policy.lm, "", torch.float32)
     if reference is not None and adapter is not None:
         frozen = BasePolicy(policy)
     return LearnerModels(policy=policy, reference=frozen, critic=critic_model)
@@ -115,16 +111,21 @@ def _open_policy(
     if ranks.is_sharded:
         weights = PretrainedWeights.open(path, trust_remote_code=config.model.trust_remote_code)
     if weights is None:
-        policy = load_policy(
-            path,
-            trust_remote_code=config.model.trust_remote_code,
-            context=ranks.context,
-        )
+        policy = load_policy(path, trust_remote_code=config.model.trust_remote_code)
     else:
         if ranks.rank == 0:
             # The other ranks have the same model; their first collective waits for this one.
-            _checked(weights.first_layers(), path, context=WHOLE_ROWS)
-        policy = _prepared(weights.empty_model(), context=ranks.context)
+            _checked(weights.first_layers(), path)
+        policy = _prepared(weights.empty_model())
+    heads = policy.lm.config.get_text_config().num_attention_heads
+    if heads % ranks.context.size:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ConfigError(
+            f"learner.context_ranks={ranks.context.size} does not divide the {heads} attention"
+            f" heads of {type(policy.lm).__name__}: each rank computes the attention of a part of"
+            f" them; set learner.context_ranks to one of {', '.join(map(str, divisors))}"
+        )
+    policy.context = ranks.context
     if config.learner.gradient_checkpointing:
         recompute_activations(policy.lm)
     return policy, weights
@@ -146,16 +147,11 @@ def _blocks(shard_units: int | list[str], policy: Policy) -> Sequence[str]:
     return shard_units
 
 
-def load_policy(
-    path: Path,
-    *,
-    trust_remote_code: bool,
-    context: Context = WHOLE_ROWS,
-) -> Policy:
+def load_policy(path: Path, *, trust_remote_code: bool) -> Policy:
     """Load a causal language model in float32.
 
-    context: the ranks that share its rows.  Raises ConfigError if the model cannot be loaded, if
-    its heads cannot be divided, or if it computes different log-probs on packed rows.
+    Raises ConfigError if the model cannot be loaded, or if it computes different log-probs on
+    packed rows.
     """
     # The bars of several ranks would overwrite each other in one log.
     disable_progress_bar()
@@ -168,20 +164,15 @@ def load_policy(
             f"model.path={path} is not a causal language model that transformers can load: {error};"
             " set model.path to a directory with config.json and weights"
         ) from error
-    return _checked(lm, path, context=context)
+    return _checked(lm, path)
 
 
 @torch.no_grad()
-def _checked(
-    lm: PreTrainedModel,
-    path: Path,
-    *,
-    context: Context,
-) -> Policy:
+def _checked(lm: PreTrainedModel, path: Path) -> Policy:
     """Return the policy after the comparison of its packed rows with its plain forward pass."""
     lm.eval()
     expected = _plain_logprobs(lm)
-    policy = _prepared(lm, context=context)
+    policy = _prepared(lm)
     rows = [np.array(row, dtype=np.int32) for row in _PROBE]
     row = pack_rows(rows, prompt_length=_PROBE_PROMPT, device=torch.device("cpu"))
     architecture = type(policy.lm).__name__
@@ -203,19 +194,11 @@ def _checked(
     return policy
 
 
-def _prepared(lm: PreTrainedModel, *, context: Context) -> Policy:
-    heads = lm.config.get_text_config().num_attention_heads
-    if heads % context.size:
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ConfigError(
-            f"learner.context_ranks={context.size} does not divide the {heads} attention heads of"
-            f" {type(lm).__name__}: each rank computes the attention of a part of them; set"
-            f" learner.context_ranks to one of {', '.join(map(str, divisors))}"
-        )
+def _prepared(lm: PreTrainedModel) -> Policy:
     # Dropout would make two passes over one row differ.
     lm.eval()
     use_segments(lm)
-    return Policy(lm, context=context)
+    return Policy(lm)
 
 
 def _plain_logprobs(lm: PreTrainedModel) -> Tensor:

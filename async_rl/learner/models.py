@@ -59,17 +59,15 @@ class States(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A causal language model on packed rows. value_head: on its backbone; None without one."""
+    """A causal language model on packed rows.
 
-    def __init__(
-        self,
-        lm: PreTrainedModel,
-        *,
-        context: Context = WHOLE_ROWS,
-    ) -> None:
+    context: the ranks that share its rows; value_head: on its backbone, None without one.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.lm = lm
-        self.context = context
+        self.context = WHOLE_ROWS
         self.value_head: ValueHead | None = None
         self._divisor = _logits_divisor(lm)
 
@@ -131,7 +129,8 @@ class Policy(nn.Module):
     def frozen_copy(self, dtype: torch.dtype) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""
         # A copy in memory: reading the files again would be slower, and hold two models as well.
-        frozen = Policy(copy.deepcopy(self.lm), context=self.context).eval().requires_grad_(False)
+        frozen = Policy(copy.deepcopy(self.lm)).eval().requires_grad_(False)
+        frozen.context = self.context
         for parameter in frozen.parameters():
             # The parameter object stays, so tied weights stay tied.
             parameter.data = parameter.data.to(dtype)
@@ -154,9 +153,7 @@ class BasePolicy:
 class Critic(nn.Module):
     """A value head on its own backbone, which is a copy of the policy's. Its values start at 0."""
 
-    def __init__(
-        self, lm: PreTrainedModel, *, max_tokens: int, context: Context = WHOLE_ROWS
-    ) -> None:
+    def __init__(self, lm: PreTrainedModel, *, max_tokens: int, context: Context) -> None:
         super().__init__()
         # The backbone of the policy: both models then have one tokenizer and one start.
         self.backbone = copy.deepcopy(lm.base_model)

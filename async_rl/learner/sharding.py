@@ -89,7 +89,7 @@ def divide_ranks(
 
 
 @frozen
-class Ranks:
+class Ranks(Across):
     """The rank of this process in the learner pool, and how models are sharded over the pool.
 
     context: the ranks that compute the same rows as this one; data_group: the ranks that have the
@@ -227,11 +227,6 @@ class Ranks:
         """
         begun = one_ahead(_Gathering(self, tensor.detach(), dtype) for tensor in tensors)
         yield from itertools.chain.from_iterable(map(_Gathering.result, begun))
-
-    @property
-    def across(self) -> Across:
-        """The sums and maxima of a batch."""
-        return Across(sum=self.sum, maximum=self.maximum)
 
     def barrier(self) -> None:
         """Wait for all ranks (collective)."""

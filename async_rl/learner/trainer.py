@@ -37,9 +37,10 @@ from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.sharding import reshard
 from async_rl.learner.update import Updater
+from async_rl.protocol.weights import TensorEntry
 from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.lora import merged_weights, whole_adapter
-from async_rl.weights.tensors import TensorSpec, tensor_spec
+from async_rl.weights.tensors import tensor_spec
 
 
 @frozen
@@ -153,7 +154,7 @@ class Trainer:
         batch = collate_part(
             part,
             device=self.device,
-            across=self._ranks.across,
+            across=self._ranks,
             temperature=config.generation.temperature,
             grammars=self._grammars,
         )
@@ -235,9 +236,9 @@ class Trainer:
         of_rows = np.split(output.logprobs.cpu().numpy(), ends)
         return [np.concatenate([np.zeros(1, dtype=np.float32), of]) for of in of_rows]
 
-    def tensor_specs(self) -> list[TensorSpec]:
+    def tensor_specs(self) -> list[TensorEntry]:
         """Return the specs of the policy's tensors in the generators' dtype, tied ones once."""
-        return list(self._specs)
+        return self._specs
 
     @torch.no_grad()
     def full_tensors(self) -> Iterator[Tensor]:
@@ -262,7 +263,7 @@ class Trainer:
 
     def export_hf(self, directory: Path) -> None:
         """Write the policy as a Hugging Face model directory, without a tokenizer."""
-        names = [name for name, *_ in self._specs]
+        names = [spec.name for spec in self._specs]
         # One tensor at a time: a whole model need not fit next to the shards on the device.
         tensors = [tensor.cpu() for tensor in self.full_tensors()]
         if self._ranks.rank == 0:

@@ -28,6 +28,7 @@ from async_rl.protocol.learner import (
     DropBatch,
     SetAside,
     StartEvaluation,
+    StartFrom,
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.age_watch import AgeWatch
@@ -35,7 +36,7 @@ from async_rl.training.device import Device, SharedDevice
 from async_rl.training.operations import Fetch, Perform, Step, Stop
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer
-from async_rl.training.saving import Saver, Start, resume
+from async_rl.training.saving import Saver, resume
 from async_rl.training.taking import Parts, Taker
 from async_rl.weights.sending import SendingRank
 from async_rl.wire.rpc import Handler
@@ -93,7 +94,7 @@ class Learner:
         pool: TrainingPool,
         device: Device,
         rank_device: torch.device,
-        start: Start,
+        start: StartFrom,
     ) -> None:
         self._context = context
         self._config = context.config

@@ -260,7 +260,7 @@ class TrainingPool(Rank):
         def export() -> ExportedWeights:
             return ExportedWeights(
                 self.trainer.full_tensors(),
-                sizes=[size for *_, size in self.trainer.tensor_specs()],
+                sizes=[spec.size_bytes for spec in self.trainer.tensor_specs()],
                 device=self.trainer.device,
             )
 

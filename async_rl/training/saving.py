@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from async_rl.core.errors import ProtocolError
-from async_rl.core.frozen import frozen
 from async_rl.core.os import sync
 from async_rl.protocol.learner import (
     EvaluationScores,
@@ -31,17 +30,10 @@ from async_rl.training.operations import Restore, Save
 from async_rl.training.ranks import TrainingPool
 
 
-@frozen
-class Start:
-    """The version that a life of the learner starts from, and the number of the life."""
-
-    version: int
-    life: int
-
-
-async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
+async def resume(context: ProcessContext, pool: TrainingPool) -> StartFrom:
     """Load the newest checkpoint that can be used, if any; report its version to buffer and
-    supervisor. Raises DataError if there are checkpoints but none can be used.
+    supervisor, and return it with the number of this life. Raises DataError if there are
+    checkpoints but none can be used.
 
     The newest checkpoint cannot be used if its files are damaged, or if the store is behind it
     because the store was damaged. Then an older one is loaded, and its later steps are trained
@@ -63,7 +55,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> Start:
             break
     start = StartFrom(life=synced.life, version=version)
     await context.supervisor.call(start, timeout_s=context.config.timeouts.call_s)
-    return Start(version=version, life=synced.life)
+    return start
 
 
 async def _load(context: ProcessContext, pool: TrainingPool) -> int:

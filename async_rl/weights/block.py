@@ -22,12 +22,11 @@ import torch
 from async_rl.core.closing import Closing
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.weights import Difference, Manifest
+from async_rl.protocol.weights import Difference, Manifest, TensorEntry
 from async_rl.weights.changes import Changes, Comparison, listed
 from async_rl.weights.tensors import (
     ALIGN,
     Tensors,
-    TensorSpec,
     dtype_of,
     layout,
     require_checksum,
@@ -89,7 +88,7 @@ class SharedTensors(MappedBlock):
 
     changes: Changes | None = None
 
-    def __init__(self, specs: Iterable[TensorSpec], cuda: Any = None) -> None:
+    def __init__(self, specs: Iterable[TensorEntry], cuda: Any = None) -> None:
         """Raises WeightsError if there is too little memory. cuda: as of `page_lock`."""
         self._entries, self._total_bytes = layout(specs)
         # CLOEXEC: a child that inherited the descriptor would keep the memory of a dead learner.

@@ -28,7 +28,7 @@ from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.changes import Changes
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.tensors import CODES, TensorSpec, checksum, require_checksum
+from async_rl.weights.tensors import CODES, checksum, require_checksum
 
 _SUFFIX = ".safetensors"
 # The format aligns the data to 8 bytes, and readers map it into memory.
@@ -214,10 +214,7 @@ class FileReader:
     def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
         if self._block is None or self._tensors != manifest.tensors:
             self.close()
-            self._block = SharedTensors(
-                (entry.name, entry.dtype, entry.shape, entry.size_bytes)
-                for entry in manifest.tensors
-            )
+            self._block = SharedTensors(manifest.tensors)
             self._tensors = manifest.tensors
         difference = source.difference
         content = manifest if difference is None else difference.manifest
@@ -250,20 +247,24 @@ def _pieces(manifest: Manifest, block: torch.Tensor) -> Iterator[Buffer]:
 
 
 def _header(manifest: Manifest) -> bytes:
-    specs = ((x.name, x.dtype, x.shape, x.size_bytes) for x in manifest.tensors)
-    return header(specs, {"version": str(manifest.version), "checksum": str(manifest.checksum)})
+    facts = {"version": str(manifest.version), "checksum": str(manifest.checksum)}
+    return header(manifest.tensors, facts)
 
 
-def header(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
+def header(specs: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
     """Return the start of a safetensors file: size of the JSON in 8 bytes, then the JSON, padded
     with spaces.
     """
     entries: dict[str, object] = {"__metadata__": metadata}
     end = 0
-    for name, dtype, shape, size_bytes in specs:
+    for spec in specs:
         begin = end
-        end = begin + size_bytes
-        entries[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [begin, end]}
+        end = begin + spec.size_bytes
+        entries[spec.name] = {
+            "dtype": CODES[spec.dtype],
+            "shape": spec.shape,
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % _ALIGN)
     return len(text).to_bytes(8, "little") + text

@@ -45,12 +45,12 @@ class Seated:
             self._communicator = None
 
 
-class BroadcastReceiver:
+class BroadcastReceiver(Seated):
     """One receiving rank. rank: among the ranks of its generator; device: of the engine's model."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
+        super().__init__(device)
         self._rank = rank
-        self._member = Seated(device)
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
         self._one_at_a_time = threading.Lock()
         self._version = NO_VERSION
@@ -87,10 +87,10 @@ class BroadcastReceiver:
                 self._version = manifest.version
             finally:
                 if not is_whole:
-                    self._member.leave()
+                    self.leave()
 
     def _received(self, manifest: Manifest, seat: Seat, checksums: list[torch.Tensor]) -> Tensors:
-        communicator = self._member.joined(seat, seat.first_rank + self._rank)
+        communicator = self.joined(seat, seat.first_rank + self._rank)
         ranks = senders(seat)
 
         def begun() -> Iterator[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]]:
@@ -125,7 +125,3 @@ class BroadcastReceiver:
             if bucket.size_bytes <= kept_bytes:
                 self._buffers[number] = buffer
         return buffer[: bucket.size_bytes]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._member.leave()

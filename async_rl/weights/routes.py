@@ -81,7 +81,7 @@ class Receivers:
 
     def close(self) -> None:
         """Close the connections of broadcasts."""
-        self._broadcast.close()
+        self._broadcast.leave()
 
 
 class Route:

@@ -1,14 +1,13 @@
 """Tensors as bytes: their place in a block, their types, and sums of their words."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
+from msgspec.structs import replace
 
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.weights import Manifest, TensorEntry
 
-TensorSpec = tuple[str, str, Sequence[int], int]
-"""Hugging Face name, torch dtype name, shape, size in bytes."""
 Tensors = Iterator[tuple[str, torch.Tensor]]
 """Each tensor of a version with its Hugging Face name."""
 
@@ -18,13 +17,18 @@ CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int16": "I16",
 """The names that safetensors has for torch's dtypes. Media carry these only."""
 
 
-def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
-    """Return the facts that a block needs before its first version. dtype: in the block, None = the
-    dtype of the tensor.
+def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorEntry:
+    """Return the entry of a tensor, before `layout` gives it a place in the block. dtype: in the
+    block, None = the dtype of the tensor.
     """
     dtype = dtype or tensor.dtype
-    size_bytes = tensor.numel() * dtype.itemsize
-    return name, str(dtype).removeprefix("torch."), tuple(tensor.shape), size_bytes
+    return TensorEntry(
+        name=name,
+        dtype=str(dtype).removeprefix("torch."),
+        shape=list(tensor.shape),
+        offset=0,
+        size_bytes=tensor.numel() * dtype.itemsize,
+    )
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,16 +56,13 @@ def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
         ) from error
 
 
-def layout(specs: Iterable[TensorSpec]) -> tuple[list[TensorEntry], int]:
+def layout(specs: Iterable[TensorEntry]) -> tuple[list[TensorEntry], int]:
     """Arrange tensors one after another; returns the entries and the size of the whole block."""
     offset = ALIGN
     entries = []
-    for name, dtype, shape, size_bytes in specs:
-        entry = TensorEntry(
-            name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes
-        )
-        entries.append(entry)
-        offset += -(-size_bytes // ALIGN) * ALIGN
+    for spec in specs:
+        entries.append(replace(spec, offset=offset))
+        offset += -(-spec.size_bytes // ALIGN) * ALIGN
     return entries, offset
 
 

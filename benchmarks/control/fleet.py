@@ -37,6 +37,7 @@ from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 from benchmarks.control.buffer import _config, _group, _prompts
 from benchmarks.figures import figure
 
@@ -52,7 +53,7 @@ class _Fleet:
     adapter = None
 
     def __init__(self, run_dir: Path, num_members: int) -> None:
-        self._block = SharedTensors([("embed", "float32", [4, 1], 16)])
+        self._block = SharedTensors([tensor_spec("embed", torch.empty(4, 1))])
         self._rng = random.Random(0)
         self._directory = Directory()
         base = compose_unchecked("grpo_code", ["weights.probe_every_pushes=0"])

@@ -37,7 +37,8 @@ def measure(rank: int, ranks: int, tokens: int, directory: str, result: Connecti
         store = dist.FileStore(f"{directory}/ranks{ranks}", ranks)  # type: ignore[attr-defined]
         join(store, rank, ranks, host="127.0.0.1", device=CPU, timeout_s=_WAIT_S)
     context, _ = divide_ranks(ranks, ranks, CPU)
-    policy = load_policy(Path(directory) / "model", trust_remote_code=False, context=context)
+    policy = load_policy(Path(directory) / "model", trust_remote_code=False)
+    policy.context = context
     policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy.train()
     for size in (64, tokens):

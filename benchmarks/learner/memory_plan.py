@@ -204,8 +204,8 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             )
         return copy.train(model.training)
 
-    def unchecked(lm: PreTrainedModel, _: Any, *, context: Any) -> models.Policy:
-        return loading._prepared(lm, context=context)
+    def unchecked(lm: PreTrainedModel, _: Any) -> models.Policy:
+        return loading._prepared(lm)
 
     mesh = init_device_mesh("cpu", (num_ranks,))
     with contextlib.ExitStack() as replaced:

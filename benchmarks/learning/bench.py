@@ -101,7 +101,7 @@ class Bench:
 
     def load(self, trainer: Trainer) -> None:
         """Sample from the trainer's weights from now on."""
-        names = (name for name, *_ in trainer.tensor_specs())
+        names = (spec.name for spec in trainer.tensor_specs())
         self.sampler.load(dict(zip(names, trainer.full_tensors(), strict=True)))
 
     def batch(self, config: RunConfig, *, number: int, version: int) -> list[Group]:

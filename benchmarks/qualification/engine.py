@@ -83,7 +83,7 @@ class Pair:
         if not over_ipc:
             return (await self.engine.load_weights(manifest)).pause_s
         tensors = self.trainer.full_tensors()
-        sizes = [size for *_, size in self.trainer.tensor_specs()]
+        sizes = [spec.size_bytes for spec in self.trainer.tensor_specs()]
         exported = ExportedWeights(tensors, sizes=sizes, device=self.trainer.device)
         source: Source = exported.block
         report = await self.engine.load_weights(manifest, source)

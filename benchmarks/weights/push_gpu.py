@@ -40,14 +40,14 @@ from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Group
 from async_rl.learner.trainer import Trainer
-from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, SendPart
+from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, SendPart, TensorEntry
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
 from async_rl.weights.ipc import ExportedWeights, mapping_arguments, packed
 from async_rl.weights.outgoing import BUCKET_BYTES, buckets
 from async_rl.weights.rendezvous import Rendezvous
 from async_rl.weights.sending import SendingRank
-from async_rl.weights.tensors import TensorSpec, summed
+from async_rl.weights.tensors import summed, tensor_spec
 from benchmarks.learner.learner import make_groups, mixed_lengths
 
 Numbers = dict[str, Any]
@@ -206,7 +206,7 @@ class Bench:
         tensors = [
             torch.ones(numel, dtype=torch.bfloat16, device=self.device) for _ in range(count)
         ]
-        specs: list[TensorSpec] = [(str(i), "bfloat16", [numel], 2 * numel) for i in range(count)]
+        specs = [tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)]
         numbers: Numbers = {}
         with SharedTensors(specs, torch.cuda if self.has_gpu else None) as block:
             for version, name in enumerate(
@@ -248,7 +248,8 @@ class Bench:
             count = 10
         numel = 1000 if self.is_tiny else 1 << 26
         num_tensors = 3 if self.is_tiny else 25
-        specs = [(f"t{i}", "bfloat16", [numel], 2 * numel) for i in range(num_tensors)]
+        shape = torch.empty(numel, dtype=torch.bfloat16, device="meta")
+        specs = [tensor_spec(f"t{i}", shape) for i in range(num_tensors)]
         with self.block(specs) as block:
             zeros = torch.zeros(2 * numel, dtype=torch.uint8)
             manifest = block.write(1, [zeros] * num_tensors)
@@ -257,7 +258,7 @@ class Bench:
             )
 
     @contextmanager
-    def block(self, specs: Iterable[TensorSpec]) -> Iterator[SharedTensors]:
+    def block(self, specs: Iterable[TensorEntry]) -> Iterator[SharedTensors]:
         """Open the product's block, and note how long that takes."""
         started_s = time.perf_counter()
         with SharedTensors(specs, torch.cuda if self.has_gpu else None) as block:
@@ -329,7 +330,7 @@ class Bench:
         )
         self.trainer = Trainer(config, path, rank=0, world_size=1, device=self.device)
         specs = self.trainer.tensor_specs()
-        self.size_bytes = sum(size for *_, size in specs)
+        self.size_bytes = sum(spec.size_bytes for spec in specs)
         self.groups = training_groups(is_tiny=self.is_tiny)
         return {
             "model_written_s": written_s,

@@ -21,11 +21,11 @@ from async_rl.core.types import GroupState
 from async_rl.observability.activity import Activity
 from async_rl.processes import learner as process
 from async_rl.protocol.base import Message
+from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
 from async_rl.training.operations import Step
-from async_rl.training.saving import Start
 
 CONFIG = make_config(groups_per_step=2, num_steps=4)
 
@@ -118,7 +118,7 @@ async def train(service: BufferService, pool: Pool, patch: pytest.MonkeyPatch) -
     patch.setattr(Quiet, "take_device", nothing)
     patch.setattr(Quiet, "finish", nothing)
     patch.setattr(Quiet, "settle", nothing)
-    start = Start(version=0, life=await sync(service, 0, "life"))
+    start = StartFrom(version=0, life=await sync(service, 0, "life"))
     rank_device: Any = None
     learner: Any = process.Learner(context, pool, Device(), rank_device, start)  # type: ignore[arg-type]
     await learner.train()

@@ -26,7 +26,7 @@ from async_rl.weights.ipc import (
     packed,
     receive_from_device,
 )
-from async_rl.weights.tensors import layout
+from async_rl.weights.tensors import layout, tensor_spec
 
 
 def test_the_reader_maps_with_the_arguments_that_torch_gave_the_writer() -> None:
@@ -111,7 +111,7 @@ def test_a_version_is_exported_once_its_bytes_are_complete_and_freed_after_it(
     assert did == ["complete", "reduce"]
     [chunk] = exported.block.chunks
     assert (exported.block.gpu, chunk.num_tensors, chunk.size_bytes) == ("GPU-1", 2, 20)
-    entries, total = layout([("a", "float32", [3], 12), ("b", "float32", [2], 8)])
+    entries, total = layout([tensor_spec("a", torch.empty(3)), tensor_spec("b", torch.empty(2))])
     manifest = Manifest(version=1, path="", tensors=entries, total_bytes=total, checksum=0)
     with receive_from_device(manifest, exported.block, torch.device("cuda", 7)) as tensors:
         assert [name for name, _ in tensors] == ["a", "b"]

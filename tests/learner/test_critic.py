@@ -91,12 +91,12 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
         ):
             assert found[name] == expected[name], name
     trainer.export_hf(tmp_path / "hf")
-    names = {name for name, *_ in trainer.tensor_specs()}
+    names = [spec.name for spec in trainer.tensor_specs()]
     assert "value_head.weight" not in names
     exported, info = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    state = dict(zip([n for n, *_ in trainer.tensor_specs()], trainer.full_tensors(), strict=True))
+    state = dict(zip(names, trainer.full_tensors(), strict=True))
     assert all(torch.equal(p, full_tensor(state[n])) for n, p in exported.named_parameters())
 
 

@@ -31,7 +31,7 @@ KL = ("algorithm.kl=loss", "algorithm.kl.coef=0.1")
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    names = [name for name, *_ in trainer.tensor_specs()]
+    names = [spec.name for spec in trainer.tensor_specs()]
     return {n: t.clone() for n, t in zip(names, trainer.full_tensors(), strict=True)}
 
 

@@ -31,16 +31,18 @@ CPU = torch.device("cpu")
 SETTINGS: dict[str, tuple[str, ...]] = table(__file__, "settings")
 
 
-class Meeting:
+class Meeting(Across):
     """Lets threads compute sums and maxima together, as ranks do with collectives."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=60)
         self._values: list[Tensor] = []
-        self.across = Across(
-            sum=lambda x: self._join(x, lambda all_: all_.sum(0)),
-            maximum=lambda x: self._join(x, lambda all_: all_.amax(0)),
-        )
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self._join(x, lambda all_: all_.sum(0))
+
+    def maximum(self, x: Tensor) -> Tensor:
+        return self._join(x, lambda all_: all_.amax(0))
 
     def _join(self, x: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
         if self._barrier.wait() == 0:
@@ -142,9 +144,7 @@ def test_targets_and_statistics_do_not_depend_on_the_owners(
     meeting = Meeting(ranks)
     with ThreadPoolExecutor(ranks) as pool:
         results = list(
-            pool.map(
-                lambda part: computed(case, part, meeting.across), parts_of(groups, owners, ranks)
-            )
+            pool.map(lambda part: computed(case, part, meeting), parts_of(groups, owners, ranks))
         )
     for mine, found in results:
         for name in ("mean", "largest", "variance", "moments"):
@@ -169,7 +169,7 @@ def test_a_token_that_one_rank_must_refuse_is_refused_by_all_of_them() -> None:
     meeting = Meeting(2)
 
     def refused(part: BatchPart) -> str:
-        batch = collate_part(part, device=CPU, across=meeting.across)
+        batch = collate_part(part, device=CPU, across=meeting)
         with pytest.raises(StalenessError) as caught:
             trained_mask(batch, version=9, config=config)
         return str(caught.value)

@@ -252,9 +252,9 @@ def test_specs_describe_the_tensors_in_order(model_path: Path) -> None:
     trainer = make_trainer(model_path, "grpo_code")
     specs, tensors = trainer.tensor_specs(), weights_of(trainer)
     assert [(tuple(t.shape), t.nbytes) for t in tensors] == [
-        (shape, size) for _, _, shape, size in specs
+        (tuple(spec.shape), spec.size_bytes) for spec in specs
     ]
-    assert "lm_head.weight" not in [name for name, *_ in specs], (
+    assert "lm_head.weight" not in [spec.name for spec in specs], (
         "tied to the embedding, which is there once"
     )
 
@@ -285,7 +285,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(
         for name in ("policy/entropy", "policy/grad_norm", "value/loss"):
             assert result.scalars[name] == pytest.approx(plain.scalars[name], rel=0.02), name
         assert {t.dtype for t in trainer.full_tensors()} == {torch.bfloat16}
-        assert {dtype for _, dtype, _, _ in trainer.tensor_specs()} == {"bfloat16"}
+        assert {spec.dtype for spec in trainer.tensor_specs()} == {"bfloat16"}
         trainer.save(tmp_path / "step_1", 1).result()
         restored = make_trainer(model_path, "ppo_code", *knobs)
         assert restored.load(tmp_path / "step_1") == 1

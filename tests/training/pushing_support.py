@@ -21,6 +21,7 @@ from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.changes import Changes
+from async_rl.weights.tensors import tensor_spec
 
 
 class Learner:
@@ -36,7 +37,7 @@ class Learner:
         device: str = "cpu",
     ) -> None:
         names = ["embed", *(f"layer {number}" for number in range(1, num_tensors))]
-        self._block = SharedTensors([(name, "float32", [rows, 1], 4 * rows) for name in names])
+        self._block = SharedTensors([tensor_spec(name, torch.empty(rows, 1)) for name in names])
         self._generators = generators
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()

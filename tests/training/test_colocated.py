@@ -26,6 +26,7 @@ from async_rl.training.device import Device, SharedDevice
 from async_rl.training.operations import EnterDevice, LeaveDevice, Operation
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 SHARED_GPU = ("learner.gpus_each=0.5", "generators.gpus_each=0.5")
 BLOCK = DeviceBlock(gpu="GPU-1", chunks=[])
@@ -65,7 +66,7 @@ class World:
         self.has_unshared = asyncio.Event()
         self.others: list[Any] = []
         self.cut_off: list[Expel] = []
-        self._publisher = SharedTensors([("embed", "float32", (5,), 20)])
+        self._publisher = SharedTensors([tensor_spec("embed", torch.empty(5))])
         context: Any = SimpleNamespace(
             config=config,
             run_dir=run_dir,

@@ -33,6 +33,7 @@ from async_rl.training.operations import (
     Stop,
 )
 from async_rl.training.ranks import Rank, TrainingPool
+from async_rl.weights.tensors import tensor_spec
 
 
 async def _nothing(_: object) -> None:
@@ -98,7 +99,7 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
 
     trainer: Any = SimpleNamespace(
         device=torch.device("cuda"),
-        tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
+        tensor_specs=lambda: [tensor_spec("a", torch.empty(1)), tensor_spec("b", torch.empty(2))],
         adapter=lambda: "adapter",
         full_tensors=lambda: iter(on_gpu),
     )

@@ -81,7 +81,7 @@ async def test_rows_and_store_are_on_the_disk_before_a_checkpoint_is_written(
 async def test_a_learner_shows_the_version_from_which_it_resumes(tmp_path: Path) -> None:
     world = World(tmp_path)
     start = await saving.resume(world.context, world.pool)
-    assert start == saving.Start(version=0, life=3)
+    assert start == StartFrom(version=0, life=3)
     assert world.context.version == 0
     assert world.requests == [
         GetHistory(),

@@ -38,6 +38,7 @@ from async_rl.protocol.weights import (
     Mapped,
     Seat,
     SendPart,
+    TensorEntry,
 )
 from async_rl.weights import broadcast, receiving, sending
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
@@ -46,7 +47,7 @@ from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Life, Load
 from async_rl.weights.outgoing import buckets, senders
 from async_rl.weights.routes import Receivers, Route, open_senders
-from async_rl.weights.tensors import layout, tensor_of, word_sum
+from async_rl.weights.tensors import layout, tensor_of, tensor_spec, word_sum
 
 
 @given(
@@ -55,7 +56,10 @@ from async_rl.weights.tensors import layout, tensor_of, word_sum
 def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_does_not(
     sizes: list[int], bucket_bytes: int
 ) -> None:
-    specs = [(f"t{i}", "bfloat16", [size], 2 * size) for i, size in enumerate(sizes)]
+    specs = [
+        tensor_spec(f"t{i}", torch.empty(size, dtype=torch.bfloat16))
+        for i, size in enumerate(sizes)
+    ]
     block = SharedTensors(specs)
     data = [
         np.random.default_rng(i).integers(0, 256, 2 * size, dtype=np.uint8)
@@ -85,7 +89,7 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
         ("int8", [8], "dtype int8"),
         ("float32", [3], "does not fit 8 bytes"),
     ):
-        (entry,), _ = layout([("w", dtype, shape, 8)])
+        entry = TensorEntry(name="w", dtype=dtype, shape=shape, offset=0, size_bytes=8)
         with pytest.raises(WeightsError, match=said):
             tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
 
@@ -428,7 +432,7 @@ async def test_a_sender_is_closed_while_a_load_hangs_and_a_broadcast_ends_with_i
     monkeypatch.setattr(sending, "begin", hang)
     one = Broadcaster(learner_side(compose("grpo_code", ["weights.transfer=collective"])))
     await seats(one, load(1), {("g", 1): member("cpu")})
-    with SharedTensors([("w", "float32", [2], 8)]) as block:
+    with SharedTensors([tensor_spec("w", torch.empty(2))]) as block:
         manifest = block.write(1, [torch.zeros(2)])
         task = asyncio.create_task(one.send(manifest))
         await asyncio.to_thread(has_begun.wait)
@@ -462,7 +466,7 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
 
     monkeypatch.setattr(receiving, "begin", begin)
     receivers = Receivers(1, torch.device("cpu"))
-    entries, total_bytes = layout([("w", "float32", [2], 8)])
+    entries, total_bytes = layout([tensor_spec("w", torch.empty(2))])
     manifest = msgspec.structs.replace(
         MANIFEST,
         tensors=entries,
@@ -474,7 +478,7 @@ def test_a_receiver_closes_a_communicator_before_it_joins_another_one_and_at_the
         with receivers.receive(manifest, seat) as tensors:
             assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]
     assert len({piece.data_ptr() for piece in pieces}) == 1, "the buffer stays"
-    block = SharedTensors([("w", "float32", [2], 8)])
+    block = SharedTensors([tensor_spec("w", torch.empty(2))])
     manifest = block.write(1, map(torch.from_numpy, [np.full(8, 255, np.uint8)]))
     with receivers.receive(manifest, SHARED_BLOCK) as tensors:
         assert [tensor.view(torch.int32).tolist() for _, tensor in tensors] == [[-1, -1]]

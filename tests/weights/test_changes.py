@@ -152,7 +152,7 @@ def test_on_a_gpu_the_old_words_come_on_a_stream_of_their_own_and_the_copy_waits
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda _, s: did.append(f"kept for {s.name}"), raising=False
     )
-    entries, _ = layout([("w", "bfloat16", [4], 8)])
+    entries, _ = layout([tensor_spec("w", torch.empty(4, dtype=torch.bfloat16))])
     comparison = Comparison(entries, version=2, base=1, cuda=Cuda())
     old, new = torch.zeros(8, dtype=torch.uint8), torch.ones(8, dtype=torch.uint8)
     new[2:6] = 0

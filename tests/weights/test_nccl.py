@@ -286,7 +286,7 @@ def test_a_whole_version_arrives_over_nccl_and_its_communicator_is_kept(
         assert set(group.roots) == {(0, 0)}
         # Completion says that the kernel is done; waiting orders later work of the stream.
         assert {work.num_waits for work in group.works} == {1}
-    receiver.close()
+    receiver.leave()
     assert sorted(group.num_aborts for group in PlayedNccl.made) == [0, 1]
     rendezvous.close()
 
@@ -326,7 +326,7 @@ def test_an_engine_that_has_the_version_before_gets_the_changes_and_any_other_gi
             with pytest.raises(BroadcastBroken, match="takes no changes from version 1"):
                 received(after, replace(changed, communicator="three"), changes=block.changes)
         assert [len(group.works) for group in PlayedNccl.made] == [1, 1], "it took part"
-    receiver.close()
+    receiver.leave()
     rendezvous.close()
 
 

@@ -23,9 +23,8 @@ def arrays(seed: int) -> list[npt.NDArray[np.uint8]]:
 
 
 def block() -> SharedTensors:
-    return SharedTensors(
-        [("a", "float32", [3], 12), ("b", "uint8", [10, 100], 1000), ("c", "uint8", [7], 7)]
-    )
+    bytes_ = [torch.empty(shape, dtype=torch.uint8) for shape in ((10, 100), (7,))]
+    return SharedTensors(map(tensor_spec, "abc", [torch.empty(3), *bytes_]))
 
 
 def test_a_reader_sees_exactly_what_was_written() -> None:
@@ -41,7 +40,9 @@ def test_a_reader_sees_exactly_what_was_written() -> None:
 
 
 def test_tensors_start_on_cache_lines() -> None:
-    entries, total = layout([("a", "float32", [3], 12), ("b", "uint8", [1000], 1000)])
+    entries, total = layout(
+        [tensor_spec("a", torch.empty(3)), tensor_spec("b", torch.empty(1000, dtype=torch.uint8))]
+    )
     assert [e.offset for e in entries] == [64, 128]
     assert total == 128 + 1024
 
@@ -86,7 +87,7 @@ def test_a_version_that_is_overwritten_during_its_check_is_refused(
 def test_a_block_that_memory_cannot_hold_is_refused_and_leaves_nothing_open() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(WeightsError, match="cannot share 115292150460684"):
-        SharedTensors([("a", "float32", [1 << 58], 1 << 60)])
+        SharedTensors([tensor_spec("a", torch.empty(1 << 58, device="meta"))])
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -112,7 +113,7 @@ def test_bytes_of_a_contiguous_tensor_are_a_view_of_it_and_others_a_copy_in_its_
 
 def test_lists_of_what_changed_are_freed_before_the_next_ones_are_made() -> None:
     """Up to three quarters of the block each; the plan counts one."""
-    with SharedTensors([("a", "bfloat16", [10], 20)]) as writer:
+    with SharedTensors([tensor_spec("a", torch.empty(10, dtype=torch.bfloat16))]) as writer:
         a = torch.zeros(10).bfloat16()
         found = []
         for version in range(3):
@@ -183,7 +184,7 @@ class Cuda:
 
 def test_a_block_for_a_gpu_is_page_locked_while_it_exists_and_complete_after_its_copies() -> None:
     cuda = Cuda(code=0)
-    writer = SharedTensors([("a", "float32", [3], 12)], cuda)
+    writer = SharedTensors([tensor_spec("a", torch.empty(3))], cuda)
     address = writer.content.data_ptr()
     cuda.late = writer.content[64:76].view(torch.float32)
     manifest = writer.write(1, [torch.zeros(3)])
@@ -195,7 +196,7 @@ def test_a_block_for_a_gpu_is_page_locked_while_it_exists_and_complete_after_its
 
 def test_a_block_that_cuda_refuses_to_page_lock_is_ordinary_memory() -> None:
     cuda = Cuda(code=2)
-    with SharedTensors([("a", "float32", [3], 12)], cuda) as writer:
+    with SharedTensors([tensor_spec("a", torch.empty(3))], cuda) as writer:
         manifest = writer.write(1, [torch.ones(3)])
     assert manifest.checksum == checksum(tensor_bytes(torch.ones(3)).numpy().tobytes())
     assert len(cuda.did) == 1  # what is not page-locked is not released
