@@ -105,8 +105,8 @@ def main() -> None:
     """Write rows as lines of JSON."""
     name, number, *words = sys.argv[1:]
     settings = {key: msgspec.json.decode(value) for key, value in by_name(words).items()}
-    for row in rows(name, int(number), **settings):
-        sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+    lines = msgspec.json.Encoder().encode_lines(rows(name, int(number), **settings))
+    sys.stdout.write(lines.decode())
 
 
 if __name__ == "__main__":

@@ -149,11 +149,6 @@ def sizes_of(heads: Sequence[GroupHead]) -> Sizes:
     )
 
 
-def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
-    """Return `collate_part` of a batch with one rank."""
-    return collate_part(whole(groups), device=device)
-
-
 def collate_part(
     part: BatchPart,
     *,

@@ -79,7 +79,8 @@ class Checkpointer:
         self._group = None if ranks.world_size == 1 else dist.new_group(backend=BACKEND)
 
     def start(self, directory: Path, version: int) -> Future[None]:
-        """Copy the state (collective) and write it in the background.
+        """Copy the state (collective) and write it in the background: models, moments, random
+        state, version and the state of the objective.
 
         The future completes after the rename on rank 0; a failure is an InfrastructureError.
         """
@@ -98,12 +99,7 @@ class Checkpointer:
             if self._ranks.rank < num_shards(tensor) and len(local(tensor))
         }
         self._staging.fill(own)
-        index = self._index(tensors, version)
-        self._written = [self._thread.submit(self._write, index, partial, directory)]
-        return self._written[0]
-
-    def _index(self, tensors: Mapping[str, Tensor], version: int) -> Index:
-        return Index(
+        index = Index(
             format=3,
             version=version,
             optimizers={name: _saved(o.torch_optimizer) for name, (_, o) in self._trained.items()},
@@ -118,6 +114,8 @@ class Checkpointer:
                 for name, tensor in tensors.items()
             },
         )
+        self._written = [self._thread.submit(self._write, index, partial, directory)]
+        return self._written[0]
 
     def _write(self, index: Index, partial: Path, directory: Path) -> None:
         report = torch.zeros(1 + hashlib.sha256().digest_size, dtype=torch.uint8)

@@ -48,9 +48,7 @@ class ForwardPasses:
         kl = config.algorithm.kl
         self._models = models
         self._ranks = ranks
-        self._learner = learner
-        self._seed = config.seed
-        self._temperature = config.generation.temperature
+        self._config = config
         self._trains_kl = isinstance(kl, LossKl) and kl.estimator == "full"
         self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
         # On a CPU a larger pass is slower, whatever the budget allows.
@@ -62,7 +60,8 @@ class ForwardPasses:
         self._forward_tokens = min(learner.forward_tokens, most) * ranks.context.size
 
     def owners(self, heads: Sequence[GroupHead], version: int) -> list[int]:
-        """Return the part of the batch that each sequence is in, as in `Ranks`.
+        """Return the part of the batch that each sequence is in, as in `Ranks`, if this version
+        trains it. It is the same on all ranks. Safe in any thread.
 
         The parts are balanced in each minibatch of the first epoch. Later epochs draw other
         minibatches, and a sequence stays where it is.
@@ -84,8 +83,8 @@ class ForwardPasses:
     def _minibatches(self, sizes: Sizes, version: int, epoch: int) -> list[list[int]]:
         # At random: a batch is in the order of completion, so its first groups have short samples.
         # From the version, not from a running generator: a resumed run draws the same.
-        rng = np.random.default_rng((self._seed, version, epoch))
-        return minibatches(sizes, count=self._learner.minibatches, rng=rng)
+        rng = np.random.default_rng((self._config.seed, version, epoch))
+        return minibatches(sizes, count=self._config.learner.minibatches, rng=rng)
 
     def plan(
         self, batch: Batch, version: int, epoch: int, *, has_gradient: Tensor
@@ -154,7 +153,10 @@ class ForwardPasses:
                     # FSDP frees the gathered head after the forward pass; backward needs it.
                     states = States(states.hidden, states.head.clone())
         output: PolicyOutput = self._models.policy(
-            row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states
+            row,
+            temperature=self._config.generation.temperature,
+            chunk_tokens=self._chunk_tokens,
+            reference=states,
         )
         return output
 

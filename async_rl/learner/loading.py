@@ -46,7 +46,7 @@ def ranks_of(config: RunConfig, *, rank: int, world_size: int, device: torch.dev
         context=context,
         data_group=data_group,
         device=device,
-        dtype=torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32,
+        dtype=getattr(torch, config.model.dtype),
         min_shard_params=0 if isinstance(units, list) else units,
         offload=learner.offload,
         is_short_of_memory=learner.gradient_checkpointing,

@@ -7,7 +7,6 @@ trained tokens of the whole batch: `across` adds up the tokens of all ranks.
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from async_rl.algorithms.losses import BehaviorWeights, counted
 from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import SampleHead, means_by_name
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import Targets
 from async_rl.learner.objective_state import Moments
@@ -172,12 +170,6 @@ def _oldest_ages(step: Step, version: int) -> Tensor:
     oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
     # Each sequence is on one rank; -1 on the other ranks does not change the maximum.
     return batch.across.maximum(oldest)
-
-
-def part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:
-    """The mean of each named part of the reward over all samples of the step."""
-    means = means_by_name(sample.parts for sample in samples)
-    return {f"reward/part/{name}": value for name, value in means.items()}
 
 
 def behavior_metrics(

@@ -100,7 +100,10 @@ def compute_targets(
     penalty = kl_coef * _reward_kl(batch, outputs, algorithm)
     paid = torch.zeros_like(of_calls).index_add_(0, calls.of_tokens, penalty)
     paid = batch.across.sum(paid)
-    groups = _groups(batch, algorithm)
+    # A response that is not trained must not move the baseline of its group.
+    is_counted = ~batch.is_truncated | (algorithm.truncated != "mask")
+    mask_of_parts = is_counted[calls.part_sequence]
+    groups = Parts(index=calls.part_group, count=calls.num_groups, mask=mask_of_parts)
     returns = None
     match algorithm.advantage:
         case GaeAdvantage() | VtraceAdvantage() as advantage:
@@ -130,17 +133,6 @@ def compute_targets(
     raw = raw.masked_fill(~mask, 0.0)
     advantages = _normalized(batch, raw, mask, algorithm)
     return Targets(raw_advantages=raw, advantages=advantages, returns=returns)
-
-
-def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
-    """The groups of the parts of the calls; truncated sequences enter no statistic if they are not
-    trained.
-    """
-    calls = batch.calls
-    # A response that is not trained must not move the baseline of its group.
-    is_counted = ~batch.is_truncated | (algorithm.truncated != "mask")
-    mask = is_counted[calls.part_sequence]
-    return Parts(index=calls.part_group, count=calls.num_groups, mask=mask)
 
 
 def _reward_kl(batch: Batch, outputs: PolicyOutput, algorithm: AlgorithmConfig) -> Tensor:

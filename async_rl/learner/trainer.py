@@ -11,7 +11,6 @@ Invariants
 
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,13 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import GroupHead, SampleId, sample_ids
+from async_rl.core.heads import SampleId, means_by_name, sample_ids
 from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.host_memory import Owned, Resting
 from async_rl.learner.loading import load_models, ranks_of
-from async_rl.learner.metrics import Step, part_scalars, step_scalars
+from async_rl.learner.metrics import Step, step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
@@ -56,7 +55,11 @@ class StepResult:
 
 
 class Trainer:
-    """Trains one policy. With world_size > 1 the process group must exist already."""
+    """Trains one policy. With world_size > 1 the process group must exist already.
+
+    device: that it trains on.  owners: `ForwardPasses.owners`.  save, load: `Checkpointer.start`
+    and `Checkpointer.load`.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Trainer:
         # The same on all ranks: a value head and an adapter start with equal values everywhere.
         torch.manual_seed(config.seed)
         self._config = config
+        self.device = device
         self._ranks = ranks_of(config, rank=rank, world_size=world_size, device=device)
         # Before the models: it may register their architecture.
         import_external(config.model)
@@ -96,6 +100,8 @@ class Trainer:
             # An adapter alone is of no use with other base weights.
             base=None if config.model.adapter is None else model_path,
         )
+        self.save = self._checkpointer.start
+        self.load = self._checkpointer.load
         self._resting = Resting()
         self._grammars = Grammars(
             tokenizer=config.data.tokenizer or str(model_path),
@@ -103,6 +109,7 @@ class Trainer:
             has_code=config.model.trust_remote_code,
         )
         self._forward = ForwardPasses(config, models, self._ranks)
+        self.owners = self._forward.owners
         self._updater = Updater(
             config,
             self._ranks,
@@ -111,17 +118,6 @@ class Trainer:
             optimizers=self._optimizers,
             state=state,
         )
-
-    @property
-    def device(self) -> torch.device:
-        """The device that it trains on."""
-        return self._ranks.device
-
-    def owners(self, heads: Sequence[GroupHead], version: int) -> list[int]:
-        """Return the part of the batch that each sequence is in, if this version trains it. It is
-        the same on all ranks. Safe in any thread.
-        """
-        return self._forward.owners(heads, version)
 
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
         """Train as `train`, on groups whose tokens all ranks have."""
@@ -141,6 +137,7 @@ class Trainer:
         """
         config = self._config
         samples = [sample for group in part.heads for sample in group.samples]
+        means = means_by_name(sample.parts for sample in samples)
         # At most and not equal: penalties of a plug-in may go below the reward of a failure.
         failed = statistics.fmean(s.reward <= config.reward.fail_reward for s in samples)
         # Before the step: a batch without any reward teaches nothing, and moves the moments.
@@ -174,7 +171,7 @@ class Trainer:
         return StepResult(
             scalars={
                 **step_scalars(step, version=version, pass_reward=config.reward.pass_reward),
-                **part_scalars(samples),
+                **{f"reward/part/{name}": mean for name, mean in means.items()},
                 "reward/failed_share": failed,
             },
             advantages=self._advantages(part, step),
@@ -248,18 +245,6 @@ class Trainer:
         """
         weights = (tensor for _, tensor in merged_weights(self._policy.lm))
         yield from self._ranks.gather(weights, self._ranks.dtype)
-
-    def save(self, directory: Path, version: int) -> Future[None]:
-        """Copy the training state now and write it as a checkpoint in the background.
-
-        The state is models, moments, random state and version.  The checkpoint is complete when the
-        directory has its final name.
-        """
-        return self._checkpointer.start(directory, version)
-
-    def load(self, directory: Path) -> int:
-        """Restore a checkpoint bit for bit and return its version; DataError if it is none."""
-        return self._checkpointer.load(directory)
 
     def export_hf(self, directory: Path) -> None:
         """Write the policy as a Hugging Face model directory, without a tokenizer."""

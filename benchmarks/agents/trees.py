@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.core.heads import pack_group
 from async_rl.core.support import Support
@@ -262,7 +262,7 @@ def update_s(policy: Policy, rows: Sequence[list[Trajectory]]) -> float:
     """Return the CPU seconds of forward and backward passes, one for each list of samples."""
     started_s = time.process_time()
     for samples in rows:
-        batch = collate([group_of(samples)], device=torch.device("cpu"))
+        batch = collate_part(whole([group_of(samples)]), device=torch.device("cpu"))
         members = range(len(samples))
         row = pack(batch, members, device=torch.device("cpu"), with_ends=False)
         output = policy(row, temperature=1.0, chunk_tokens=4096)

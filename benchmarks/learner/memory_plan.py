@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from async_rl.algorithms import logprobs
-from async_rl.batching.batch import Batch, collate
+from async_rl.batching.batch import Batch, collate_part, whole
 from async_rl.batching.packing import Pass, pack
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.overrides import with_defaults
@@ -183,7 +183,7 @@ def _full_batch(config: RunConfig, tokens: int) -> Batch:
         trajectories=[row] * num_rows,
         generation_s=0.0,
     )
-    return collate([group], device=CPU)
+    return collate_part(whole([group]), device=CPU)
 
 
 @contextlib.contextmanager

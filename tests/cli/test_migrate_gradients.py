@@ -21,7 +21,7 @@ from tables import table
 from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights
-from async_rl.batching.batch import Batch, collate
+from async_rl.batching.batch import Batch, collate_part, whole
 from async_rl.batching.packing import Pass
 from async_rl.config.run import RunConfig
 from async_rl.launchers.commands.migrate import to_yaml
@@ -50,7 +50,7 @@ class Recorded:
 
 def recorded() -> Recorded:
     groups = make_groups(3, num_groups=4, size=4)
-    batch = collate(groups, device=torch.device("cpu"))
+    batch = collate_part(whole(groups), device=torch.device("cpu"))
     rng = np.random.default_rng(11)
 
     def near(x: Tensor, scale: float) -> Tensor:
@@ -68,7 +68,7 @@ def recorded() -> Recorded:
 
 
 def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
-    """The loss of the whole batch as one minibatch, and its gradient by the log-probs."""
+    """The loss of the of_sequence batch as one minibatch, and its gradient by the log-probs."""
     batch, algorithm = data.batch, config.algorithm
     nothing = torch.zeros(batch.num_tokens)
     before = PolicyOutput(
@@ -167,7 +167,7 @@ def sequence_sum(found: list[Tensor], constant: int) -> Tensor:
     return torch.stack([tokens.sum() for tokens in found]).mean() / constant
 
 
-def whole(log_ratio: Tensor) -> Tensor:
+def of_sequence(log_ratio: Tensor) -> Tensor:
     """GSPO's ratio of the sequence at every token, with the gradient of its mean."""
     return log_ratio.mean().expand_as(log_ratio)
 
@@ -210,7 +210,7 @@ def verl_gspo(data: Recorded, policy: Tensor) -> Tensor:
     advantages = grouped(data.batch.rewards.double(), std_eps=1e-6)
 
     def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        return surrogate(whole(lp - old), advantages[n], low=3e-4, high=4e-4)
+        return surrogate(of_sequence(lp - old), advantages[n], low=3e-4, high=4e-4)
 
     return sequence_mean(losses(data, policy, loss))
 
@@ -250,7 +250,7 @@ def areal_gspo(data: Recorded, policy: Tensor) -> Tensor:
     advantages = grouped(data.batch.rewards.double(), leave_out=True)
 
     def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        return surrogate(whole(lp - old), advantages[n], low=0.003, high=0.004)
+        return surrogate(of_sequence(lp - old), advantages[n], low=0.003, high=0.004)
 
     return token_mean(losses(data, policy, loss))
 
@@ -298,7 +298,7 @@ def trl_sequence(data: Recorded, policy: Tensor) -> Tensor:
 
     def loss(n: int, lp: Tensor, old: Tensor, sampled: Tensor) -> Tensor:
         weight = (old - sampled).sum().exp().clamp(max=1.3)
-        return weight * surrogate(whole(lp - old), advantages[n], low=3e-4, high=4e-4)
+        return weight * surrogate(of_sequence(lp - old), advantages[n], low=3e-4, high=4e-4)
 
     return sequence_sum(losses(data, policy, loss), 12)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.core.machine import Gpu, Gpus, Machine
 from benchmarks.qualification import learner as learner_check
@@ -284,7 +284,9 @@ def test_the_flops_of_a_step_count_a_shared_prompt_once() -> None:
     row = np.arange(5, dtype=np.int32)
     response = (row, np.zeros(2, np.float32), np.zeros(2, np.int32))
     group = group_of(0, [response, response], 0)
-    packed = pack(collate([group], device=torch.device("cpu")), [0, 1], device=torch.device("cpu"))
+    packed = pack(
+        collate_part(whole([group]), device=torch.device("cpu")), [0, 1], device=torch.device("cpu")
+    )
     assert packed.input_ids.shape[1] == 3 + 2 + 2
     # Pairs: 1 + 2 + 3 in the prompt, 4 + 5 in each response.
     pairs = 6 + 2 * 9

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_support import make_groups, make_trainer, spy_on_gradients
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import cost_tokens, minibatches, pack, passes, share_out
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def test_a_packed_row_by_hand() -> None:
     """
     groups = make_groups(num_groups=1, size=2)
     first, second = groups[0].trajectories
-    batch = collate(groups, device=CPU)
+    batch = collate_part(whole(groups), device=CPU)
     row = pack(batch, [0, 1], device=CPU)
     p, n, m = first.prompt_length, first.response_length, second.response_length
     assert row.input_ids[0].tolist() == [*first.token_ids.tolist(), *second.token_ids[p:].tolist()]
@@ -42,7 +42,7 @@ def test_a_packed_row_by_hand() -> None:
 def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
     groups = make_groups(num_groups=1, size=2)
     first, second = groups[0].trajectories
-    batch = collate(groups, device=CPU)
+    batch = collate_part(whole(groups), device=CPU)
     row, whole = pack(batch, [0, 1], device=CPU, with_ends=False), pack(batch, [0, 1], device=CPU)
     p, n = first.prompt_length, first.response_length
     assert row.input_ids[0].tolist() == [
@@ -70,7 +70,7 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
 def test_passes_hold_each_sequence_once_within_the_budget(
     seed: int, num_groups: int, size: int, ranks: int, budget: int
 ) -> None:
-    batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
+    batch = collate_part(whole(make_groups(seed, num_groups=num_groups, size=size)), device=CPU)
     owned = share_out(batch, range(batch.num_sequences), parts=ranks, cap_tokens=budget)
     shares = passes(batch, owned, budget_tokens=budget)
     assert len({len(share) for share in shares}) == 1
@@ -85,7 +85,7 @@ def test_passes_hold_each_sequence_once_within_the_budget(
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(2, 8), count=st.integers(1, 4))
 def test_minibatches_share_out_all_sequences(seed: int, num_groups: int, count: int) -> None:
-    batch = collate(make_groups(seed, num_groups=num_groups), device=CPU)
+    batch = collate_part(whole(make_groups(seed, num_groups=num_groups)), device=CPU)
     split = minibatches(batch, count=count, rng=np.random.default_rng(seed))
     assert len(split) == count
     assert all(split)
@@ -93,7 +93,7 @@ def test_minibatches_share_out_all_sequences(seed: int, num_groups: int, count: 
 
 
 def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
-    batch = collate(make_groups(num_groups=16, size=8), device=CPU)
+    batch = collate_part(whole(make_groups(num_groups=16, size=8)), device=CPU)
     split = minibatches(batch, count=4, rng=np.random.default_rng(0))
     loads = [cost_tokens(batch, sequences) for sequences in split]
     largest = max(cost_tokens(batch, range(8 * g, 8 * g + 8)) for g in range(16))
@@ -107,7 +107,7 @@ def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
 def test_groups_are_assigned_to_minibatches_at_random_in_each_epoch(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = collate(make_groups(num_groups=4, size=4), device=CPU)
+    batch = collate_part(whole(make_groups(num_groups=4, size=4)), device=CPU)
     halves = [minibatches(batch, count=2, rng=np.random.default_rng(i))[0] for i in range(12)]
     assert len(set(map(tuple, halves))) > 1
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
@@ -120,7 +120,7 @@ def test_groups_are_assigned_to_minibatches_at_random_in_each_epoch(
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_rows_and_flat_are_inverse(seed: int) -> None:
-    batch = collate(make_groups(seed), device=CPU)
+    batch = collate_part(whole(make_groups(seed)), device=CPU)
     flat = torch.arange(1, batch.num_tokens + 1)
     rows = batch.rows(flat)
     assert torch.equal(batch.flat(rows), flat)
@@ -140,7 +140,7 @@ def test_an_empty_response_is_in_a_pass_of_its_own_prompt(ranks: int) -> None:
             behavior_logprobs=first.behavior_logprobs[:n],
             versions=first.versions[:n],
         )
-    batch = collate(groups, device=CPU)
+    batch = collate_part(whole(groups), device=CPU)
     budget = max(cost_tokens(batch, [i, i + 1]) for i in range(0, 10, 2))
     owned = share_out(batch, range(10), parts=ranks, cap_tokens=budget)
     shares = passes(batch, owned, budget_tokens=budget)

@@ -12,7 +12,7 @@ from learner_support import as_trees, make_groups, make_trainer, paths_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import Pass, pack
 from async_rl.core.types import Group, Trajectory
 from async_rl.learner.models import Critic, Policy, ValueHead, Values
@@ -104,7 +104,7 @@ def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
     model_path: Path,
 ) -> None:
     policy = critic_of(make_trainer(model_path, "ppo_code", "algorithm.advantage.critic=shared"))
-    idle = pack(collate(make_groups(), device=CPU), [], device=CPU)
+    idle = pack(collate_part(whole(make_groups()), device=CPU), [], device=CPU)
     values_of(policy, idle).at_tokens.sum().backward()
     gradients = [p.grad for p in head_of(policy).parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
@@ -122,7 +122,7 @@ def test_a_value_depends_on_the_tokens_that_its_token_follows_and_on_no_other(
 
     def values(group: Group, sample: Trajectory) -> tuple[Tensor, Tensor]:
         group = msgspec.structs.replace(group, trajectories=[*group.trajectories, sample])
-        row = pack(collate([group], device=CPU), range(5), device=CPU)
+        row = pack(collate_part(whole([group]), device=CPU), range(5), device=CPU)
         with torch.no_grad():
             found = values_of(critic, row)
         return found.at_tokens[-sample.response_length :], found.after_end[-1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from learner_support import make_config, make_groups
 
-from async_rl.batching.batch import Batch, collate
+from async_rl.batching.batch import Batch, collate_part, whole
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Score, StepScore, Trajectory
 from async_rl.learner.models import PolicyOutput, Values
@@ -75,7 +75,7 @@ def targets_of(
 
 def by_token(config: RunConfig, group: Group, **fields: torch.Tensor) -> list[list[float]]:
     """Advantages of each answer's tokens."""
-    batch = collate([group], device=CPU)
+    batch = collate_part(whole([group]), device=CPU)
     return batch.rows(targets_of(config, batch, **fields).advantages).tolist()
 
 
@@ -177,7 +177,7 @@ def test_remax_compares_with_the_greedy_answer_shaped_like_any_other() -> None:
 @pytest.mark.covers("adv_norm, group_adv_norm")
 def test_advantages_are_normalized_over_the_batch_or_over_each_group() -> None:
     groups = [group_of([1.0, 0.0]), group_of([10.0, 0.0])]
-    batch = collate(groups, device=CPU)
+    batch = collate_part(whole(groups), device=CPU)
 
     def sequences(how: str) -> list[float]:
         config = make_config("grpo_code", *RETURNS, f"algorithm.normalize_advantages={how}")
@@ -194,7 +194,7 @@ CRITIC = ("algorithm.normalize_advantages=none", "algorithm.kl=none")
 
 def test_gae_sees_values_in_units_of_the_reward() -> None:
     config = make_config("ppo_code", *CRITIC, "algorithm.truncated=bootstrap")
-    batch = collate([group_of([1.0], truncated=[True])], device=CPU)
+    batch = collate_part(whole([group_of([1.0], truncated=[True])]), device=CPU)
     found = targets_of(
         config,
         batch,
@@ -216,7 +216,7 @@ def test_the_value_after_the_end_counts_only_for_a_response_without_a_score(
     advantage: str, choice: str, truncated_return: float
 ) -> None:
     knobs = (*CRITIC, f"algorithm.advantage={advantage}", f"algorithm.truncated={choice}")
-    batch = collate([group_of([1.0, 1.0], truncated=[False, True])], device=CPU)
+    batch = collate_part(whole([group_of([1.0, 1.0], truncated=[False, True])]), device=CPU)
     found = targets_of(
         make_config("ppo_code", *knobs),
         batch,

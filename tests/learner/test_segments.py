@@ -17,7 +17,7 @@ from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights
 from async_rl.algorithms.parts import Parts
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
 from async_rl.core.errors import ProtocolError
@@ -42,7 +42,7 @@ def test_a_token_sees_what_it_follows(
 ) -> None:
     groups = make_groups(seed, num_groups=num_groups, size=size)
     groups = as_trees(groups, np.random.default_rng(seed))
-    batch = collate(groups, device=CPU)
+    batch = collate_part(whole(groups), device=CPU)
     row = pack(batch, range(batch.num_sequences), device=CPU, with_ends=with_ends)
     seen = seen_by(row.segments)
     assert len(seen) == row.input_ids.numel()
@@ -82,7 +82,7 @@ def apart(sample: Trajectory) -> list[Trajectory]:
 
 def gradients(policy: Policy, samples: list[Trajectory], pulls: Iterator[float]) -> list[Tensor]:
     """Of the log-probs of all trained tokens, each times its pull."""
-    batch = collate([_group(samples)], device=CPU)
+    batch = collate_part(whole([_group(samples)]), device=CPU)
     row = pack(batch, range(len(samples)), device=CPU, with_ends=False)
     logprobs = policy(row, temperature=1.0, chunk_tokens=1024).logprobs
     policy.zero_grad()
@@ -113,8 +113,10 @@ def test_a_tree_has_the_gradients_of_separate_rows(
 def test_a_sample_weighs_the_same_however_many_branches_it_has() -> None:
     sample = make_groups(1, num_groups=1, size=1)[0].trajectories[0]
     p = sample.prompt_length
-    plain = collate([_group([sample, sample])], device=CPU)
-    parted = collate([_group([with_branches(sample, [(p, -1), (p + 2, p)]), sample])], device=CPU)
+    plain = collate_part(whole([_group([sample, sample])]), device=CPU)
+    parted = collate_part(
+        whole([_group([with_branches(sample, [(p, -1), (p + 2, p)]), sample])]), device=CPU
+    )
     for batch in (plain, parted):
         parts = Parts(index=batch.sequence_index, count=2, mask=batch.loss_mask)
         weights = token_weights(parts, aggregation="sequence_mean", constant_tokens=None)

@@ -17,7 +17,7 @@ from composing import compose
 from sessions_support import Policy
 from tables import table
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.core.errors import AgentError
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Group, Prompt, Purpose, Score
@@ -106,7 +106,7 @@ def group_of(*agents: Use) -> tuple[Group, list[Session]]:
 def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
     """The advantages of the tokens of each trained call, in the order of the requests."""
     config = compose("grpo_code", ["rollout.fn=[agent]", *settings])
-    batch = collate([group], device=torch.device("cpu"))
+    batch = collate_part(whole([group]), device=torch.device("cpu"))
     nothing = torch.zeros(batch.num_tokens)
     outputs = PolicyOutput(
         logprobs=nothing,

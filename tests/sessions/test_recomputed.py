@@ -30,7 +30,7 @@ from learner_support import paths_of
 from sessions_support import TEMPLATES, Words, answered
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.batching.batch import collate
+from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.buffer.checks import check_group
 from async_rl.core.heads import pack_group, read_group
@@ -300,7 +300,7 @@ class World:
     @torch.no_grad()
     def recomputed(self, group: Group) -> list[Any]:
         """The learner's log-probs of the response tokens of all samples, per version."""
-        batch = collate([group], device=torch.device("cpu"))
+        batch = collate_part(whole([group]), device=torch.device("cpu"))
         row = pack(batch, range(len(group.trajectories)), device=torch.device("cpu"))
         found = []
         for policy in self.policies:

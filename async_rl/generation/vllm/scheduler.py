@@ -32,7 +32,7 @@ SALTING_SCHEDULER = f"{__name__}.salting_scheduler"
 def salting_scheduler(vllm_config: VllmConfig, **options: Any) -> Scheduler:
     """Make the scheduler that vLLM would make, with salts."""
     is_async = vllm_config.scheduler_config.async_scheduling
-    kind = _SaltingAsyncScheduler if is_async else _SaltingScheduler
+    kind = _SaltingAsync if is_async else _Salting
     return kind(vllm_config=vllm_config, **options)
 
 
@@ -71,9 +71,5 @@ class _Salting(Scheduler):
         request.update_block_hashes()
 
 
-class _SaltingScheduler(_Salting):
-    pass
-
-
-class _SaltingAsyncScheduler(_Salting, AsyncScheduler):
+class _SaltingAsync(_Salting, AsyncScheduler):
     pass
