@@ -68,7 +68,7 @@ def recorded() -> Recorded:
 
 
 def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
-    """The loss of the of_sequence batch as one minibatch, and its gradient by the log-probs."""
+    """The loss of the whole batch as one minibatch, and its gradient by the log-probs."""
     batch, algorithm = data.batch, config.algorithm
     nothing = torch.zeros(batch.num_tokens)
     before = PolicyOutput(

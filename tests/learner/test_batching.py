@@ -43,7 +43,7 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
     groups = make_groups(num_groups=1, size=2)
     first, second = groups[0].trajectories
     batch = collate_part(whole(groups), device=CPU)
-    row, whole = pack(batch, [0, 1], device=CPU, with_ends=False), pack(batch, [0, 1], device=CPU)
+    row, both = pack(batch, [0, 1], device=CPU, with_ends=False), pack(batch, [0, 1], device=CPU)
     p, n = first.prompt_length, first.response_length
     assert row.input_ids[0].tolist() == [
         *first.token_ids[:-1].tolist(),
@@ -54,8 +54,8 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
         p - 1,
         *range(p + n - 1, p + n + second.response_length - 2),
     ]
-    assert torch.equal(row.target_ids, whole.target_ids)
-    assert torch.equal(row.token_index, whole.token_index)
+    assert torch.equal(row.target_ids, both.target_ids)
+    assert torch.equal(row.token_index, both.token_index)
     assert row.last_index.numel() == 0
 
 
