@@ -36,7 +36,10 @@ def add_adapter(
     None = they continue torch's random state.  Raises ConfigError for a target that the model
     lacks, or a rank above a side of a matrix.
     """
-    sizes = _linear_layers(lm)
+    sizes: dict[str, int] = {}
+    for _, leaf, module in _linears(lm):
+        # One name may stand for layers of several sizes, and the rank must fit the smallest.
+        sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
     targets = config.targets or sorted(sizes)
     if unknown := sorted(set(targets) - sizes.keys()):
         raise ConfigError(
@@ -174,15 +177,6 @@ def targets_of(lm: Any, *, attention: bool, mlp: bool) -> list[str]:
     # For example model.layers.0.self_attn of q_proj.
     kinds = ((leaf, "attn" in owner or "attention" in owner) for owner, leaf, _ in _linears(lm))
     return sorted({leaf for leaf, is_attention in kinds if (attention if is_attention else mlp)})
-
-
-def _linear_layers(lm: Any) -> dict[str, int]:
-    """The smallest side of the linear layers of each name, without the output head."""
-    sizes: dict[str, int] = {}
-    for _, leaf, module in _linears(lm):
-        # One name may stand for layers of several sizes, and the rank must fit the smallest.
-        sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
-    return sizes
 
 
 def _linears(lm: Any) -> Iterator[tuple[str, str, nn.Linear]]:

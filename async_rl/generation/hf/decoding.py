@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from async_rl.batching.support import Grammars, Walk, spans_of, truncate
 from async_rl.core.support import EVERYTHING
@@ -129,12 +130,9 @@ def scores_of(row: torch.Tensor, logits: torch.Tensor, num_top: int) -> Scores:
     """
     table = logits[:-1].float().log_softmax(-1)
     ids = torch.cat([row[1:, None], table.topk(num_top).indices], 1)
-    logprobs = table.gather(-1, ids)
-    no_id = ids.new_zeros(1, 1 + num_top)
-    no_logprob = table.new_full(no_id.shape, torch.nan)
-    ids = torch.cat([no_id, ids])
-    logprobs = torch.cat([no_logprob, logprobs])
-    return _scores(ids, logprobs)
+    # A first row: nothing predicts the first token.
+    first = (0, 0, 1, 0)
+    return _scores(pad(ids, first), pad(table.gather(-1, ids), first, value=torch.nan))
 
 
 def _scores(ids: torch.Tensor, logprobs: torch.Tensor) -> Scores:
