@@ -120,7 +120,7 @@ class Pusher:
         async with self._changed:
             await self._changed.wait_for(
                 lambda: (
-                    not self._membership.is_loading
+                    not self._membership.loading
                     if self._device.is_shared
                     else self._membership.is_free
                 )
@@ -135,7 +135,7 @@ class Pusher:
         self._membership.close()
         try:
             async with asyncio.timeout(SETTLE_S), self._changed:
-                await self._changed.wait_for(lambda: not self._membership.is_loading)
+                await self._changed.wait_for(lambda: not self._membership.loading)
         except TimeoutError:
             self._context.log.warning(
                 "version %d is still being loaded after %g s; the learner exits without waiting",
@@ -300,7 +300,7 @@ class Pusher:
         # Not after every answer: the loop looks at all members, and in a large fleet that would
         # take seconds. As long as loads are open, an answer in time leaves it nothing to do.
         is_current = not reason and load.version == self._membership.version
-        if not (is_current and self._membership.is_loading):
+        if not (is_current and self._membership.loading):
             self._wake.set()
 
     def _note(self, report: LoadReport, push_s: float) -> None:

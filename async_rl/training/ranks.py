@@ -43,7 +43,6 @@ from async_rl.training.operations import (
 from async_rl.training.taking import Parts
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors
-from async_rl.weights.changes import Changes
 from async_rl.weights.communicator import choose_interface
 from async_rl.weights.ipc import ExportedWeights
 from async_rl.weights.media import Caller
@@ -220,13 +219,8 @@ class TrainingPool(Rank):
     def __post_init__(self) -> None:
         self._in_order = asyncio.Lock()
         cuda = torch.cuda if self.trainer.device.type == "cuda" else None
-        self._block = SharedTensors(self.trainer.tensor_specs(), cuda)
+        self.block = SharedTensors(self.trainer.tensor_specs(), cuda)
         self._exported: ExportedWeights | None = None
-
-    @property
-    def content(self) -> torch.Tensor:
-        """The bytes of the shared block."""
-        return self._block.content
 
     async def fetch(
         self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
@@ -235,11 +229,6 @@ class TrainingPool(Rank):
         request = Fetch(pool=self.pool, life=life, train_version=train_version, heads=list(heads))
         calls = (other.call(request, timeout_s=timeout_s) for other in self.others)
         await asyncio.gather(self.read(request), *calls)
-
-    @property
-    def changes(self) -> Changes | None:
-        """What changed from the version before the published one, if that was compared."""
-        return self._block.changes
 
     async def publish(self, version: int, *, compares: bool) -> Manifest:
         """Gather the full weights and write them into the shared block. compares: as there."""
@@ -250,7 +239,7 @@ class TrainingPool(Rank):
             sums: list[torch.Tensor] = []
             if self.trainer.device.type == "cuda":
                 tensors = summed(tensors, sums)
-            return self._block.write(version, tensors, sums, compares=compares)
+            return self.block.write(version, tensors, sums, compares=compares)
 
         return await self._together(Gather(), gather)
 
@@ -279,7 +268,7 @@ class TrainingPool(Rank):
 
     def close(self) -> None:
         """Free the shared weights and stop the thread."""
-        self._block.close()
+        self.block.close()
         super().close()
 
     async def lead(self, operation: Operation) -> Any:

@@ -136,7 +136,7 @@ class Broadcaster(Sender):
         self._sending = [
             other for other, device in self._others or () if not (is_apart and device in devices)
         ]
-        self._changes = self._learner.exporter.changes if is_apart else None
+        self._changes = self._learner.exporter.block.changes if is_apart else None
         # Compared with the version that each of these members has.
         if self._changes and (before is None or before.version != self._changes.difference.base):
             self._changes = None
@@ -183,7 +183,7 @@ class Broadcaster(Sender):
 
     async def _send(self, manifest: Manifest) -> None:
         changes = self._changes
-        block = changes.content if changes else self._learner.exporter.content
+        block = changes.content if changes else self._learner.exporter.block.content
         part = SendPart(manifest=manifest, seat=next(iter(self._seats.values())), rank=0)
         others = list(self._sending)
         own = self._rank.send(part, block, begun_s=self._begun_s)

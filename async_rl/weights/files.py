@@ -71,7 +71,7 @@ class FileSender(Sender):
         adapter = self._learner.exporter.adapter
         if self._learner.is_applied and adapter is not None:
             return await self._once("write adapter", self._write_adapter, manifest, adapter)
-        changes = self._learner.exporter.changes
+        changes = self._learner.exporter.block.changes
         # A second request for this version comes from a member that could not use the changes.
         if changes is None or previous != changes.difference.base:
             return await self._once("write weights", self.write, manifest)

@@ -19,8 +19,7 @@ from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, Source
 from async_rl.weights.adapters import Adapter
-from async_rl.weights.block import SharedTensorsReader
-from async_rl.weights.changes import Changes
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.membership import Life, Load, Membership
 from async_rl.weights.tensors import Tensors
 
@@ -51,12 +50,8 @@ class Exporter(Protocol):
         """All ranks but rank 0."""
 
     @property
-    def content(self) -> torch.Tensor:
-        """The block, page-locked if the weights are on a GPU: uint8 [its size]."""
-
-    @property
-    def changes(self) -> Changes | None:
-        """What changed since the version before the published one, if that was compared."""
+    def block(self) -> SharedTensors:
+        """The published version, page-locked if the weights are on a GPU."""
 
     @property
     def adapter(self) -> Adapter | None:

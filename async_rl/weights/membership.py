@@ -103,13 +103,8 @@ class Membership:
 
     @property
     def loading(self) -> set[int]:
-        """The versions that are being loaded."""
+        """The versions that are being loaded; empty if no load is open."""
         return {load.version for load in self._loads}
-
-    @property
-    def is_loading(self) -> bool:
-        """A load is open."""
-        return bool(self._loads)
 
     def close(self) -> None:
         """Let no load start until the next version is published."""

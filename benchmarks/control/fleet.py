@@ -53,7 +53,7 @@ class _Fleet:
     adapter = None
 
     def __init__(self, run_dir: Path, num_members: int) -> None:
-        self._block = SharedTensors([tensor_spec("embed", torch.empty(4, 1))])
+        self.block = SharedTensors([tensor_spec("embed", torch.empty(4, 1))])
         self._rng = random.Random(0)
         self._directory = Directory()
         base = compose_unchecked("grpo_code", ["weights.probe_every_pushes=0"])
@@ -79,7 +79,7 @@ class _Fleet:
 
     async def publish(self, version: int) -> Manifest:
         """Write the block, as the ranks do."""
-        return self._block.write(version, [torch.zeros(4, 1)])
+        return self.block.write(version, [torch.zeros(4, 1)])
 
     async def lead(self, operation: object) -> list[object]:
         """Answer as ranks without log-probs."""

@@ -8,6 +8,7 @@ import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ class _Learner:
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
         specs = [tensor_spec(*item) for item in self.tensors.items()]
         self.publisher = SharedTensors(specs, None if device.type == "cpu" else torch.cuda)
-        exporter: Any = self.publisher  # it has the content
+        exporter: Any = SimpleNamespace(block=self.publisher)
         # The tensors need several buckets; those of a GPU do so as it is.
         outgoing.BUCKET_BYTES["gloo"] = 2 << 20
         given = with_defaults(settings, ["weights.transfer=collective"])

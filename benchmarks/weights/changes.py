@@ -93,7 +93,7 @@ class Form:
     def __init__(self, folder: Path, *, sends_changes: bool) -> None:
         self._sends_changes = sends_changes
         self._reader = FileReader()
-        self._exporter = SimpleNamespace(adapter=None, changes=None)
+        self._exporter = SimpleNamespace(adapter=None, block=SimpleNamespace(changes=None))
         self._sender = sender_through(folder, self._exporter)
         self._publisher: SharedTensors | None = None
 
@@ -106,7 +106,7 @@ class Form:
         manifest = self._publisher.write(
             version, tensors.values(), compares=self._sends_changes and version > 0
         )
-        self._exporter.changes = self._publisher.changes
+        self._exporter.block.changes = self._publisher.changes
         if self._sends_changes:
             stored = asyncio.run(self._sender.source(manifest, LOAD, LIFE))
         else:

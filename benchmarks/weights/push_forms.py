@@ -73,7 +73,7 @@ class Learner:
         from async_rl.weights.tensors import tensor_spec
 
         self._tensors = parameters(model)
-        self.publisher = SharedTensors(
+        self.block = SharedTensors(
             [tensor_spec(name, tensor) for name, tensor in self._tensors.items()]
         )
         self._path, self._model, self._members, self._keys, self._device = (
@@ -87,14 +87,9 @@ class Learner:
         self._is_written_s = 0.0
         self.num_bytes = 0
 
-    @property
-    def content(self) -> Any:
-        """The block, which a broadcast sends."""
-        return self.publisher.content
-
     async def publish(self, version: int) -> Any:
         """Write the version, as the learner ranks do."""
-        manifest = await asyncio.to_thread(self.publisher.write, version, self._tensors.values())
+        manifest = await asyncio.to_thread(self.block.write, version, self._tensors.values())
         self.num_bytes, self._is_written_s = manifest.total_bytes, time.perf_counter()
         return manifest
 
@@ -175,7 +170,7 @@ async def measure(
             for i in range(max(counts))
         ]
         learner = Learner(directory, model, members, keys)
-        stack.callback(learner.publisher.close)
+        stack.callback(learner.block.close)
         for count in counts:
             for form in FORMS:
                 rows = []

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -106,7 +107,7 @@ class Scenario:
         self.publisher = SharedTensors(
             [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
         )
-        exporter: Any = self.publisher  # it has the content
+        exporter: Any = SimpleNamespace(block=self.publisher)
         self.broadcaster = Broadcaster(
             LearnerSide(
                 config=CONFIG.weights,

@@ -20,7 +20,6 @@ from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
-from async_rl.weights.changes import Changes
 from async_rl.weights.tensors import tensor_spec
 
 
@@ -37,7 +36,7 @@ class Learner:
         device: str = "cpu",
     ) -> None:
         names = ["embed", *(f"layer {number}" for number in range(1, num_tensors))]
-        self._block = SharedTensors([tensor_spec(name, torch.empty(rows, 1)) for name in names])
+        self.block = SharedTensors([tensor_spec(name, torch.empty(rows, 1)) for name in names])
         self._generators = generators
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()
@@ -86,17 +85,7 @@ class Learner:
         """The ranks."""
         self.compared.append(compares)
         rows = [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
-        return self._block.write(version, map(torch.from_numpy, rows), compares=compares)
-
-    @property
-    def content(self) -> torch.Tensor:
-        """The block."""
-        return self._block.content
-
-    @property
-    def changes(self) -> Changes | None:
-        """What changed in the block."""
-        return self._block.changes
+        return self.block.write(version, map(torch.from_numpy, rows), compares=compares)
 
     async def lead(self, operation: object) -> list[Any]:
         """The ranks' answer to a probe that no generator here can answer."""

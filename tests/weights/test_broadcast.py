@@ -95,7 +95,9 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
 
 
 def learner_side(config: RunConfig, others: Sequence[Any] = ()) -> LearnerSide:
-    exporter: Any = SimpleNamespace(changes=None, content=torch.zeros(0), others=others)
+    exporter: Any = SimpleNamespace(
+        block=SimpleNamespace(changes=None, content=torch.zeros(0)), others=others
+    )
     return LearnerSide(
         config=config.weights,
         folder="memory://weights",
@@ -334,7 +336,7 @@ async def test_members_that_all_have_the_version_that_changed_get_the_changes(
 ) -> None:
     one = make("weights.transfer=collective", device="GPU-1")
     assert not one.compares, "nothing was sent over NCCL"
-    one._learner.exporter.changes = CHANGES
+    one._learner.exporter.block.changes = CHANGES
     assert await differences(one, load(1, *GPUS)) == {None}
     assert one.compares
     assert await differences(one, load(2, *GPUS)) == {1}
@@ -353,7 +355,7 @@ async def test_an_engine_that_cannot_change_words_ends_the_changes_and_a_lost_me
     has_lost: bool, make: Callable[..., Broadcaster]
 ) -> None:
     one = make("weights.transfer=collective", device="GPU-1")
-    one._learner.exporter.changes = CHANGES
+    one._learner.exporter.block.changes = CHANGES
     await differences(one, load(1, *GPUS))
     broken = load(2, *GPUS)
     assert await differences(one, broken) == {1}
@@ -365,7 +367,7 @@ async def test_an_engine_that_cannot_change_words_ends_the_changes_and_a_lost_me
 
 async def test_over_gloo_all_tensors_are_sent(make: Callable[..., Broadcaster]) -> None:
     one = make("weights.transfer=collective")
-    one._learner.exporter.changes = CHANGES
+    one._learner.exporter.block.changes = CHANGES
     for number in (1, 2):
         given = await seats(one, load(number, ("g", 1)), {("g", 1): member("cpu")})
         assert given["g", 1].difference is None

@@ -19,7 +19,7 @@ from async_rl.core.errors import WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.changes import Changes, Comparison, compared, listed
+from async_rl.weights.changes import Comparison, compared, listed
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import Load, life_of
 from async_rl.weights.routes import Route
@@ -168,10 +168,6 @@ class Learner:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.block = publisher(tensors)
-
-    @property
-    def changes(self) -> Changes | None:
-        return self.block.changes
 
 
 async def test_after_a_thousand_changes_every_tensor_is_bit_equal(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def sender(
     exporter: Any = None,
 ) -> FileSender:
     nothing: Any = None
-    exporter = exporter or SimpleNamespace(adapter=adapter, changes=None)
+    exporter = exporter or SimpleNamespace(adapter=adapter, block=SimpleNamespace(changes=None))
     return FileSender(
         LearnerSide(
             config=nothing,

@@ -123,7 +123,7 @@ class Learner:
     def __init__(self) -> None:
         self.recorder = Recorder()
         config = compose("grpo_code", ["weights.transfer=collective", "generators.gpus_each=1"])
-        self.exporter: Any = SimpleNamespace(changes=None, others=[])
+        self.exporter: Any = SimpleNamespace(block=SimpleNamespace(changes=None), others=[])
         self._side = LearnerSide(
             config=config.weights,
             folder="",
@@ -144,7 +144,7 @@ class Learner:
 
     async def send(self) -> None:
         with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
-            self.exporter.content = block.content[:-124]
+            self.exporter.block.content = block.content[:-124]
             await self.sender.send(block.write(1, [torch.zeros(250)]))
 
     async def join(self) -> float:
@@ -238,13 +238,13 @@ async def test_members_of_the_version_before_are_sent_the_lists_of_what_changed(
     await learner.join()
     tensors = [torch.zeros(500).bfloat16(), torch.zeros(20).bfloat16()]
     with SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)]) as block:
-        learner.exporter.content = block.content
+        learner.exporter.block.content = block.content
         await learner.sender.send(block.write(1, tensors))
         tensors[0][7:127] = 1
         manifest = block.write(2, tensors, compares=learner.sender.compares)
-        learner.exporter.changes = block.changes
+        learner.exporter.block.changes = block.changes
         # The block itself is not read again.
-        learner.exporter.content = block.content[:0]
+        learner.exporter.block.content = block.content[:0]
         learner.recorder.did.clear()
         await learner.join()
         await learner.sender.send(manifest)

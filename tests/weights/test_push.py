@@ -72,7 +72,7 @@ async def load(route: Route, caller: Caller, release: Callable[[], Any] = list) 
 
 
 def route_of(transfer: str) -> Route:
-    exporter: Any = SimpleNamespace(adapter=None, changes=None)
+    exporter: Any = SimpleNamespace(adapter=None, block=SimpleNamespace(changes=None))
     learner = LearnerSide(
         config=compose_unchecked("grpo_code", [f"weights.transfer={transfer}"]).weights,
         folder="memory://weights",

@@ -11,7 +11,7 @@ VERSION = "0.32.0"
 def version_problem() -> str:
     """Return why the installed vLLM is not supported; empty if it is, or if none is installed."""
     version = installed_version()
-    if not version or is_supported(version):
+    if not version or version.startswith(VERSION.removesuffix("0")):
         return ""
     return (
         f"vLLM {version} is installed; this release supports {VERSION} and later of its series;"
@@ -28,8 +28,3 @@ def installed_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def is_supported(version: str) -> bool:
-    """Return whether a version is supported."""
-    return version.startswith(VERSION.removesuffix("0"))
