@@ -14,9 +14,6 @@ from torch._dynamo.exc import TorchDynamoException
 
 _log = logging.getLogger(__name__)
 
-# A decoder block has one graph for each combination of: with and without a gradient, prompts shared
-# or not, one token or many, adapter on or off, policy, reference or critic, and kind of layer.
-_MOST_GRAPHS = 64
 _REASON_LENGTH = 500  # of a report that may contain a whole graph
 
 
@@ -34,8 +31,10 @@ class Compilation:
         # The graph of the backward pass too is compiled at the first call, where a failure is
         # caught.
         torch._functorch.config.force_non_lazy_backward_lowering = True
-        # torch's stubs of `compile` lack the limit.
-        fast = torch.compile(eager, dynamic=True, recompile_limit=_MOST_GRAPHS)  # type: ignore[call-overload]
+        # A decoder block has one graph for each combination of: with and without a gradient,
+        # prompts shared or not, one token or many, adapter on or off, policy, reference or critic,
+        # and kind of layer. torch's stubs of `compile` lack the limit.
+        fast = torch.compile(eager, dynamic=True, recompile_limit=64)  # type: ignore[call-overload]
 
         def call(*args: Any, **named: Any) -> Any:
             if not self._has_failed:

@@ -24,9 +24,6 @@ from async_rl.core.frozen import frozen
 from async_rl.core.support import EVERYTHING, Span, Support
 from async_rl.core.types import FloatArray, IntArray, Trajectory
 
-_CACHE_BYTES = 512 << 20
-"""Compiled grammars, as many as vLLM keeps: agents may send any number of them."""
-
 
 @frozen
 class Grammars:
@@ -84,7 +81,8 @@ def _compiler(of: Grammars) -> Any:
         of.tokenizer, trust_remote_code=of.has_code, local_files_only=True
     )
     tokens = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=of.vocab_size)
-    return xgrammar.GrammarCompiler(tokens, cache_limit_bytes=_CACHE_BYTES)
+    # As many as vLLM keeps: agents may send any number of grammars.
+    return xgrammar.GrammarCompiler(tokens, cache_limit_bytes=512 << 20)
 
 
 NO_GRAMMARS = Grammars()

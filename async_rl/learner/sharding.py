@@ -41,8 +41,6 @@ from async_rl.learner.units import units
 from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
-_LOOPBACK = "127.0.0.1"
-_ALONE_S = 60.0  # a group of one has no other rank to wait for
 
 
 def join(
@@ -69,7 +67,8 @@ def ensure_group_of_one(device: torch.device) -> None:
     """Create a process group of one rank, unless a group exists already."""
     if not dist.is_initialized():
         store = torch._C._distributed_c10d.HashStore()
-        join(store, 0, 1, host=_LOOPBACK, device=device, timeout_s=_ALONE_S)
+        # A group of one has no other rank to wait for.
+        join(store, 0, 1, host="127.0.0.1", device=device, timeout_s=60.0)
 
 
 def divide_ranks(
@@ -94,6 +93,7 @@ class Ranks(Across):
 
     context: the ranks that compute the same rows as this one; data_group: the ranks that have the
     other sequences of the batch, one of each context. None = no other rank, or all.
+    is_sharded: models are wrapped by FSDP.
     is_short_of_memory: activations are recomputed, so there is none for copies.
     node_ranks: as in RunConfig.
     """
@@ -104,6 +104,7 @@ class Ranks(Across):
     dtype: torch.dtype
     min_shard_params: int
     offload: Literal["none", "optimizer", "parameters"]
+    is_sharded: bool
     is_short_of_memory: bool = False
     node_ranks: int = 0
     context: Context = WHOLE_ROWS
@@ -118,16 +119,6 @@ class Ranks(Across):
     def part(self) -> int:
         """The part of this rank."""
         return self.rank // self.context.size
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if models are wrapped by FSDP."""
-        return (
-            self.world_size > 1
-            or self.device.type != "cpu"
-            or self.dtype != torch.float32
-            or self.offload == "parameters"
-        )
 
     @property
     def stays_gathered(self) -> bool:
@@ -175,7 +166,7 @@ class Ranks(Across):
         if self.offload == "parameters":
             offload = CPUOffloadPolicy(pin_memory=is_gpu)
 
-        def wrap(module: nn.Module, *, reshard_after_forward: bool | None = None) -> None:
+        def wrap(module: nn.Module, *, reshard_after_forward: bool | None) -> None:
             if fill is not None:
                 fill(module)
             fully_shard(

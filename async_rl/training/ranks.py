@@ -50,8 +50,6 @@ from async_rl.weights.tensors import summed
 
 T = TypeVar("T")
 
-_ACCEPT_S = 120.0
-"""A rank accepts immediately, unless it is busy with a chunk of a batch."""
 _ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Where a user sets torch's allocator, which reads it at its first use."""
 
@@ -282,7 +280,8 @@ class TrainingPool(Rank):
         async with self._in_order:
             self.num_operations += 1
             request = Perform(pool=self.pool, number=self.num_operations, operation=operation)
-            calls = (other.call(request, timeout_s=_ACCEPT_S) for other in self.others)
+            # A rank accepts immediately, unless it is busy with a chunk of a batch.
+            calls = (other.call(request, timeout_s=120.0) for other in self.others)
             await asyncio.gather(*calls)
             done = self._in_thread(work)
         return await done

@@ -27,8 +27,6 @@ from async_rl.training.ranks import open_trainer
 from async_rl.weights.block import SharedTensors
 from async_rl.wire.addresses import LOOPBACK
 
-_COLLECTIVE_S = 1800.0
-
 
 def replay(
     directory: Path, model_path: Path, versions: range, rank: int
@@ -48,7 +46,7 @@ def replay(
         rank=rank,
         device=learner_device(config.learner.gpus_each),
         host=LOOPBACK,
-        timeout_s=_COLLECTIVE_S,
+        timeout_s=1800.0,
     )
     if versions.start:
         trainer.load(checkpoints.directory_of(run_dir, versions.start))

@@ -54,10 +54,6 @@ _PATIENCE = 0.5
 """Share of timeouts.push_s after which a rank stops waiting for a piece."""
 _SLOWER = 4
 """A piece may take this many times as long as the slowest piece of the last load."""
-_MAP_S = 600.0
-"""For a rank to map the block: page-locking takes 0.1 s per GB."""
-_STOP_S = 15.0
-"""A rank of the learner answers at once, also next to a step."""
 
 
 class Broadcaster(Sender):
@@ -198,7 +194,8 @@ class Broadcaster(Sender):
                 # The others wait for it.
                 self._call_off()
                 self._rank.cancel()
-                stops = (other.call(StopSending(), timeout_s=_STOP_S) for other in others)
+                # A rank of the learner answers at once, also next to a step.
+                stops = (other.call(StopSending(), timeout_s=15.0) for other in others)
                 await asyncio.gather(*stops, return_exceptions=True)
             await asyncio.wait(parts, timeout=part.seat.timeout_s)
             self._require_sent(parts, part.seat)
@@ -245,7 +242,8 @@ class Broadcaster(Sender):
 async def _mapped(other: Caller, manifest: Manifest) -> str:
     """Let a rank map the block. Returns its device; empty on another machine."""
     try:
-        mapped: Mapped = await other.call(MapBlock(manifest=manifest), timeout_s=_MAP_S)
+        # Page-locking takes 0.1 s per GB.
+        mapped: Mapped = await other.call(MapBlock(manifest=manifest), timeout_s=600.0)
     except WeightsError:
         return ""
     return mapped.device

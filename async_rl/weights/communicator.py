@@ -32,8 +32,6 @@ from async_rl.weights.rendezvous import SeatStore
 
 # Short against a broadcast, which takes milliseconds and more.
 _POLL_S = 0.0005
-# Our own deadlines are shorter: at a deadline of torch the process would exit.
-_NEVER = timedelta(days=1)
 # An abort takes less than a second, unless it waits for a call that hangs.
 ABORT_S = 5.0
 
@@ -188,7 +186,8 @@ class NcclCommunicator:
         nccl: Any = dist.ProcessGroupNCCL
         # The GPU schedules the copies of a push before the kernels of a step that runs.
         options = nccl.Options(is_high_priority_stream=True)
-        options._timeout = _NEVER
+        # Our own deadlines are shorter: at a deadline of torch the process would exit.
+        options._timeout = timedelta(days=1)
         # A blocking call that waits for a lost peer could not be aborted.
         options.config.blocking = 0
         with torch.cuda.device(device):

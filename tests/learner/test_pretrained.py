@@ -36,7 +36,13 @@ EXPERTS = {
 }
 LATENT = table(__file__, "latent")
 RANK = Ranks(
-    rank=0, world_size=1, device=CPU, dtype=torch.float32, min_shard_params=0, offload="parameters"
+    rank=0,
+    world_size=1,
+    device=CPU,
+    dtype=torch.float32,
+    min_shard_params=0,
+    offload="parameters",
+    is_sharded=True,
 )
 """A rank that shards on the CPU."""
 

@@ -142,7 +142,7 @@ class HfEngine:
         )
         self._in_flight.add(samples)
         try:
-            while samples.are_open:
+            while samples.unfinished:
                 await self._awake.wait()
                 for done in await self._do(self._write, samples):
                     yield done

@@ -28,8 +28,6 @@ from async_rl.weights.tensors import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The bounds of the rank that vLLM can be started with."""
-_PLACEHOLDER = "pushed"
-"""vLLM requires a path for an adapter; the adapter of a slot has no file."""
 
 
 class AppliedAdapter(VllmEngine):
@@ -37,8 +35,9 @@ class AppliedAdapter(VllmEngine):
 
     def __init__(self, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
         super().__init__(llm, end_token_ids)
-        # vLLM's ids start at 1, and 0 is the base model.
-        self._lora = LoRARequest(f"slot {self._index}", self._index + 1, _PLACEHOLDER)
+        # vLLM's ids start at 1, and 0 is the base model. It requires a path for an adapter; the
+        # adapter of a slot has no file.
+        self._lora = LoRARequest(f"slot {self._index}", self._index + 1, "pushed")
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         assert isinstance(source, StoredFile), "model.lora.slots is the learner's setting too"

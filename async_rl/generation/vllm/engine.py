@@ -37,11 +37,6 @@ from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
 
-_ONLY_WHEN_FINISHED = 1 << 30
-"""Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its
-end only.
-"""
-
 
 class VllmEngine:
     """One policy on an LLM behind the `Engine` interface."""
@@ -99,7 +94,8 @@ class VllmEngine:
             detokenize=False,
             # With DELTA, vLLM would send each sample in parts, which are not read before its end.
             output_kind=RequestOutputKind.CUMULATIVE,
-            stream_interval=_ONLY_WHEN_FINISHED,
+            # In tokens: vLLM then reports a sample at its first token and at its end only.
+            stream_interval=1 << 30,
         )
         outputs = self._vllm.outputs(request_id, prompt_token_ids, params, lora=self._lora)
         first_s: dict[int, float] = {}

@@ -29,14 +29,6 @@ from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
 from async_rl.protocol.service import MOST_COLUMNS
 
-_EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
-_CPU_BLOCK_TOKENS = 32
-"""The smallest block of vLLM's attention on CPU. Prompts share whole blocks, so smaller blocks
-share more of a short prompt.
-"""
-_NO_SHARE = 0.001
-"""The smallest share of a GPU in practice: vLLM refuses 0."""
-
 
 def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     """Return the function that starts vLLM. Raises ConfigError for settings that do not fit."""
@@ -94,7 +86,7 @@ def engine_args(
         tensor_parallel_size=vllm.tensor_parallel_size,
         # "uni" keeps the model in the process of the core: one import of vLLM less.
         distributed_executor_backend="uni" if vllm.num_workers == 1 else "mp",
-        worker_extension_cls=_EXTENSION,
+        worker_extension_cls="async_rl.generation.vllm.worker.SharedWeightsExtension",
         # One more than a trajectory: a probe of a whole one generates a token.
         max_model_len=min(longest + 1, facts.max_positions),
         max_num_seqs=vllm.max_num_seqs,
@@ -123,7 +115,9 @@ def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
     # The project's defaults, which generation.vllm.extra may replace.
     settings["use_tqdm_on_load"] = False
     if not uses_gpu(config):
-        settings["block_size"] = _CPU_BLOCK_TOKENS
+        # The smallest block of vLLM's attention on CPU. Prompts share whole blocks, so smaller
+        # blocks share more of a short prompt.
+        settings["block_size"] = 32
     if truncated := [support for support in supports_of(config) if support.is_truncated]:
         # The second model runner calls processors before the temperature.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -140,7 +134,8 @@ def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
         if uses_gpu(config):
             # vLLM 0.32 does not size the cache by the share then, but refuses to start unless that
             # much is free: next to a learner that has started, an engine could never start again.
-            settings["gpu_memory_utilization"] = _NO_SHARE
+            # It refuses 0.
+            settings["gpu_memory_utilization"] = 0.001
     if vllm.enforce_eager:
         settings["compilation_config"] = {"mode": 0}
     if uses_gpu(config) and config.takes_turns:

@@ -3,8 +3,6 @@
 Written against vLLM 0.32.
 """
 
-import functools
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +15,8 @@ from async_rl.core.errors import DataError
 from async_rl.generation.vllm.prompt_scores import CHOSEN, DRAWN
 from async_rl.protocol.service import Sample
 
-_NUMBERS = itertools.count(1000)
-"""The numbers of adapters that come from directories; slots have smaller numbers."""
+_NUMBERS: dict[str, int] = {}
+"""vLLM's numbers of adapters in directories, from 1000 on; slots have smaller numbers."""
 _GREEDY = 1e-5
 """A lower temperature is 0 to vLLM (_SAMPLING_EPS)."""
 EARLIER = "earlier"
@@ -26,12 +24,6 @@ EARLIER = "earlier"
 REFUSALS = (ValueError, VLLMValidationError)
 """What vLLM raises for a request that it does not serve."""
 _WEIGHTS = "adapter_model.safetensors"
-
-
-@functools.cache
-def _number(name: str) -> int:
-    """Return vLLM's number of an adapter in a directory."""
-    return next(_NUMBERS)
 
 
 def adapter_in(directory: str) -> LoRARequest:
@@ -42,7 +34,7 @@ def adapter_in(directory: str) -> LoRARequest:
         raise DataError(f"{directory} has no adapter: {error}") from error
     # With the time: a directory that was written again has another prefix cache.
     name = f"{directory}@{written}"
-    return LoRARequest(name, _number(name), directory)
+    return LoRARequest(name, _NUMBERS.setdefault(name, 1000 + len(_NUMBERS)), directory)
 
 
 def params_of(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
