@@ -22,7 +22,6 @@ from transformers import Qwen3ForCausalLM
 
 from async_rl.learner.host_memory import Resting
 from async_rl.learner.sharding import local
-from async_rl.learner.trainer import Trainer
 from async_rl.learner.units import units
 
 CPU = torch.device("cpu")
@@ -126,7 +125,7 @@ def test_what_is_kept_off_the_device_is_not_moved_to_it(
     trainer.step(make_groups(0), 0)
     seen: set[str] = set()
     monkeypatch.setattr(torch.nn.Module, "to", lambda *_, **__: seen.add("models"))
-    monkeypatch.setattr(Trainer, "device", torch.device("meta"))
+    trainer.device = torch.device("meta")
     trainer.enter_device()
     for optimizer in optimizers_of(trainer):
         for state in optimizer.torch_optimizer.state.values():
