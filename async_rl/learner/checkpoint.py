@@ -222,9 +222,7 @@ class Checkpointer:
             named = _names(self._reference).items()
             tensors |= {f"reference.{n}": x for x, n in named if isinstance(x, nn.Parameter)}
         # Bytes last, so that every tensor is aligned in the file.
-        tensors[_RANDOM] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors[_CUDA_RANDOM] = torch.cuda.get_rng_state()
+        tensors |= {_RANDOM: torch.get_rng_state(), **_gpu_random()}
         return {name: x if x.ndim else x.unsqueeze(0) for name, x in tensors.items()}
 
 
@@ -252,3 +250,9 @@ def _saved(optimizer: torch.optim.Optimizer) -> Optimizer:
 
 def _code(tensor: Tensor) -> str:
     return CODES[str(tensor.dtype).removeprefix("torch.")]
+
+
+def _gpu_random() -> dict[str, Tensor]:
+    if torch.cuda.is_available():
+        return {_CUDA_RANDOM: torch.cuda.get_rng_state()}
+    return {}
