@@ -232,17 +232,6 @@ class RunConfig(Section):
         return 0
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether FSDP wraps the learner's models (learner/sharding.py)."""
-        learner = self.learner
-        return (
-            learner.ranks > 1
-            or learner.gpus_each > 0
-            or self.model.dtype != "float32"
-            or learner.offload == "parameters"
-        )
-
-    @property
     def agent(self) -> Agent:
         """The agent that makes the samples, if `rollout.fn` names one."""
         return self.rollout.agent

@@ -49,7 +49,6 @@ def ranks_of(config: RunConfig, *, rank: int, world_size: int, device: torch.dev
         dtype=getattr(torch, config.model.dtype),
         min_shard_params=0 if isinstance(units, list) else units,
         offload=learner.offload,
-        is_sharded=config.is_sharded,
         is_short_of_memory=learner.gradient_checkpointing,
         node_ranks=config.node_ranks,
     )

@@ -93,7 +93,6 @@ class Ranks(Across):
 
     context: the ranks that compute the same rows as this one; data_group: the ranks that have the
     other sequences of the batch, one of each context. None = no other rank, or all.
-    is_sharded: models are wrapped by FSDP.
     is_short_of_memory: activations are recomputed, so there is none for copies.
     node_ranks: as in RunConfig.
     """
@@ -104,7 +103,6 @@ class Ranks(Across):
     dtype: torch.dtype
     min_shard_params: int
     offload: Literal["none", "optimizer", "parameters"]
-    is_sharded: bool
     is_short_of_memory: bool = False
     node_ranks: int = 0
     context: Context = WHOLE_ROWS
@@ -119,6 +117,16 @@ class Ranks(Across):
     def part(self) -> int:
         """The part of this rank."""
         return self.rank // self.context.size
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if models are wrapped by FSDP."""
+        return (
+            self.world_size > 1
+            or self.device.type != "cpu"
+            or self.dtype != torch.float32
+            or self.offload == "parameters"
+        )
 
     @property
     def stays_gathered(self) -> bool:

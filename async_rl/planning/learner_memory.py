@@ -76,6 +76,17 @@ def trained_parameters(config: RunConfig, shape: ModelShape) -> int:
     return policy_parameters(config, shape) + critic
 
 
+def is_sharded(config: RunConfig) -> bool:
+    """Return whether the models are wrapped by FSDP (learner/sharding.py)."""
+    learner = config.learner
+    return (
+        learner.ranks > 1
+        or learner.gpus_each > 0
+        or config.model.dtype == "bfloat16"
+        or learner.offload == "parameters"
+    )
+
+
 def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     """Compute the memory of one rank."""
     ranks = config.learner.ranks
@@ -130,7 +141,7 @@ def _frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
 
 def _loaded_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The memory of weights that learner/loading.py has read and not yet sharded."""
-    if config.is_sharded and not shape.is_loaded_whole:
+    if is_sharded(config) and not shape.is_loaded_whole:
         # The first layers for the check of the architecture, or one unit that is read.
         return FLOAT32_BYTES * (shape.root_parameters + 2 * shape.layer_parameters)
     # Models are copied and sharded one after another; the policy is whole until the last.
@@ -149,7 +160,7 @@ def _num_copies(config: RunConfig) -> int:
 
 def _pass_tokens(config: RunConfig, most: int) -> int:
     """The tokens of a pass that may have `most` of them: on a CPU fewer, that fit its cache."""
-    if config.is_sharded:
+    if is_sharded(config):
         return most
     return min(most, max(CACHE_TOKENS, longest_sequence(config)))
 
@@ -191,7 +202,7 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     last = tokens * shape.hidden_size * (FLOAT32_BYTES + 5 * size)
     head = shape.vocab_size * shape.hidden_size
     unit = 0
-    if config.is_sharded:
+    if is_sharded(config):
         # The gathered weights of a layer and of the next layer, and the layer's gradients on their
         # way.
         unit = shape.layer_parameters * (3 * size + FLOAT32_BYTES)
@@ -211,7 +222,7 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     # The gradients of the embeddings, and their sum over ranks in float32. The gathered weights
     # are released before.
     in_root = shape.root_parameters * FLOAT32_BYTES
-    if is_frozen or not config.is_sharded:
+    if is_frozen or not is_sharded(config):
         in_root = 0
     return _gathered_bytes(config, shape) + max(in_head, in_layer, in_root)
 
@@ -220,7 +231,7 @@ def _gathered_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The root units of all models, which stay gathered until their next backward pass; on one
     rank the layers of trained models too (learner/sharding.py), unless memory is short.
     """
-    if not config.is_sharded:
+    if not is_sharded(config):
         return 0.0
     roots = shape.root_parameters * (1 + _has_reference(config))
     roots += shape.vocab_size * shape.hidden_size * has_own_critic(config)

@@ -86,7 +86,6 @@ def accounted_bytes(hf: Mapping[str, Any], config: RunConfig) -> dict[str, int]:
             dtype=getattr(torch, config.model.dtype),
             min_shard_params=0,
             offload="none",
-            is_sharded=num_ranks > 1 or config.model.dtype != "float32",
         )
         batches = [_full_batch(config, n) for n in _budgets(config)]
         with _without_values(hf, num_ranks), FakeTensorMode(allow_non_fake_inputs=True):

@@ -48,16 +48,12 @@ def over_two_ranks(case: Case, compute: Callable[[Tensor, Parts], T]) -> list[T]
             barrier.wait(10)
             return combined
 
-        class Halves(Across):
-            def sum(self, x: Tensor) -> Tensor:
-                return exchange(x, torch.add)
-
-            def maximum(self, x: Tensor) -> Tensor:
-                return exchange(x, torch.maximum)
-
+        across = Across()
+        across.sum = lambda x: exchange(x, torch.add)
+        across.maximum = lambda x: exchange(x, torch.maximum)
         own = slice(halves[number], halves[number + 1])
         parts = Parts(
-            index=case.sequences.index[own], count=4, mask=case.sequences.mask[own], across=Halves()
+            index=case.sequences.index[own], count=4, mask=case.sequences.mask[own], across=across
         )
         return compute(case.log_ratio[own], parts)
 

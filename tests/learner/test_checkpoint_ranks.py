@@ -59,7 +59,6 @@ def gather_uneven_shards(rank: int) -> None:
         dtype=torch.bfloat16,
         min_shard_params=0,
         offload="none",
-        is_sharded=True,
     )
     mesh = init_device_mesh("cpu", (2,))
     whole = [torch.randn(rows, 4, generator=torch.Generator().manual_seed(0)) for rows in (1, 6, 7)]

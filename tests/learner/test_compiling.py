@@ -104,7 +104,6 @@ def make_policy(*, is_sharded: bool, has_adapter: bool) -> tuple[Policy, list[nn
             dtype=torch.float64,
             min_shard_params=0,
             offload="parameters",
-            is_sharded=True,
         )
         ranks.shard(policy, [BLOCK], fill=None)
     return policy, blocks
@@ -208,7 +207,6 @@ def test_experts_and_divided_blocks_are_left_as_they_are(process_group: None) ->
         dtype=torch.float32,
         min_shard_params=1000,
         offload="parameters",
-        is_sharded=True,
     )
     ranks.shard(policy.float(), [], fill=None)
     compile_blocks(blocks)

@@ -36,13 +36,7 @@ EXPERTS = {
 }
 LATENT = table(__file__, "latent")
 RANK = Ranks(
-    rank=0,
-    world_size=1,
-    device=CPU,
-    dtype=torch.float32,
-    min_shard_params=0,
-    offload="parameters",
-    is_sharded=True,
+    rank=0, world_size=1, device=CPU, dtype=torch.float32, min_shard_params=0, offload="parameters"
 )
 """A rank that shards on the CPU."""
 

@@ -40,9 +40,7 @@ def test_a_reader_sees_exactly_what_was_written() -> None:
 
 
 def test_tensors_start_on_cache_lines() -> None:
-    entries, total = layout(
-        [tensor_spec("a", torch.empty(3)), tensor_spec("b", torch.empty(1000, dtype=torch.uint8))]
-    )
+    entries, total = layout(map(tensor_spec, "ab", [torch.empty(3), torch.empty(250)]))
     assert [e.offset for e in entries] == [64, 128]
     assert total == 128 + 1024
 
