@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
+from torch.distributed._functional_collectives import all_to_all_single
 from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -281,4 +281,6 @@ class _ExchangePlan:
 
         The backward pass returns the gradients of the rows to the ranks that sent them.
         """
-        return wait_tensor(all_to_all_single(x.contiguous(), received, sent, self._group))
+        rows = all_to_all_single(x.contiguous(), received, sent, self._group)
+        exchanged: Tensor = torch.ops._c10d_functional.wait_tensor(rows)
+        return exchanged
