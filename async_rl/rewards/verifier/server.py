@@ -43,7 +43,7 @@ _TOKEN_PATH = "/token/"
 
 
 def build_app(
-    service: VerifierService, token: str, known: Callable[[Any], None] = lambda client: None
+    service: VerifierService, token: str, known: Callable[[Any], object] = lambda client: None
 ) -> ASGIApp:
     """The ASGI application of one verifier.
 
