@@ -1,8 +1,7 @@
 """Programs of other languages: compiles them in a jail, remembers the products, and runs them.
 
-Each test runs the program in a separate process, which gets its input and nothing else; the output
-is compared outside the jail, as for Python (`judging.py`). A command names exactly the paths that
-it may read and execute; nothing is searched for inside the jail.
+Each test runs the program in a separate process, which gets its input alone; the output is compared
+outside the jail (`judging.py`). A command names exactly the paths that it may read and execute.
 
 Invariants: sources that arrive at the same time and are equal are compiled once; a compile error
 counts against the program, a compiler that was stopped from outside does not and is tried again. A
@@ -62,9 +61,8 @@ _ENVIRONMENT = (
 )
 # The kernel executes it for programs that are linked dynamically, so Landlock must allow it.
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
-# The groups that are judged at the same time: equal programs come from one group. A static program
-# of a policy has 2 MB; a larger product is made again, so that no source decides how much memory
-# the verifier takes.
+# Groups judged at the same time: equal programs come from one group. A static program has 2 MB; a
+# larger one is made again, so that no source decides how much memory the verifier takes.
 _REMEMBERED = 64
 _MAX_REMEMBERED_BYTES = 4 << 20
 # Generous: a refused language stays refused until the verifier starts again.

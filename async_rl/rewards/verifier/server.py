@@ -107,7 +107,7 @@ def build_app(
     return _guarded(app, token, known)
 
 
-def _guarded(app: ASGIApp, token: str, known: Callable[[Any], None]) -> ASGIApp:
+def _guarded(app: ASGIApp, token: str, known: Callable[[Any], object]) -> ASGIApp:
     """Let a request pass if it has the token, which is removed from its path; else end its
     connection.
     """
