@@ -38,9 +38,12 @@ from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
 from async_rl.core.types import FloatArray
+from async_rl.generation.vllm.logprobs import WrittenLogprobs
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
+# vLLM wants token ids and ranks next to the log-probs; nothing here reads them.
+_ONE_ENTRY = np.zeros((1, 1), np.int64)
 
 
 @dataclass(slots=True)
@@ -51,12 +54,12 @@ class _Unsent:
     logprobs: list[FloatArray] = field(default_factory=list)
 
     def merged_logprobs(self) -> LogprobsLists | None:
-        """The log-probs of all tokens."""
+        """The log-probs of all tokens as one entry."""
         if not self.logprobs:
             return None
-        ids = np.array(self.token_ids)
-        # vLLM wants ranks as well; nothing here reads them.
-        return LogprobsLists(ids[:, None], np.concatenate(self.logprobs)[:, None], ids)
+        entry = np.empty((1, 1), object)
+        entry[0, 0] = WrittenLogprobs(np.concatenate(self.logprobs))
+        return LogprobsLists(_ONE_ENTRY, entry, _ONE_ENTRY[0])
 
 
 class ThreadedCore(EngineCoreClient):

@@ -110,7 +110,7 @@ class VllmEngine:
                             f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with"
                             " the tokens of the model; simplify it"
                         )
-                    scores = scores_of(sample.logprobs, num_columns)
+                    scores = scores_of(sample, num_columns)
                     done = completion_of(
                         sample, scores, self._versions(sample), alternatives.num_top
                     )
@@ -172,7 +172,7 @@ class VllmEngine:
             versions = np.full(len(sample.token_ids), request.version, np.int32)
             if request.policy:
                 versions = self._versions(sample)
-            scores = scores_of(sample.logprobs, request.num_top)
+            scores = scores_of(sample, request.num_top)
             sequences.append(completion_of(sample, scores, versions, request.num_top))
         return Sampled(
             sequences=sequences * (request.num_samples // len(sequences)),

@@ -8,8 +8,19 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from async_rl.core.errors import Unavailable
-from async_rl.core.types import IntArray
+from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.generator import Completion, Scores
+
+
+class WrittenLogprobs:
+    """The log-probs of all tokens of one output, without alternatives."""
+
+    def __init__(self, values: FloatArray) -> None:
+        self.values = values
+
+    def __radd__(self, cumulative_logprob: float) -> float:
+        """vLLM adds every entry to a sum that this project does not read."""
+        return cumulative_logprob
 
 
 def completion_of(
@@ -34,20 +45,31 @@ def completion_of(
     )
 
 
+def scores_of(sample: CompletionOutput, num_top: int) -> Scores:
+    """Return the N tokens of a sample and the likeliest ones at their positions, [N, 1 + num_top].
+
+    The entries come from `ThreadedCore`, or from vLLM's own core with 1 + num_top per token.
+    """
+    entries = sample.logprobs.logprobs
+    if entries and isinstance(entries[0], WrittenLogprobs):
+        values = np.concatenate([entry.values for entry in entries])
+        return Scores(ids=np.array(sample.token_ids, np.int32)[:, None], logprobs=values[:, None])
+    return _columns(sample.logprobs, num_top)
+
+
 def prompt_scores(output: RequestOutput, num_top: int | None) -> Scores:
     """Return the log-probs of a prompt: [P, 1 + num_top], as in `Sampled`; None = [P, 0]."""
     shape = (len(output.prompt_token_ids or ()), 0 if num_top is None else num_top + 1)
     scores = Scores(ids=np.zeros(shape, np.int32), logprobs=np.full(shape, np.nan, np.float32))
     if num_top is not None and isinstance(output.prompt_logprobs, FlatLogprobs):
-        found = scores_of(output.prompt_logprobs, num_top)
+        found = _columns(output.prompt_logprobs, num_top)
         # The first token has no entry.
         scores.ids[1:] = found.ids
         scores.logprobs[1:] = found.logprobs
     return scores
 
 
-def scores_of(flat: FlatLogprobs, num_top: int) -> Scores:
-    """Return N tokens and the likeliest ones at their positions: [N, 1 + num_top]."""
+def _columns(flat: FlatLogprobs, num_top: int) -> Scores:
     shape = (-1, 1 + num_top)
     return Scores(
         ids=np.array(flat.token_ids, np.int32).reshape(shape),
