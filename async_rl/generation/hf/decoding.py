@@ -20,7 +20,8 @@ class Samples:
     """Samples of one prompt, all with the same number of tokens. A finished sample is computed
     further until the last one is complete; these tokens are dropped.
 
-    cache: keys and values of all tokens but the newest; None = they are computed again.
+    unfinished: the samples that need more tokens. cache: keys and values of all tokens but the
+    newest; None = they are computed again.
     """
 
     def __init__(
@@ -49,13 +50,8 @@ class Samples:
         self._prompt: Scores | None = None
         self._versions: list[int] = []
         self._first_s = math.nan
-        self._open = set(range(num_samples))
+        self.unfinished = set(range(num_samples))
         self.cache: Any = None
-
-    @property
-    def are_open(self) -> bool:
-        """True while a sample needs more tokens."""
-        return bool(self._open)
 
     @torch.no_grad()
     def write(self, model: Any, version: int) -> list[Completion]:
@@ -100,9 +96,9 @@ class Samples:
             self._first_s = time.monotonic()
         self._versions.append(version)
         is_last = len(self._versions) == self._sampling.max_new_tokens
-        ended = [index for index in self._open if int(drawn[index, 0]) in self._end_token_ids]
-        finished = sorted(self._open) if is_last else ended
-        self._open -= set(finished)
+        ended = [index for index in self.unfinished if int(drawn[index, 0]) in self._end_token_ids]
+        finished = sorted(self.unfinished) if is_last else ended
+        self.unfinished -= set(finished)
         return [self._completion(index, is_truncated=index not in ended) for index in finished]
 
     def _completion(self, index: int, *, is_truncated: bool) -> Completion:
