@@ -18,7 +18,6 @@ import torch
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.core.support import Support
-from benchmarks.embedded.vocabulary import build_tokenizer
 
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""
@@ -60,6 +59,9 @@ QUANTIZED_ROWS = [list(range(start, start + 48)) for start in (20, 90)]
 
 def make_speaker(path: Path) -> Qwen3ForCausalLM:
     """Write a random model with the tokenizer of the embedded one. One end token is a byte."""
+    # Here: scenarios import this file in processes that do not know `benchmarks`.
+    from benchmarks.embedded.vocabulary import build_tokenizer
+
     tokenizer = build_tokenizer(['ab abc (a) [b] {"a": 1, "b": "c"}'] * 3, 512)
     model = make_model(path, is_tied=True, vocab_size=len(tokenizer) + 5, ends=SUPPORTED_ENDS)
     tokenizer.save_pretrained(path)
