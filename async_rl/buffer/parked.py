@@ -50,6 +50,7 @@ class ParkedRequests:
         self._state = state
         self._clock = clock
         self._reopen = reopen
+        self._loop = asyncio.get_running_loop()
         self._opening: asyncio.TimerHandle | None = None
         self._group_size = config.generation.num_drawn
         self._parked: dict[str, Parked] = {}
@@ -110,8 +111,7 @@ class ParkedRequests:
             self._opening.cancel()
         opens_s = self._state.admission.opens_s(now_s)
         if opens_s < math.inf:
-            loop = asyncio.get_running_loop()
-            self._opening = loop.call_later(opens_s - now_s, self._reopen)
+            self._opening = self._loop.call_later(opens_s - now_s, self._reopen)
 
     def _serve(self, purpose: Purpose, now_s: float) -> None:
         loads = []

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single
 from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -217,11 +216,8 @@ class Context:
         """
         if members is None:
             return own
-        # A sum and not a gather: ranks may have different numbers of response tokens.
-        joined = own.new_zeros(members.shape).masked_scatter_(members, own.detach())
-        dist.all_reduce(joined, group=self._group)
-        # All ranks have the same loss, so the gradient of the own values is already whole.
-        return joined.masked_scatter(members, own)
+        joined: Tensor = _Join.apply(own, members, self._group)  # type: ignore[no-untyped-call]
+        return joined
 
     def plan(self, whole: Plan, num_tokens: int) -> Plan:
         """Return the plan that makes pieces of a row attend like the whole row."""
@@ -239,6 +235,25 @@ class Context:
 
 WHOLE_ROWS = Context()
 """Every rank computes whole rows."""
+
+
+class _Join(torch.autograd.Function):
+    """The sum of vectors. Each element is 0 on all ranks but one."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, members: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Fill in the own values and add up."""
+        ctx.save_for_backward(members)
+        # A sum and not a gather: ranks may have different numbers of response tokens.
+        joined = own.new_zeros(members.shape).masked_scatter_(members, own)
+        dist.all_reduce(joined, group=group)
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """All ranks have the same loss, so the gradient of the own values is already whole."""
+        (members,) = ctx.saved_tensors
+        return grads[0][members], None, None
 
 
 class _ExchangePlan:
@@ -268,19 +283,29 @@ class _ExchangePlan:
         """Float [own tokens, H, D] -> float [T, H / ranks, D]."""
         by_rank = x.view(len(x), len(self._sizes), -1, x.shape[2])
         parts = by_rank.transpose(0, 1).flatten(0, 1)
-        return self._exchanged(parts, received=self._sizes, sent=self._own_sizes)
+        whole: Tensor = _Exchange.apply(parts, self._sizes, self._own_sizes, self._group)  # type: ignore[no-untyped-call]
+        return whole
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """Invert `_to_heads`."""
-        parts = self._exchanged(x, received=self._own_sizes, sent=self._sizes)
+        parts: Tensor = _Exchange.apply(x, self._own_sizes, self._sizes, self._group)  # type: ignore[no-untyped-call]
         by_rank = parts.view(len(self._sizes), -1, *x.shape[1:])
         return by_rank.transpose(0, 1).flatten(1, 2)
 
-    def _exchanged(self, x: Tensor, *, received: list[int], sent: list[int]) -> Tensor:
-        """Send consecutive rows to each rank, in `sent` numbers, and receive `received` of each.
 
-        The backward pass returns the gradients of the rows to the ranks that sent them.
-        """
-        rows = all_to_all_single(x.contiguous(), received, sent, self._group)
-        exchanged: Tensor = torch.ops._c10d_functional.wait_tensor(rows)
-        return exchanged
+class _Exchange(torch.autograd.Function):
+    """Send consecutive rows to each rank, in `sent` numbers, and receive `received` of each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.way_back = sent, received, group
+        rows = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(rows, x.contiguous(), received, sent, group=group)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # Each rank needs the gradients of the rows that it sent.
+        return _Exchange.apply(grads[0], *ctx.way_back), None, None, None  # type: ignore[no-untyped-call]

@@ -7,13 +7,12 @@ tensor allocates nothing.
 import collections
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
@@ -112,7 +111,7 @@ def execute(graph: Nodes, given: Sequence[Tensor]) -> Any:
         if node.op == "output":
             return args[0]
         made = next(parameters, None) if node.op == "placeholder" else _call(node, args, kwargs)
-        size += sum(x.numel() for x in tree_leaves(made) if isinstance(x, Tensor))
+        size += sum(x.numel() for x in _leaves(made) if isinstance(x, Tensor))
         if size > MOST_NUMBERS:
             raise ValueError(f"at {node.name} it has more than {MOST_NUMBERS} numbers")
         known[node.name] = made
@@ -126,7 +125,7 @@ def _call(node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return {"shape": first.shape, "ndim": first.ndim}[args[1]]
     if name == "getitem" and isinstance(first, tuple):
         return first[args[1]]
-    has_tensor = any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs)))
+    has_tensor = any(isinstance(x, Tensor) for x in _leaves((args, kwargs)))
     # Numbers and texts alone could grow without bounds.
     if not has_tensor:
         raise ValueError(f"{node.target} of {node.name} is not for these arguments")
@@ -134,3 +133,14 @@ def _call(node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return getattr(Tensor, name)(*args, **kwargs)
     found = (getattr(module, name) for module in _MODULES if hasattr(module, name))
     return next(found)(*args, **kwargs)
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """What a value has at the ends of its sequences and mappings."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value

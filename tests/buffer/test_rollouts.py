@@ -15,12 +15,12 @@ from tokenizers import Tokenizer, models
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.trajectories import Rollout, complete_steps, rollouts
 from async_rl.composition.compose import write_config
-from async_rl.core.types import FloatArray, Group
+from async_rl.core.types import Group
 from async_rl.launchers import cli
 from async_rl.launchers.commands.stored import choose
 from async_rl.protocol.learner import KeepAdvantages
 from async_rl.runs.samples import Sample, samples
-from async_rl.runs.view.tokens import Token, tokens_of
+from async_rl.runs.view.tokens import tokens_of
 from async_rl.runtime.context import Control
 
 WORDS = [f"w{i} " for i in range(5)]
@@ -99,36 +99,16 @@ def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> Non
         assert connection.execute("SELECT count(*) FROM advantages").fetchone() == (4,)
 
 
-def coloured(group: Group, index: int, advantages: FloatArray | None) -> list[Token]:
-    rollout = Rollout(group=group, prompt="", step=None, advantages=advantages)
-    return tokens_of(Sample(rollout=rollout, index=index, decode=lambda ids: "a" * len(ids)))
-
-
-def test_with_a_critic_each_token_has_its_own_advantage_in_units_of_the_group(
-    run_dir: Path,
-) -> None:
+def test_tokens_have_the_grade_of_their_probability(run_dir: Path) -> None:
     group = stored(run_dir)[0].group
-    first, second = (sample.response_length for sample in group.trajectories)
-    advantages = np.concatenate([np.full(first, 1.0), [-0.1, 0.0, 5.0]]).astype(np.float32)
-    assert (first, second) == (3, 3)
-    tokens = coloured(group, 1, advantages)
-    # The root mean square of 1, 1, 1, -0.1, 0 and 5 is 2.16.
-    assert [round(token.advantage, 2) for token in tokens] == [-0.05, 0.0, 2.31]
-    assert [token.advantage_grade for token in tokens] == [2, 3, 6]
-
-
-def test_tokens_have_the_grade_of_their_probability_and_the_advantage_of_their_sample(
-    run_dir: Path,
-) -> None:
-    group = with_rewards(stored(run_dir)[0].group, 1.0, 0.0)
     sample = msgspec.structs.replace(
         group.trajectories[0],
         behavior_logprobs=np.log(np.array([1, 1, 0.6, 0.95, 0.05], np.float32)),
     )
     group = msgspec.structs.replace(group, trajectories=[sample, group.trajectories[1]])
-    tokens = coloured(group, 0, None)
+    rollout = Rollout(group=group, prompt="", step=None, advantages=None)
+    tokens = tokens_of(Sample(rollout=rollout, index=0, decode=lambda ids: "a" * len(ids)))
     assert [token.probability_grade for token in tokens] == [2, 3, 0]
-    assert [token.advantage for token in tokens] == [1.0, 1.0, 1.0]
 
 
 def test_without_a_step_the_newest_groups_come_first_trained_or_not(run_dir: Path) -> None:
