@@ -241,7 +241,7 @@ async def test_the_connection_has_the_settings_on_which_the_promises_rest(tmp_pa
             assert store.connection.execute(f"PRAGMA {name}").fetchone() == (value,), name
         # A process whose event loop has failed exits although its disk hangs.
         added = set(threading.enumerate()) - before
-        assert [t.daemon for t in added if t.name.startswith("store ")] == [True]
+        assert [t.daemon for t in added if t.name.startswith("store ")] == [True, True]
 
 
 async def test_the_log_stays_short_although_the_writer_never_rests(
@@ -249,7 +249,8 @@ async def test_the_log_stays_short_although_the_writer_never_rests(
 ) -> None:
     """A fast run on a slow disk had a log of 2 GB after 6,000 steps; its index is in memory."""
     limit_bytes = 8 * 2**20
-    monkeypatch.setattr(writer, "MOVE_BYTES", limit_bytes)
+    monkeypatch.setattr(writer, "MOVE_BYTES", limit_bytes // 4)
+    monkeypatch.setattr(writer, "LONGEST_LOG_PAGES", limit_bytes // 16384)
     log = tmp_path / "store.sqlite-wal"
     longest = 0
 
@@ -262,8 +263,8 @@ async def test_the_log_stays_short_although_the_writer_never_rests(
             if group_id % 2:
                 await store.flush()
             longest = max(longest, log.stat().st_size)
-    # The last transaction comes on top; without a limit it would be 100 MB.
-    assert limit_bytes < longest < 2 * limit_bytes
+    # What is written during two checkpoints comes on top; without a limit it would be 100 MB.
+    assert limit_bytes < longest < 10 * limit_bytes
 
 
 async def test_a_closed_store_keeps_no_file_open(tmp_path: Path) -> None:
@@ -282,11 +283,40 @@ async def test_a_tenth_of_what_is_recorded_makes_room_on_a_full_disk(
         assert store.last_not_kept("full", 200) == 20
 
 
-async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_reported(
+async def test_a_part_of_the_log_is_moved_into_the_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due: list[int] = []
+    commits: list[int] = []
+    waits: list[float | None] = []
+
+    class Event(threading.Event):
+        def set(self) -> None:
+            due.append(commits[-1])
+            super().set()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(timeout)
+
+    threads = SimpleNamespace(Thread=threading.Thread, Event=Event)
+    monkeypatch.setattr(writer, "threading", threads)
+    monkeypatch.setattr(writer, "MOVE_BYTES", 2**17 + 1)  # a commit counts 2**16
+    async with open_store(tmp_path) as store:
+        for number in range(1, 8):
+            commits.append(number)
+            await store.flush()
+    assert due == [3, 6, 7], "the last notice is the end"
+    assert len(waits) <= 3, "one move for each notice"
+
+
+async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer, "MOVE_BYTES", 2**20)
-    monkeypatch.setattr(writer, "LONG_LOG_PAGES", 2**22 // 16384)
+    monkeypatch.setattr(writer, "LONGEST_LOG_PAGES", 2**21 // 16384)
+    # A commit that waited for the reader would never return.
+    monkeypatch.setattr(writer, "BUSY_MS", 10**9)
     hold = (
         "import sqlite3, sys; store = sqlite3.connect(sys.argv[1]); store.execute('BEGIN');"
         " store.execute('SELECT count(*) FROM groups').fetchall(); print(flush=True);"
@@ -312,10 +342,14 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_reporte
             )
             assert reader.stdout is not None
             await reader.stdout.readline()
-            # A commit that waited for the reader would never return.
+            # On a busy machine the thread that looks at the log gets its turn late.
             while len(caplog.records) < 2:
                 await write_next(store)
             first_mb, second_mb = [record.args[1] for record in caplog.records]  # type: ignore
             assert 2 * first_mb <= second_mb < 3 * first_mb, "again at twice the size"
-            assert "end the transaction" in caplog.text
             await reader.communicate(b"")
+            assert f"(pid {reader.pid}); end the transaction" in caplog.text
+            while store.is_log_long:
+                await write_next(store)
+            # The next commit waits again for a person who writes.
+            assert store.connection.execute("PRAGMA busy_timeout").fetchone() == (10**9,)

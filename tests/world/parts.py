@@ -24,7 +24,7 @@ from loop import CURRENT, Process, kill, send_signal
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.changes import Change
 from async_rl.buffer.store import store
-from async_rl.buffer.store.writer import Flushes
+from async_rl.buffer.store.writer import Flushes, finish
 from async_rl.core.checksums import complete, sums_of
 from async_rl.core.errors import (
     AsyncRLError,
@@ -359,9 +359,9 @@ class Store(store.Store):
         super().put_changes(changes, now_s)
         self._schedule()
 
-    async def flush(self) -> None:
+    def end_after_commit(self, flushes: Flushes) -> None:
+        super().end_after_commit(flushes)
         self._schedule()
-        await super().flush()
 
     def _schedule(self) -> None:
         if not self._is_due_soon:
@@ -379,8 +379,10 @@ class Store(store.Store):
         except OSError as error:
             self._fail(InfrastructureError(f"{self._path} cannot be written: {error}"), flushes)
             return
-        for commit in flushes:
-            commit.set_result(None)
+        finish(flushes)
+
+    def _finish(self, flushes: Flushes, error: Exception | None = None) -> None:
+        finish(flushes, error)
 
     async def secure(self) -> None:
         acknowledged = set(self.world.history.acknowledged)

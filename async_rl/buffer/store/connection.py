@@ -6,6 +6,7 @@ The function `checksum` of SQL is the one of core/checksums.py.
 
 import contextlib
 import fcntl
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,6 +90,20 @@ def intact(group_id: int, group: PackedGroup | None) -> PackedGroup:
             f" the run cannot resume, drop the group with async-rl ledger RUN --drop {group_id}"
         )
     return group
+
+
+def readers_of(path: Path) -> list[int]:
+    """Return the pids of other processes of this machine that read the store in a transaction."""
+    shared = path.with_name(path.name + "-shm")
+    try:
+        inode = shared.stat().st_ino
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    # As in "1: POSIX  ADVISORY  READ 4711 00:2a:98765 123 123": kind, pid and the file's inode.
+    held = [lock.split() for lock in locks if f":{inode} " in lock]
+    pids = {int(fields[4]) for fields in held if fields[3] == "READ"}
+    return sorted(pids - {os.getpid()})
 
 
 def select(
