@@ -79,8 +79,9 @@ def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path) -> Non
             is_waiting.set()
 
     heard = Heard()
-    logging.getLogger("async_rl.data.cache").addHandler(heard)
-    logging.getLogger("async_rl.data.cache").setLevel(logging.INFO)
+    log = logging.getLogger("async_rl.data.cache")
+    log.addHandler(heard)
+    log.setLevel(logging.INFO)
     path = tmp_path / "model"
     built: list[Path] = []
     with path.with_name(f"{path.name}.lock").open("w") as lock:
@@ -90,7 +91,8 @@ def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path) -> Non
         assert is_waiting.wait(timeout=30)
         fake_model(path)
     second.join(timeout=30)
-    logging.getLogger("async_rl.data.cache").removeHandler(heard)
+    log.removeHandler(heard)
+    log.setLevel(logging.NOTSET)
     assert not second.is_alive()
     assert built == [], "the second one made it again"
 
