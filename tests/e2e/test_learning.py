@@ -36,18 +36,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         run.end()
 
 
-def test_held_out_pass_rate_rises_from_at_most_0_40_to_at_least_0_80(finished: LiveRun) -> None:
+def test_held_out_pass_rate_rises_to_where_the_recorded_seeds_say(finished: LiveRun) -> None:
+    """Those of `python -m benchmarks.learning.reference`; 1 run in 100 lies outside."""
     curve = {row["step"]: row["eval/pass_at_1"] for row in finished.rows if "eval/pass_at_1" in row}
     assert curve[0] <= 0.40
     # Single evaluations of 256 prompts have a standard error of 0.025: two are taken together.
-    assert statistics.mean(list(curve.values())[-2:]) >= 0.80, curve
-
-
-def test_the_curve_lies_where_the_recorded_seeds_say(finished: LiveRun) -> None:
-    """At step 40, of `python -m benchmarks.learning.reference`; 1 run in 100 lies outside."""
-    least, most = band("grpo_code")[40]
-    (rate,) = (row["eval/pass_at_1"] for row in finished.rows if row["step"] == 40)
-    assert least <= rate <= most
+    bands = [band("grpo_code")[step] for step in (40, 50)]
+    least, most = (statistics.mean(limits) for limits in zip(*bands, strict=True))
+    assert 0.70 < least <= (curve[40] + curve[50]) / 2 <= most, curve
 
 
 def test_staleness_never_exceeds_its_bound_and_generation_runs_ahead(finished: LiveRun) -> None:
