@@ -4,6 +4,8 @@ from async_rl/sessions/forms/parameters.toml.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from async_rl.sessions.forms.parameters import HOSTED, TABLE, Parameter
 from docs.generate.settings import table
 
@@ -35,7 +37,6 @@ _TYPES = {
     "texts": "text or list of text",
     "top": "int, 0 to 20",
 }
-_RULES = ("honored", "refused", "ignored")
 _HEAD = """# Parameters of the endpoint
 
 `make docs` generates this page from `async_rl/sessions/forms/parameters.toml`; edit that file. A
@@ -54,18 +55,25 @@ def parameters_page() -> str:
     """The whole page."""
     parts = [_HEAD.format(hosted=", ".join(f"`{name}`" for name in HOSTED))]
     for api, path in _APIS.items():
-        rows = [
-            (f"`{each.name}`", _kind(each), each.rule, each.why)
-            for rule in _RULES
-            for each in sorted(TABLE[api], key=lambda each: each.name)
-            if each.rule == rule
-        ]
-        parts.append(f"## {path}\n\n{table(('parameter', 'type', 'rule', 'how, or why'), rows)}")
+        rules: dict[str, list[Parameter]] = {rule: [] for rule in ("honored", "refused", "ignored")}
+        for each in sorted(TABLE[api], key=lambda each: each.name):
+            rules[each.rule].append(each)
+        rows = [(f"`{each.name}`", _kind(each), each.why) for each in rules["honored"]]
+        parts.append(f"## {path}\n\n{table(('parameter', 'type', 'effect'), rows)}")
+        parts += _reasons("Refused", rules["refused"]) + _reasons("Ignored", rules["ignored"])
     return "\n".join(parts)
+
+
+def _reasons(rule: str, parameters: Sequence[Parameter]) -> list[str]:
+    """Return a list of the parameters of each reason; empty without parameters."""
+    names: dict[str, list[str]] = {}
+    for each in parameters:
+        allowed = "" if each.neutral is None else f" (allowed: `{each.neutral}`)"
+        names.setdefault(each.why, []).append(f"`{each.name}`{allowed}")
+    lines = [f"- {', '.join(named)}: {why}\n" for why, named in names.items()]
+    return [f"\n{rule}:\n", "".join(lines)] if lines else []
 
 
 def _kind(each: Parameter) -> str:
     kind = _TYPES.get(each.type.rstrip("!"), each.type.rstrip("!"))
-    if each.type.endswith("!"):
-        return f"{kind}; required"
-    return kind if each.neutral is None else f"{kind}; allowed: `{each.neutral}`"
+    return f"{kind}; required" if each.type.endswith("!") else kind
