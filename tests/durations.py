@@ -4,16 +4,19 @@ Each run with the option writes what it measured to build/durations.toml. `pytho
 tests/durations.py [MODULE ...]` copies that, or those modules of it, to tests/durations.toml, which
 holds the seconds of two quiet cores.
 
-A machine may be slower than the one of the record, so a module is compared with the other ones: its
+A machine may be busier than it was at the record, so a module is compared with the other ones: its
 limit is 1.3 times its recorded seconds times the median of (measured / recorded) over all modules,
 and it must exceed what it should have taken by LEAST_S as well. What exceeds its limit is run a
 second time, alone; the shorter time counts, so that a neighbor that took the processor fails
-nothing.
+nothing. Another kind of processor makes some modules slower than others, so only the kind of the
+record is compared.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -63,7 +66,8 @@ class Durations:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         seconds = dict(self._seconds)
         write(self._root / MEASURED, seconds)
-        recorded = read(RECORD) if RECORD.is_file() else {}
+        is_known = RECORD.is_file() and kind_of(RECORD) == processor()
+        recorded = read(RECORD) if is_known else {}
         if session.exitstatus != pytest.ExitCode.OK or not recorded:
             return
         factor = slowness(seconds, recorded)
@@ -121,12 +125,26 @@ def read(path: Path) -> dict[str, float]:
     return dict(tomllib.loads(path.read_text())["seconds"])
 
 
+def kind_of(path: Path) -> str:
+    """Return the processor of a record."""
+    return str(tomllib.loads(path.read_text())["processor"])
+
+
+def processor() -> str:
+    """Return the kind of this machine's processor: its name and its widest vectors."""
+    text = Path("/proc/cpuinfo").read_text()
+    name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    widest = next((word for word in ("avx512f", "avx2") if f" {word} " in text), "no AVX2")
+    return f"{name[1] if name else 'unknown'}, {widest}, {os.cpu_count()} cores"
+
+
 def write(path: Path, seconds: Mapping[str, float]) -> None:
     """Write the seconds by module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = "".join(f'"{module}" = {took_s:.1f}\n' for module, took_s in sorted(seconds.items()))
     path.write_text(
-        "# Seconds of each module on two quiet cores (tests/durations.py).\n[seconds]\n" + rows
+        "# Seconds of each module on two quiet cores (tests/durations.py).\n"
+        f'processor = "{processor()}"\n\n[seconds]\n{rows}'
     )
 
 

@@ -85,3 +85,7 @@ def test_the_command_fails_a_slow_module_and_records_it_when_asked(tmp_path: Pat
             f"def test_it(): os.environ['PYTEST_XDIST_WORKER'] and time.sleep({seconds})\n"
         )
         assert run(*pytest_words)[0] == expected
+    kind = durations.processor()
+    recorded = tmp_path / "durations.toml"
+    recorded.write_text(recorded.read_text().replace(kind, "another processor"))
+    assert run(*pytest_words)[0] == 0
