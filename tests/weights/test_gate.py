@@ -126,10 +126,12 @@ def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_seve
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(socket.socket, "setsockopt", refuse)
-    monkeypatch.setattr(socket, "create_server", lambda *_, **__: _unset())
 
     def listen() -> socket.socket:
-        return listening(opened)
+        opened.append(socket.socket())  # create_server sets an option
+        opened[-1].bind(("127.0.0.1", 0))
+        opened[-1].listen()
+        return opened[-1]
 
     group = gate.connect_privately(None, 1, listen=listen, connect=lambda it: it)
     assert group is opened[0]
@@ -138,20 +140,6 @@ def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_seve
     [problem] = gate.rank_problems(2, per_machine=2)
     assert "learner.ranks=2: " in problem
     assert "CAP_NET_ADMIN" in problem
-
-
-def _unset() -> socket.socket:
-    """A listener without options."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    return listener
-
-
-def test_a_learner_may_have_more_ranks_if_they_share_machines() -> None:
-    assert list(gate.rank_problems(1504, per_machine=8)) == []
-    [problem] = gate.rank_problems(1504, per_machine=1)
-    assert "learner.ranks=1504: a filter of the kernel cannot hold 1503 ranks" in problem
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2])
@@ -177,3 +165,9 @@ def test_a_listener_at_another_kind_of_address_is_refused_with_the_setting(
 ) -> None:
     with pytest.raises(InfrastructureError, match=r"set network\.host to an IPv4 address"):
         gate.connect_privately(None, 1, listen=lambda: listening(opened, "::1"), connect=list)
+
+
+def test_a_learner_may_have_more_ranks_if_they_share_machines() -> None:
+    assert list(gate.rank_problems(1504, per_machine=8)) == []
+    [problem] = gate.rank_problems(1504, per_machine=1)
+    assert "learner.ranks=1504: a filter of the kernel cannot hold 1503 ranks" in problem

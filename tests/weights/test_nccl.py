@@ -23,14 +23,7 @@ from msgspec.structs import replace
 from weights_support import CPU, SEAT
 
 from async_rl.core.errors import BroadcastBroken
-from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.changes import Changes, listed
 from async_rl.weights.communicator import NcclCommunicator, begin
-from async_rl.weights.outgoing import buckets
-from async_rl.weights.receiving import BroadcastReceiver, Seated
-from async_rl.weights.rendezvous import Rendezvous
-from async_rl.weights.tensors import tensor_spec
 
 VARIABLES = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -41,65 +34,49 @@ INTERFACE = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
 
 
 class Work:
-    """What NCCL does between two calls: nothing until `is_done` says so."""
+    """What NCCL does between two calls: nothing until `is_completed` says so."""
 
     def __init__(self, is_done: Callable[[], bool]) -> None:
         self._is_done = is_done
-        self.num_polls = 0
-        self.num_waits = 0
+        self.num_polls = self.num_waits = 0
 
     def is_completed(self) -> bool:
         self.num_polls += 1
         return self._is_done()
 
-    def wait(self) -> bool:
+    def wait(self) -> None:
         self.num_waits += 1
-        return True
 
 
 class Options:
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream
-        self._timeout = timedelta(0)
         self.config = SimpleNamespace(blocking=-1)
+
+    _timeout = timedelta(0)
 
 
 class PlayedNccl:
-    """All ranks of one store meet here; a broadcast completes once every rank has called it."""
+    """One rank; its broadcasts are complete unless they hang."""
 
     Options = Options
     made: ClassVar[list[PlayedNccl]] = []
-    boards: ClassVar[dict[int, dict[int, Any]]] = {}
     hang: ClassVar[bool] = False
     may_abort: ClassVar[threading.Event]
     closed: ClassVar[list[int]] = []
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
-        self.store, self.rank, self.size, self.options = store, rank, size, options
+        self.options = options
         self.environment = {name: os.environ.get(name) for name in VARIABLES}
         self.works: list[Work] = []
         self.roots: list[tuple[int, int]] = []
         self.num_aborts = 0
         PlayedNccl.made.append(self)
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+    def broadcast(self, _: list[torch.Tensor], options: Any) -> Work:
         self.roots.append((options.rootRank, options.rootTensor))
-        [flat] = tensors
-        board = PlayedNccl.boards.setdefault(len(self.works), {})
-        if self.rank == 0:
-            board[0] = flat.clone()
-
-        def is_done() -> bool:
-            # As torch: the kernel of an aborted broadcast has ended.
-            if self.num_aborts:
-                return True
-            if PlayedNccl.hang or 0 not in board:
-                return False
-            if self.rank:
-                flat.copy_(board[0])
-            return True
-
-        self.works.append(Work(is_done))
+        # As torch: the kernel of an aborted broadcast has ended.
+        self.works.append(Work(lambda: self.num_aborts > 0 or not PlayedNccl.hang))
         return self.works[-1]
 
     def abort(self) -> None:
@@ -122,7 +99,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PlayedNccl]]:
         yield
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    PlayedNccl.made, PlayedNccl.boards, PlayedNccl.hang = [], {}, False
+    PlayedNccl.made, PlayedNccl.hang = [], False
     PlayedNccl.may_abort = threading.Event()
     PlayedNccl.may_abort.set()
     yield PlayedNccl
@@ -199,107 +176,11 @@ def test_another_thread_ends_a_broadcast_although_the_abort_itself_hangs(
     assert PlayedNccl.made[0].num_aborts == 0, "close returns before the abort"
 
 
-@pytest.fixture
-def version() -> Iterator[Manifest]:
-    tensors = {f"t{i}": torch.full((700,), float(i)) for i in range(4)}
-    with SharedTensors([tensor_spec(name, t) for name, t in tensors.items()]) as publisher:
-        yield publisher.write(3, tensors.values())
-
-
-@pytest.fixture
-def rendezvous() -> Iterator[Rendezvous]:
-    rendezvous = Rendezvous("127.0.0.1")
-    yield rendezvous
-    rendezvous.close()
-
-
-def seat_at(rendezvous: Rendezvous, name: str = "one", **changes: Any) -> Seat:
-    rendezvous.open(name)
-    seat = replace(SEAT, communicator=name, backend="nccl", store=rendezvous.address)
-    return replace(seat, secret=rendezvous.secret, **changes)
-
-
-def send(manifest: Manifest, seat: Seat, changes: Changes | None = None) -> Seated:
-    """Rank 0, piece by piece as the learner sends."""
-    member = Seated(CPU)
-    group = member.joined(seat, 0)
-    with SharedTensorsReader(manifest) as reader:
-        block = reader.content
-        if changes is not None:
-            manifest, block = changes.difference.manifest, changes.content
-        for bucket in buckets(manifest, seat.bucket_bytes):
-            for piece in torch.split(block[bucket.begin : bucket.end], seat.bucket_bytes):
-                begin(group, piece, 0, timeout_s=5)()
-    return member
-
-
-# A tensor has 2,800 bytes, 2,816 with its padding.
-@pytest.mark.parametrize(("bucket_bytes", "num_pieces"), [(6000, 2), (1000, 12), (2816, 4)])
-def test_a_whole_version_arrives_over_nccl_and_its_communicator_is_kept(
-    bucket_bytes: int, num_pieces: int, version: Manifest, rendezvous: Rendezvous
-) -> None:
-    seat = seat_at(rendezvous, bucket_bytes=bucket_bytes)
-    receiver = BroadcastReceiver(0, CPU)
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send, version, seat)
-        with receiver.receive(version, seat) as tensors:
-            first = next(tensors)
-            # The next bucket arrives while the engine takes this one.
-            num_begun = [len(group.works) for group in PlayedNccl.made if group.rank]
-            found = dict([first, *tensors])
-        sending.result(10)
-    num_buckets = min(num_pieces, 4)
-    assert num_begun == [2 * num_pieces // num_buckets]
-    # Kept until the end, as an engine may: no later bucket has overwritten one.
-    assert {name: set(tensor.tolist()) for name, tensor in found.items()} == {
-        f"t{number}": {float(number)} for number in range(4)
-    }
-    for group in PlayedNccl.made:
-        assert len(group.works) == num_pieces
-        assert group.num_aborts == 0
-        assert set(group.roots) == {(0, 0)}
-        # Completion says that the kernel is done; waiting orders later work of the stream.
-        assert {work.num_waits for work in group.works} == {1}
-    receiver.leave()
-    assert sorted(group.num_aborts for group in PlayedNccl.made) == [0, 1]
-
-
-def test_an_engine_that_has_the_version_before_gets_the_changes_and_any_other_gives_up(
-    rendezvous: Rendezvous,
-) -> None:
-    tensors = [torch.randn(5_000).bfloat16(), torch.randn(300).bfloat16()]
-    old = [tensor.clone() for tensor in tensors]
-    receiver = BroadcastReceiver(0, CPU)
-    with (
-        SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(old)]) as block,
-        ThreadPoolExecutor(1) as pool,
-    ):
-
-        def received(manifest: Manifest, seat: Seat, **sent: Any) -> dict[str, torch.Tensor]:
-            PlayedNccl.boards.clear()
-            PlayedNccl.made.clear()
-            sending = pool.submit(send, manifest, seat, **sent)
-            with receiver.receive(manifest, seat, takes_changes=True) as tensors:
-                found = dict(tensors)
-            sending.result(10)
-            return found
-
-        received(block.write(1, tensors), seat_at(rendezvous))
-        for tensor in tensors:
-            tensor[7:30] = 1
-        after = block.write(2, tensors, compares=True)
-        assert block.changes is not None
-        facts: Any = {"difference": block.changes.difference}
-        lists = received(after, seat_at(rendezvous, "two", **facts), changes=block.changes)
-        for number, tensor in enumerate(old):
-            positions, words = listed(lists[str(number)], len(tensor))
-            tensor.view(torch.int16)[positions] = words
-            assert torch.equal(tensor, tensors[number])
-        # It has version 2 now, which is not the one that changed.
-        with pytest.raises(BroadcastBroken, match="takes no changes from version 1"):
-            received(after, seat_at(rendezvous, "three", **facts), changes=block.changes)
-    assert [len(group.works) for group in PlayedNccl.made] == [1, 1], "it took part"
-    receiver.leave()
+def test_a_completed_broadcast_orders_the_later_work_of_its_stream() -> None:
+    flat = torch.zeros(3, dtype=torch.uint8)
+    begin(communicator(), flat, 0, timeout_s=5)()
+    [group] = PlayedNccl.made
+    assert (group.roots, group.works[0].num_waits, group.num_aborts) == ([(0, 0)], 1, 0)
 
 
 def test_the_player_has_no_name_that_torch_lacks() -> None:

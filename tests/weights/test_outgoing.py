@@ -13,18 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from weights_support import MEMBER, exporter, learner_side, load, seat_of
 
 from async_rl.core.errors import BroadcastBroken, SenderLate
-from async_rl.protocol.weights import MapBlock, SendPart, StopSending
 from async_rl.weights import broadcast, receiving, sending
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.membership import Membership, life_of
 from async_rl.weights.outgoing import Outgoing
-from async_rl.weights.sending import SendingRank
 from async_rl.weights.tensors import tensor_spec
 
 GPU = torch.device("meta")
@@ -184,34 +181,6 @@ async def test_the_next_piece_is_copied_while_nccl_sends_one_and_gets_buffers_th
         ("finish", 2, OWN),
         ("finish", 3, OWN),
     ]
-
-
-async def test_another_rank_sends_every_second_piece_on_a_stream_of_its_own_and_once_for_a_request(
-    learner: Learner,
-) -> None:
-    """Its request is repeated, as after a lost answer."""
-    rank = SendingRank(GPU, host="127.0.0.1")
-    await learner.join()
-    with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
-        manifest = block.write(1, [torch.zeros(250)])
-        seat = replace(learner.seat, senders=2, world_size=3)
-        for _ in range(2):
-            mapped = await rank.handlers[MapBlock](MapBlock(manifest=manifest))
-            await rank.handlers[SendPart](SendPart(manifest=manifest, seat=seat, rank=1))
-    assert mapped.device == "meta"
-    assert learner.recorder.senders == [0, 1, 0]
-    assert learner.recorder.did == [
-        ("begin", 1, 400, OWN),
-        ("event", OWN),
-        ("begin", 2, 400, OWN),
-        ("finish", 1, OWN),
-        ("begin", 3, 224, OWN),
-        ("finish", 2, OWN),
-        ("finish", 3, OWN),
-    ]
-    await rank.handlers[StopSending](StopSending())
-    assert learner.recorder.did.pop() == ("cancel",)
-    rank.close()
 
 
 async def test_members_of_the_version_before_are_sent_the_lists_of_what_changed(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import functools
 
 import pytest
 from loop import VirtualLoop
@@ -16,7 +15,7 @@ from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Seat, SharedBlock, StoredFile
 from async_rl.weights import routes
 from async_rl.weights.files import FileSender
-from async_rl.weights.media import Caller, Sender
+from async_rl.weights.media import Sender
 from async_rl.weights.membership import Load
 from async_rl.weights.routes import Route, open_senders
 
@@ -40,52 +39,39 @@ class Generator:
         return LoadReport(version=self._loads, pause_s=0.1)
 
 
-@pytest.fixture(autouse=True)
-def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(_: FileSender, manifest: Manifest) -> StoredFile:
-        return StoredFile(url=f"memory://version_{manifest.version}")
+class InFile(FileSender):
+    """Writes nothing."""
 
-    monkeypatch.setattr(FileSender, "write", write)
-
-
-async def push(route: Route, caller: Caller, release: Callable[[], Any] = list) -> None:
-    await route.load(VERSION_3, LOAD, caller, handover=0, timeout_s=1, release=release)
+    def write(self, manifest: Manifest) -> StoredFile:
+        return StoredFile(url="a file")
 
 
-def route_of(transfer: str) -> Route:
-    return Route(MEMBER, open_senders(learner_side(f"weights.transfer={transfer}")))
+async def pushed(
+    generator: Generator, *kinds: type[Sender], transfer: str = "auto", num_pushes: int = 1
+) -> list[str]:
+    """What the generator was asked for, "" is the shared block, and when the block was released."""
+    side = learner_side(f"weights.transfer={transfer}")
+    route = Route(MEMBER, [kind(side) for kind in kinds] or open_senders(side))
+    for _ in range(num_pushes):
+        release = functools.partial(generator.asked.append, "written")
+        await route.load(VERSION_3, LOAD, generator, handover=0, timeout_s=1, release=release)
+    return generator.asked
+
+
+async def test_a_version_takes_the_first_medium_that_reaches_the_generator() -> None:
+    near, far = Generator(shares_memory=True), Generator(shares_memory=False)
+    assert await pushed(near, Sender, InFile) == [""]
+    # The block is tried once, since unreachable memory does not become reachable.
+    found = await pushed(far, Sender, InFile, num_pushes=2)
+    assert found == ["", *["written", "a file"] * 2]
+    for transfer in ("shared_memory", "ipc"):
+        with pytest.raises(BlockUnreachable):
+            await pushed(far, transfer=transfer)
 
 
 async def test_a_generator_that_loaded_another_version_has_failed() -> None:
-    generator = Generator(shares_memory=True, loads=2)
     with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
-        await push(route_of("auto"), generator)
-
-
-@pytest.mark.parametrize(
-    ("transfer", "shares_memory", "loaded_from"),
-    [
-        # Twice, because of the two pushes; "" is the shared block, "written" its release before.
-        ("auto", True, ["", ""]),
-        # The block is tried once, since unreachable memory does not become reachable.
-        ("auto", False, ["", "written", "memory://version_3", "written", "memory://version_3"]),
-        ("filesystem", True, ["written", "memory://version_3"] * 2),
-    ],
-)
-async def test_a_version_takes_the_first_medium_that_reaches_the_generator(
-    transfer: str, shares_memory: bool, loaded_from: list[str]
-) -> None:
-    generator = Generator(shares_memory=shares_memory)
-    route = route_of(transfer)
-    for _ in range(2):
-        await push(route, generator, lambda: generator.asked.append("written"))
-    assert generator.asked == loaded_from
-
-
-@pytest.mark.parametrize("transfer", ["shared_memory", "ipc"])
-async def test_shared_memory_does_not_fall_back(transfer: str) -> None:
-    with pytest.raises(BlockUnreachable):
-        await push(route_of(transfer), Generator(shares_memory=False))
+        await pushed(Generator(shares_memory=True, loads=2))
 
 
 class SlowStorage(Sender):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-import zmq
 from msgspec.structs import replace
 from weights_support import CPU, SEAT
 
-from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken, DeadlineExceeded
 from async_rl.protocol.weights import LookUp, Put, Seat
 from async_rl.weights import communicator
@@ -28,6 +23,7 @@ from async_rl.weights import rendezvous as rendezvous_module
 from async_rl.weights.communicator import Communicator, GlooCommunicator, begin, join
 from async_rl.weights.rendezvous import Rendezvous, SeatStore
 from async_rl.wire.keys import derived_keys
+from async_rl.wire.rpc import RpcClient
 
 
 @pytest.fixture
@@ -147,70 +143,24 @@ def test_ranks_of_a_broadcast_connect_in_a_tree(rendezvous: Rendezvous) -> None:
     assert len(dials) == num_ranks - 1
 
 
-def attacks() -> Iterator[bytes]:
-    """What anybody could do to torch's store, as requests of this one."""
-    yield encode(LookUp(communicator="one", keys=["0/1"], wait_s=0.0))
-    written = {"0/1": b"\0" * 100, "dials to 127.0.0.1:1, 1": b"[]", "present": b""}
-    written |= {"verdict": b"lost"} | {f"flood {n}": b"x" * 10_000 for n in range(300)}
-    for key, value in written.items():
-        yield encode(Put(communicator="one", key=key, value=value))
-
-
-def be_a_stranger(rendezvous: Rendezvous, knows_server: bool, over: threading.Event) -> list[bytes]:
-    """Send every attack again and again; return what was answered. knows_server: its public key,
-    which is used with keys of the stranger's own.
-    """
-    context = zmq.Context()
-    answers = []
-    host, _, port = rendezvous.address.removeprefix("tcp://").rpartition(":")
-    while not over.is_set():
-        with socket.create_connection((host, int(port))) as stranger:
-            stranger.recv(10)  # the greeting
-        dealer = context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.sndhwm = 0
-        if knows_server:
-            dealer.curve_serverkey = derived_keys(rendezvous.secret).server_public.encode()
-            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
-        dealer.connect(rendezvous.address)
-        for attack in attacks():
-            with contextlib.suppress(zmq.Again):  # the server has ended the connection
-                dealer.send_multipart([b"00000001", attack], zmq.DONTWAIT)
-        if dealer.poll(300):
-            answers.append(dealer.recv())
-        dealer.close()
-    context.term()
-    return answers
-
-
-def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
+async def test_a_stranger_reads_and_changes_nothing_and_the_run_names_it(
     rendezvous: Rendezvous, caplog: pytest.LogCaptureFixture
 ) -> None:
-    over = threading.Event()
+    """It knows the protocol and the public key of the server, which is no secret."""
     rendezvous.open("one")
-    with ThreadPoolExecutor(4) as pool, caplog.at_level(logging.WARNING):
-        strangers = [pool.submit(be_a_stranger, rendezvous, knows, over) for knows in (True, False)]
-        try:
-            while "has tried to use" not in caplog.text:
-                assert not any(each.done() for each in strangers)
-                time.sleep(0.01)
-            ranks = [pool.submit(join, seat(rendezvous, "one"), rank, CPU) for rank in range(2)]
-            group = [rank.result(60) for rank in ranks]
-            sent, received = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
-            work = pool.submit(begin, group[0], sent, 0, timeout_s=20)
-            begin(group[1], received, 0, timeout_s=20)()
-            work.result(20)
-        finally:
-            over.set()
-        assert torch.equal(sent, received)
-        assert [each.result() for each in strangers] == [[], []]
-        for rank in group:
-            rank.close()
+    public = derived_keys(rendezvous.secret).server_public
+    keys = replace(derived_keys("a secret of its own"), server_public=public)
+    with caplog.at_level(logging.WARNING):
+        async with RpcClient(rendezvous.address, keys) as stranger:
+            for attack in (
+                LookUp(communicator="one", keys=["0/1"], wait_s=0.0),
+                Put(communicator="one", key="dials to 127.0.0.1:1, 1", value=b"[]"),
+                Put(communicator="one", key="verdict", value=b"lost"),
+            ):
+                with pytest.raises(DeadlineExceeded):
+                    await stranger.call(attack, timeout_s=0.2)
     assert f"without the keys of this run has tried to use {rendezvous.address}" in caplog.text
-    values = rendezvous.values["one"]
-    assert not [key for key in values if key.startswith("flood")]
-    # Of two ranks: that they are there, the verdict, their addresses, and at most two dials.
-    assert len(values) <= 1 + 1 + 2 + 2 * 2
+    assert rendezvous.values == {"one": {}}
 
 
 def test_the_error_of_a_broadcast_keeps_no_connection_open(
