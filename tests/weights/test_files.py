@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from weights_support import exporter, learner_side
 
-from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
+from async_rl.core.errors import BlockUnreachable, WeightsError
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
@@ -138,15 +138,6 @@ def test_a_damaged_missing_or_other_file_is_refused(tmp_path: Path, weights: Sha
         path_of(stored).unlink()
         with pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.transfer.path\)"):
             reader.fetch(stored, later)
-
-
-def test_a_place_that_cannot_be_written_is_named_with_its_setting(
-    tmp_path: Path, weights: SharedTensors
-) -> None:
-    (tmp_path / "file").write_text("")
-    told = r"cannot be written to .*file/weights.*weights\.transfer\.path"
-    with pytest.raises(ConfigError, match=told):
-        sender(tmp_path / "file" / "weights").write(weights.write(1, TENSORS.values()))
 
 
 @pytest.mark.parametrize("name", ["none", "link"])

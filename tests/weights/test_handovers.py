@@ -32,14 +32,6 @@ def test_the_learner_waits_for_every_generator_that_serves_in_this_handover() ->
     assert not handovers.is_clear([A])
 
 
-def test_an_order_of_an_earlier_handover_is_refused() -> None:
-    orders = Orders()
-    orders.accept(7)
-    orders.accept(7)
-    with pytest.raises(WeightsError, match="an order of handover 6 came after one of handover 7"):
-        orders.accept(6)
-
-
 @dataclass
 class Generator:
     orders: Orders = field(default_factory=Orders)
@@ -55,7 +47,7 @@ class Letter:
     wakes: bool
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_learner_and_generators_never_use_the_device_together(seed: int) -> None:
     """Generators come and die, the learner dies in any phase or waits no longer for an answer,
     letters arrive late and in any order, to whoever still lives, and answers are lost.
@@ -74,36 +66,36 @@ def test_learner_and_generators_never_use_the_device_together(seed: int) -> None
             assert letter.handover < learner.number, "the present order is always obeyed"
             return
         generator.uses_device = letter.wakes
-        if letter.handover == learner.number and not letter.wakes and drawn.random() < 0.8:
+        if letter.handover == learner.number and not letter.wakes and drawn.random() < 0.9:
             learner.sleeps(letter.life)
 
     def send(lives: Iterable[Life], *, wakes: bool) -> None:
         letters.extend(Letter(learner.number, life, wakes) for life in sorted(lives))
 
     for number in range(600):
-        match drawn.randrange(9):
+        match drawn.randrange(8):
             case 0 if len(generators) < 3:
                 generators[f"g{number}", number] = Generator()
-            case 1 if generators:
+            case 1 if generators and drawn.random() < 0.15:
                 lost = drawn.choice(sorted(generators))
                 del generators[lost]
                 letters = [letter for letter in letters if letter.life != lost]
-            case 2 | 3 | 4 if letters:
+            case 2 | 3 if letters:
                 arrive(letters.pop(drawn.randrange(len(letters))))
-            case 5 if drawn.random() < 0.3:
+            case 4 if drawn.random() < 0.2:
                 # The next life starts above all numbers of this one.
                 learner, uses_device, asks = Handovers(learner.number + 10), False, True
                 learner.ask()
-            case 6 if not (asks or uses_device):
+            case 5 if not (asks or uses_device):
                 learner.ask()
                 asks = True
-            case 7 if asks:
+            case 6 if asks:
                 send(learner.to_order(generators), wakes=False)
                 uses_device = learner.is_clear(generators)
                 asks = not uses_device
                 num_steps += uses_device
-            case 8 if uses_device:
+            case 7 if uses_device:
                 uses_device = False
                 send(generators, wakes=True)
         assert not (uses_device and any(it.uses_device for it in generators.values()))
-    assert num_steps > 5
+    assert num_steps > 1
