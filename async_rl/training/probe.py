@@ -57,10 +57,10 @@ class Prober:
 
     def __init__(self, config: RunConfig) -> None:
         self._every = config.weights.probe_every_pushes
-        self._dtype = config.model.dtype
+        dtype = config.model.dtype
         quantization = config.generation.quantization
-        self._kind = f"model.dtype={self._dtype} {quantization}".rstrip()
-        self._is_rounded = self._dtype != "float32" or bool(quantization)
+        self._kind = f"model.dtype={dtype} {quantization}".rstrip()
+        self._is_rounded = dtype != "float32" or bool(quantization)
         self._push_s = config.timeouts.push_s
         self._num_pushes = 0
         self._last: dict[Life, tuple[FloatArray, FloatArray]] = {}

@@ -29,6 +29,7 @@ from async_rl.weights.tensors import (
     Tensors,
     dtype_of,
     layout,
+    part_of,
     require_checksum,
     tensor_bytes,
     tensor_of,
@@ -140,7 +141,7 @@ class SharedTensors(MappedBlock):
                 raise WeightsError(
                     f"{entry.name} has {data.numel()} bytes, {entry.size_bytes} were announced"
                 )
-            target = self.content[entry.offset : entry.offset + entry.size_bytes]
+            target = part_of(self.content, entry)
             if comparison is not None:
                 comparison.add(target, data)
             target.copy_(data, non_blocking=self._cuda is not None)
@@ -166,7 +167,7 @@ class SharedTensors(MappedBlock):
         self._begin(version)
         entries = zip(self._entries, difference.manifest.tensors, lists, strict=True)
         for entry, of_list, data in entries:
-            words = self.content[entry.offset : entry.offset + entry.size_bytes].view(torch.int16)
+            words = part_of(self.content, entry).view(torch.int16)
             positions, values = listed(tensor_of(of_list, data), len(words))
             words[positions] = values
         return self._complete(version)
@@ -242,8 +243,7 @@ class SharedTensorsReader(MappedBlock):
         WeightsError.
         """
         for entry in self._manifest.tensors:
-            data = self.content[entry.offset : entry.offset + entry.size_bytes]
-            yield entry.name, tensor_of(entry, data)
+            yield entry.name, tensor_of(entry, part_of(self.content, entry))
 
 
 def verify_block(manifest: Manifest) -> None:

@@ -169,15 +169,6 @@ class Broadcaster(Sender):
         SenderLate if one of them is the cause; the members then give up too.
         """
         load = self._newest
-        try:
-            await self._send(manifest)
-        except BroadcastBroken:
-            # The survivors may have started their next load already, which must keep its seats.
-            if self._newest is load:
-                self._newest = None
-            raise
-
-    async def _send(self, manifest: Manifest) -> None:
         changes = self._changes
         block = changes.content if changes else self._learner.exporter.block.content
         part = SendPart(manifest=manifest, seat=next(iter(self._seats.values())), rank=0)
@@ -199,6 +190,11 @@ class Broadcaster(Sender):
                 await asyncio.gather(*stops, return_exceptions=True)
             await asyncio.wait(parts, timeout=part.seat.timeout_s)
             self._require_sent(parts, part.seat)
+        except BroadcastBroken:
+            # The survivors may have started their next load already, which must keep its seats.
+            if self._newest is load:
+                self._newest = None
+            raise
         finally:
             for each in parts:
                 each.cancel()

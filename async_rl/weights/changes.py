@@ -17,7 +17,7 @@ from async_rl.config.run import MOST_CHANGED
 from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.protocol.weights import Difference, Manifest, TensorEntry
-from async_rl.weights.tensors import ALIGN, layout, tensor_bytes, tensor_spec, word_sum
+from async_rl.weights.tensors import ALIGN, layout, part_of, tensor_bytes, tensor_spec, word_sum
 
 _STRIDE = 1 << 15
 PIECE = 1 << 24
@@ -74,8 +74,7 @@ class Comparison:
         content = torch.zeros(total_bytes, dtype=torch.uint8)
         for entry in entries:
             # Released as it is copied: the plan counts one copy.
-            words = self._lists.pop(0)
-            content[entry.offset : entry.offset + entry.size_bytes] = tensor_bytes(words)
+            part_of(content, entry)[:] = tensor_bytes(self._lists.pop(0))
         manifest = Manifest(
             version=self._version,
             path="",

@@ -28,7 +28,7 @@ from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.changes import Changes
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.tensors import CODES, checksum, require_checksum
+from async_rl.weights.tensors import CODES, checksum, part_of, require_checksum
 
 _SUFFIX = ".safetensors"
 # The format aligns the data to 8 bytes, and readers map it into memory.
@@ -243,7 +243,7 @@ def _pieces(manifest: Manifest, block: torch.Tensor) -> Iterator[Buffer]:
     """Yield the content of a file with the tensors of a block, uint8 [its size]."""
     yield _header(manifest)
     for entry in manifest.tensors:
-        yield block[entry.offset : entry.offset + entry.size_bytes].numpy().data
+        yield part_of(block, entry).numpy().data
 
 
 def _header(manifest: Manifest) -> bytes:

@@ -21,14 +21,6 @@ from async_rl.protocol.weights import Manifest, Seat, TensorEntry
 from async_rl.weights.tensors import Tensors, tensor_of
 
 
-@frozen
-class _Slot:
-    """device: uint8 [piece_bytes]; copied: the event after the newest copy to it."""
-
-    device: torch.Tensor
-    copied: Any
-
-
 class Outgoing:
     """Two buffers on the GPU, kept between versions.
 
@@ -42,15 +34,10 @@ class Outgoing:
         self._stream = cuda.Stream(device, priority=-1)
         with cuda.stream(self._stream):
             # Here: torch's cache then gives no memory that another stream may still use.
-            self._slots = [
-                _Slot(
-                    device=torch.empty(piece_bytes, dtype=torch.uint8, device=device),
-                    copied=cuda.Event(),
-                )
-                for _ in range(2)
-            ]
-        self._turns = itertools.cycle(self._slots)
-        self._newest = self._slots[0]
+            buffers = [torch.empty(piece_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._turns = itertools.cycle(buffers)
+        # After the newest copy to one of them.
+        self._copied = cuda.Event()
 
     def in_use(self) -> AbstractContextManager[object]:
         """Make the stream the current one of this thread, for NCCL too."""
@@ -60,7 +47,7 @@ class Outgoing:
     def stage(self, source: torch.Tensor) -> torch.Tensor:
         """uint8 [N], page-locked -> a copy on the GPU, complete for work of the current stream."""
         flat = self.room(source.numel()).copy_(source, non_blocking=True)
-        self._newest.copied.record(self._cuda.current_stream(flat.device))
+        self._copied.record(self._cuda.current_stream(flat.device))
         return flat
 
     def room(self, num_bytes: int) -> torch.Tensor:
@@ -68,13 +55,13 @@ class Outgoing:
 
         The piece before the previous one must be sent: this one gets its buffer.
         """
-        self._newest = next(self._turns)
-        return self._newest.device[:num_bytes]
+        buffer: torch.Tensor = next(self._turns)
+        return buffer[:num_bytes]
 
     @property
     def is_copying(self) -> bool:
         """The newest piece has not reached the GPU, so NCCL waits for this rank."""
-        return not self._newest.copied.query()
+        return not self._copied.query()
 
 
 class Unstaged:

@@ -1,6 +1,7 @@
 """The receiving ranks of a broadcast, as weights/broadcast.py describes it."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -51,7 +52,8 @@ class BroadcastReceiver(Seated):
     def __init__(self, rank: int, device: torch.device) -> None:
         super().__init__(device)
         self._rank = rank
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+        # Until the next load if this one fails: an abort that hangs may still write there.
+        self._newest = deque[torch.Tensor](maxlen=2)
         self._one_at_a_time = threading.Lock()
         self._version = NO_VERSION
 
@@ -65,7 +67,7 @@ class BroadcastReceiver(Seated):
         takes_changes: false = a difference is received, and BroadcastBroken raised.
         """
         sent = manifest if seat.difference is None else seat.difference.manifest
-        # A load that was given up may still receive in its thread, into the same buffers.
+        # A load that was given up may still receive in its thread.
         with self._one_at_a_time:
             before = self._version
             self._version = NO_VERSION
@@ -85,6 +87,7 @@ class BroadcastReceiver(Seated):
                 total = sum(int(part) for part in checksums) % 2**64
                 require_checksum(sent, total, "as received")
                 self._version = manifest.version
+                self._newest.clear()
             finally:
                 if not is_whole:
                     self.leave()
@@ -94,8 +97,10 @@ class BroadcastReceiver(Seated):
         ranks = senders(seat)
 
         def begun() -> Iterator[tuple[Bucket, torch.Tensor, list[Callable[[], None]]]]:
-            for number, bucket in enumerate(buckets(manifest, seat.bucket_bytes)):
-                flat = self._buffer(number % 2, bucket, seat.bucket_bytes, communicator.device)
+            for bucket in buckets(manifest, seat.bucket_bytes):
+                # A new one, because an engine may keep a tensor until its layer is complete.
+                flat = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=communicator.device)
+                self._newest.append(flat)
                 pieces = torch.split(flat, seat.bucket_bytes)
                 finishes = [
                     begin(communicator, piece, next(ranks), timeout_s=seat.timeout_s)
@@ -108,20 +113,4 @@ class BroadcastReceiver(Seated):
                 finish()
             # On its device: to read it here would wait for the engine's copies.
             checksums.append(word_sum(flat))
-            is_reused = bucket.size_bytes <= seat.bucket_bytes
-            for name, tensor in bucket.tensors(flat):
-                # An engine may keep a tensor until its layer is complete.
-                yield name, tensor.clone() if is_reused else tensor
-
-    def _buffer(
-        self, number: int, bucket: Bucket, kept_bytes: int, device: torch.device
-    ) -> torch.Tensor:
-        """uint8 [size_bytes] on the device, reused by the next call with this number. A larger one
-        than kept_bytes, for a single tensor, is not kept.
-        """
-        buffer = self._buffers[number]
-        if buffer.numel() < bucket.size_bytes or buffer.device != device:
-            buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=device)
-            if bucket.size_bytes <= kept_bytes:
-                self._buffers[number] = buffer
-        return buffer[: bucket.size_bytes]
+            yield from bucket.tensors(flat)

@@ -44,6 +44,11 @@ def dtype_of(entry: TensorEntry) -> torch.dtype:
     return dtype
 
 
+def part_of(block: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+    """uint8 [size of the block] -> the bytes of a tensor in it, a view."""
+    return block[entry.offset : entry.offset + entry.size_bytes]
+
+
 def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
     """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError."""
     dtype = dtype_of(entry)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +16,26 @@ from composing import compose
 
 from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import Expel, Member, Members
-from async_rl.protocol.weights import Manifest
+from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.runtime.directory import Directory
-from async_rl.training.device import Device
+from async_rl.training.device import Device, SharedDevice
+from async_rl.training.operations import EnterDevice, LeaveDevice
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
 
 class Learner:
-    """A pusher with everything around it that it needs."""
+    """A pusher with its directory, its supervisor and its ranks. generators: by name; those that
+    serve are in the directory. moves: what the ranks did with the device.
+    """
+
+    adapter = None
 
     def __init__(
         self,
         run_dir: Path,
-        generators: Mapping[str, Any],
+        generators: dict[str, Any],
         *overrides: str,
         num_tensors: int = 1,
         rows: int = 5,
@@ -37,12 +43,13 @@ class Learner:
     ) -> None:
         names = ["embed", *(f"layer {number}" for number in range(1, num_tensors))]
         self.block = SharedTensors([tensor_spec(name, torch.empty(rows, 1)) for name in names])
-        self._generators = generators
+        self.generators = generators
         self._num_tensors, self._rows = num_tensors, rows
-        self._directory = Directory()
+        self.directory = Directory()
         self.cut_off: list[Expel] = []
         self.compared: list[bool] = []
-        self.adapter = None
+        self.moves: list[str] = []
+        self.has_unshared = asyncio.Event()
         self.others: list[Any] = []
         self.end_process: Callable[[str], None] = str
         config = compose(
@@ -55,19 +62,21 @@ class Learner:
             incarnation="one",
             host="127.0.0.1",
             log=logging.getLogger(__name__),
-            directory=self._directory,
+            directory=self.directory,
             supervisor=self,
             incarnation_of=lambda member: generators[member.name],
         )
         pool: Any = self
-        self.pusher = Pusher(context, pool, Device(), rank_device=torch.device(device), life=1)
+        self.device = SharedDevice(context) if config.takes_turns else Device()
+        rank_device = torch.device(device)
+        self.pusher = Pusher(context, pool, self.device, rank_device=rank_device, life=1)
 
     def serve(self, *names: str) -> None:
         """These generators are in the directory from now on."""
-        self._directory.update(
+        self.directory.update(
             Members(
-                revision=self._directory.revision + 1,
-                members=[member(n, self._generators[n]) for n in names],
+                revision=self.directory.revision + 1,
+                members=[member(n, self.generators[n]) for n in names],
             )
         )
 
@@ -79,7 +88,7 @@ class Learner:
 
     def leave(self, name: str) -> None:
         """This generator is no longer in the directory."""
-        self.serve(*(m.name for m in self._directory.members if m.name != name))
+        self.serve(*(m.name for m in self.directory.members if m.name != name))
 
     async def publish(self, version: int, *, compares: bool) -> Manifest:
         """The ranks."""
@@ -87,25 +96,38 @@ class Learner:
         rows = [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
         return self.block.write(version, map(torch.from_numpy, rows), compares=compares)
 
+    async def share_on_device(self) -> DeviceBlock:
+        self.moves.append("share")
+        return DeviceBlock(gpu="GPU-1", chunks=[])
+
+    async def unshare_on_device(self) -> None:
+        self.moves.append("unshare")
+        self.has_unshared.set()
+
     async def lead(self, operation: object) -> list[Any]:
-        """The ranks' answer to a probe that no generator here can answer."""
+        """Move, or answer a probe that no generator here can answer."""
+        moves: dict[type, str] = {EnterDevice: "enter", LeaveDevice: "leave"}
+        if type(operation) in moves:
+            self.moves.append(moves[type(operation)])
         return []
 
-    def run(self, story: Callable[[], Awaitable[None]]) -> None:
-        """The story beside the pusher, in a minute at most."""
+    @asynccontextmanager
+    async def running(self, *tasks: Callable[[], Any]) -> AsyncIterator[None]:
+        """The pusher, and the tasks, around a block of a minute at most."""
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            started = [group.create_task(each()) for each in (self.pusher.run, *tasks)]
+            yield
+            for task in started:
+                task.cancel()
 
-        async def both() -> None:
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-                pushing = group.create_task(self.pusher.run())
-                await story()
-                pushing.cancel()
-
-        asyncio.run(both())
+    async def push(self, *versions: int) -> None:
+        for version in versions:
+            await self.pusher.publish(version)
+            await self.pusher.live(version)
 
 
 def member(name: str, generator: Any) -> Member:
     """As the directory shows a generator that has `devices`, or one rank on the CPU."""
-    devices = vars(generator).get("devices", ["cpu"])
     return Member(
         name=name,
         role="generator",
@@ -113,7 +135,7 @@ def member(name: str, generator: Any) -> Member:
         address="tcp://127.0.0.1:1",
         state="",
         since_s=0,
-        devices=devices,
+        devices=vars(generator).get("devices", ["cpu"]),
     )
 
 

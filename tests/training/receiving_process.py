@@ -1,20 +1,20 @@
-"""A generator without an engine: a process whose ranks receive broadcasts, and that can be killed
-or stopped in the middle of one.
+"""A generator without an engine, whose ranks receive broadcasts: a thread, or a process where it
+has GPUs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import signal
+import multiprocessing
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from warm_processes import warm_context
+from warm_processes import WarmProcess, warm_context
 
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import BroadcastBroken, Unavailable
@@ -23,11 +23,11 @@ from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Seat
 from async_rl.weights.routes import Receivers
 
-_FORK = warm_context()
-
 
 class Generator:
-    """misfortune: what happens to its process at tensor 3 of version 1: kill, stop."""
+    """misfortune: what happens at tensor 3 of version 1: "dies", which closes its connections as
+    the kernel does, or "hangs".
+    """
 
     def __init__(self, *, misfortune: str = "", devices: tuple[str, ...] = ("cpu",)) -> None:
         self.devices = list(devices)
@@ -37,11 +37,28 @@ class Generator:
         self.failures: list[str] = []
         self.is_asked = asyncio.Event()
         self.on_death: Callable[[], None] = list
-        self._pipe, theirs = _FORK.Pipe()
-        self.process = _FORK.Process(target=_serve, args=(theirs, misfortune, devices), daemon=True)
-        self.process.start()
-        theirs.close()
+        self._is_over = threading.Event()
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process: WarmProcess | None = None
+        if devices[0] == "cpu":
+            work = (theirs, devices, self._met_by(misfortune))
+            threading.Thread(target=_serve, args=work, daemon=True).start()
+        else:
+            self._process = warm_context().Process(
+                target=_serve, args=(theirs, devices), daemon=True
+            )
+            self._process.start()
+            theirs.close()
         self._pipe.recv()  # it is up, so that deadlines are about broadcasts
+
+    def _met_by(self, misfortune: str) -> Callable[[], None]:
+        def meet() -> None:
+            if misfortune == "hangs":
+                self._is_over.wait()
+            if misfortune:
+                raise EOFError
+
+        return meet
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         assert isinstance(request, LoadWeights)
@@ -62,8 +79,10 @@ class Generator:
         return LoadReport(version=request.manifest.version, pause_s=0.1)
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.join()
+        self._is_over.set()
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
         self._pipe.close()
 
 
@@ -77,40 +96,37 @@ def digest(tensors: Any) -> str:
     return found.hexdigest()
 
 
-def _met_by(misfortune: str, tensors: Any) -> Any:
-    for index, tensor in enumerate(tensors):
-        if index == 3 and misfortune:
-            os.kill(os.getpid(), signal.SIGKILL if misfortune == "kill" else signal.SIGSTOP)
-        yield tensor
-
-
-def _serve(pipe: Connection, misfortune: str, devices: tuple[str, ...]) -> None:
-    torch.set_num_threads(1)
+def _serve(
+    pipe: Connection, devices: tuple[str, ...], meet: Callable[[], None] = lambda: None
+) -> None:
     pipe.send("up")
-    # On the CPU all ranks are threads of this process; a GPU's number stands behind a colon.
+    # On the CPU all ranks are threads; a GPU's number stands behind a colon.
     receivers = [Receivers(rank, torch.device(device)) for rank, device in enumerate(devices)]
-    while True:
-        request = decode(pipe.recv_bytes(), LoadWeights)
-        said = [""] * len(receivers)
-        errors: list[str] = []
 
-        def receive(
-            rank: int,
-            request: LoadWeights = request,
-            said: list[str] = said,
-            errors: list[str] = errors,
-        ) -> None:
+    def received(receiver: Receivers, request: LoadWeights) -> str | Exception:
+        try:
+            with receiver.receive(request.manifest, request.source) as tensors:
+                return digest(_until_misfortune(tensors, request.manifest.version, meet))
+        except (BroadcastBroken, EOFError) as error:
+            return error
+
+    with pipe, ThreadPoolExecutor(len(receivers)) as ranks:
+        while True:
             try:
-                with receivers[rank].receive(request.manifest, request.source) as tensors:
-                    said[rank] = digest(
-                        _met_by(misfortune, tensors) if request.manifest.version == 1 else tensors
-                    )
-            except BroadcastBroken as error:
-                errors.append(str(error))
+                request = decode(pipe.recv_bytes(), LoadWeights)
+            except (EOFError, OSError):
+                break
+            said = list(ranks.map(received, receivers, [request] * len(receivers)))
+            errors = [each for each in said if isinstance(each, Exception)]
+            if any(isinstance(error, EOFError) for error in errors):
+                break
+            pipe.send(str(errors[0]) if errors else said)
+    for receiver in receivers:
+        receiver.close()
 
-        threads = [threading.Thread(target=receive, args=(rank,)) for rank in range(len(receivers))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        pipe.send(errors[0] if errors else said)
+
+def _until_misfortune(tensors: Any, version: int, meet: Callable[[], None]) -> Any:
+    for index, tensor in enumerate(tensors):
+        if (version, index) == (1, 3):
+            meet()
+        yield tensor

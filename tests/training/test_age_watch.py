@@ -9,6 +9,7 @@ import pytest
 from async_rl.training.age_watch import PROBE_MEAN, AgeWatch
 
 LOG = logging.getLogger("learner")
+FP8 = "kv_cache_dtype=fp8"
 
 
 def scalars(share: float, scale: float = 1.0) -> dict[str, float]:
@@ -46,14 +47,10 @@ def test_old_data_that_lasts_is_reported_once_with_its_remedy(
 @pytest.mark.parametrize(
     ("quantization", "mismatch", "kind"),
     [
-        ("kv_cache_dtype=fp8", {"mismatch/engine_abs_mean": 0.2}, "quantized engine"),
-        (
-            "kv_cache_dtype=fp8",
-            {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.3},
-            "quantized engine",
-        ),
+        (FP8, {"mismatch/engine_abs_mean": 0.2}, "quantized engine"),
+        (FP8, {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.3}, "quantized engine"),
         # Most of the difference came with the age.
-        ("kv_cache_dtype=fp8", {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.5}, "old data"),
+        (FP8, {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.5}, "old data"),
         ("", {"mismatch/engine_abs_mean": 0.2}, "old data"),
     ],
 )
@@ -69,17 +66,13 @@ def test_a_quantized_engine_is_named_if_it_makes_most_of_the_difference(
     assert ("algorithm.policy_loss.correction=token_tis" in warning) == (kind != "old data")
 
 
-def test_the_activity_of_the_learner_names_the_lowered_step() -> None:
-    watch = AgeWatch(LOG)
-    watch.observe(1, scalars(0.125, 0.5))
-    assert watch.stage == "training: old data, 12% of the sequences count, step x 0.50"
-    watch.observe(2, scalars(0.9))
-    assert watch.stage == "training"
-
-
-def test_steps_that_train_only_the_critic_are_no_reason_to_warn(
+def test_the_activity_of_the_learner_names_the_lowered_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch = AgeWatch(LOG)
     watch.observe(1, scalars(0.0, 0.0))
-    assert (warnings(caplog), watch.stage) == ([], "training")
+    assert (warnings(caplog), watch.stage) == ([], "training"), "it trains only the critic"
+    watch.observe(2, scalars(0.125, 0.5))
+    assert watch.stage == "training: old data, 12% of the sequences count, step x 0.50"
+    watch.observe(3, scalars(0.9))
+    assert watch.stage == "training"

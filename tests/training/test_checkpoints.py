@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,22 @@ def make(run_dir: Path, *found: int) -> None:
         write_sums(directory, sums_of(directory))
 
 
-def test_a_checkpoint_that_is_being_written_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoint_that_the_store_covers_is_chosen(tmp_path: Path) -> None:
+    """Without a usable one the run does not begin again: a lost store would otherwise throw all
+    checkpoints away.
+    """
     assert choose(tmp_path, first=0, last=0) == (None, {})
     make(tmp_path, 20, 100000, 3)
     (tmp_path / "checkpoints" / "step_200000.partial").mkdir()
     assert versions(tmp_path) == [3, 20, 100000]
     assert choose(tmp_path, first=0, last=100000) == (directory_of(tmp_path, 100000), {})
+    directory, refused = choose(tmp_path, first=0, last=99)
+    assert directory == directory_of(tmp_path, 20)
+    assert list(refused.values()) == ["the store has the batches of the steps up to 99 only"]
+    for first, last in ((0, 1), (100001, 100002)):
+        told = r"no checkpoint .* can be used: step_100000: the store .*; restore the"
+        with pytest.raises(DataError, match=told):
+            choose(tmp_path, first=first, last=last)
 
 
 @pytest.mark.covers("save_freq")
@@ -45,7 +56,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda d: os.truncate(d / "rank_0000.safetensors", 100),
     "empty": lambda d: os.truncate(d / "rank_0000.safetensors", 0),
     "without metadata": lambda d: (d / "index.json").unlink(),
@@ -54,9 +65,8 @@ DAMAGES = {
     "with empty checksums": lambda d: os.truncate(d / SUMS_FILE, 0),
     "with damaged checksums": lambda d: flip(d / SUMS_FILE, 3),
     "with a file more": lambda d: (d / "more").touch(),
-} | {
-    f"bit {bit} flipped": lambda d, bit=bit: flip(d / "rank_0000.safetensors", bit)
-    for bit in random.Random(0).sample(range(8 * 4096), 30)
+    "first bit flipped": lambda d: flip(d / "rank_0000.safetensors", 0),
+    "last bit flipped": lambda d: flip(d / "rank_0000.safetensors", 8 * 4096 - 1),
 }
 
 
@@ -64,7 +74,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     tmp_path: Path, kind: str
 ) -> None:
-    make(tmp_path, 2, 4, 6)
+    make(tmp_path, 4, 6)
     newest = directory_of(tmp_path, 6)
     assert damage(newest) == ""
     DAMAGES[kind](newest)
@@ -76,35 +86,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
         verified(tmp_path, 6)
 
 
-def test_a_checkpoint_that_the_store_does_not_cover_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, 2, 4, 6)
-    directory, refused = choose(tmp_path, first=0, last=5)
-    assert directory == directory_of(tmp_path, 4)
-    assert list(refused.values()) == ["the store has the batches of the steps up to 5 only"]
-
-
-@pytest.mark.parametrize(("first", "last"), [(0, 1), (7, 9)])
-def test_without_a_usable_checkpoint_the_run_does_not_begin_again(
-    tmp_path: Path, first: int, last: int
-) -> None:
-    """A lost store would otherwise throw all checkpoints away."""
-    make(tmp_path, 2, 6)
-    with pytest.raises(
-        DataError, match=r"no checkpoint .* can be used: step_000006: the store .*; restore the"
-    ):
-        choose(tmp_path, first=first, last=last)
-    assert versions(tmp_path) == [2, 6]
-
-
 def test_a_checkpoint_that_is_set_aside_is_none_any_more_and_is_kept(tmp_path: Path) -> None:
     for _ in range(2):
         make(tmp_path, 6)
-        aside = set_aside(directory_of(tmp_path, 6))
+        directory = directory_of(tmp_path, 6)
+        assert os.system(f"cd {directory} && sha256sum --quiet -c {SUMS_FILE}") == 0
+        aside = set_aside(directory)
         assert versions(tmp_path) == []
         assert (aside / "index.json").read_text() == "of 6"
-
-
-def test_the_checksums_can_be_checked_by_sha256sum(tmp_path: Path) -> None:
-    make(tmp_path, 6)
-    directory = directory_of(tmp_path, 6)
-    assert os.system(f"cd {directory} && sha256sum --quiet -c {SUMS_FILE}") == 0

@@ -18,6 +18,9 @@ from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.training.operations import Score
 from async_rl.training.probe import Expected, Prober, followed_share, probe_rows
 
+BFLOAT16 = ["model.dtype=bfloat16"]
+FP8 = ["generation.vllm.extra=['kv_cache_dtype=fp8']"]
+
 
 def check(difference: float, *overrides: str, version: int = 0) -> tuple[str, dict[str, float]]:
     """Compares a generator that is `difference` off in one token of one row."""
@@ -37,38 +40,28 @@ def check(difference: float, *overrides: str, version: int = 0) -> tuple[str, di
     return ("" if probed is None else probed.problem), prober.metrics
 
 
-def test_rounding_is_reported_and_passes() -> None:
-    problem, metrics = check(5e-4)
+@pytest.mark.parametrize(
+    ("overrides", "passes", "differs", "told"),
+    [
+        # One improbable token of SmolLM2-135M is 0.77 nats off, the mean of the 64 is 0.096.
+        ([], 5e-4, 0.01, ".*likely causes: .*dtype"),
+        ([], 5e-4, -3.0, ".*likely causes: .*dtype"),
+        (BFLOAT16, 0.77, 0.31 * 64, r"0\.31 nats \(mean token .*=bfloat16 at most 0\.3"),
+        (FP8, 0.77, 0.31 * 64, ".*kv_cache_dtype=fp8 at most 0.3"),
+        # An engine without the setting is exact.
+        ([*FP8, "generation.engine=hf"], 5e-4, 0.77, ""),
+    ],
+)
+def test_rounding_is_reported_and_passes_and_a_larger_difference_has_its_likely_causes(
+    overrides: list[str], passes: float, differs: float, told: str
+) -> None:
+    problem, metrics = check(passes, *overrides)
     assert problem == ""
-    assert metrics["weights/probe_abs_max"] == pytest.approx(5e-4, rel=1e-3)
-
-
-@pytest.mark.parametrize("difference", [0.01, -3.0, float("nan")])
-def test_a_larger_difference_is_a_problem_with_its_likely_causes(difference: float) -> None:
-    problem, _ = check(difference)
-    assert re.match(
-        r"generator-0 and the learner disagree by .* on version 0, .*likely causes: .*dtype",
-        problem,
-    )
-
-
-def test_rounding_of_bfloat16_is_no_difference_but_other_weights_are_one() -> None:
-    # One improbable token of SmolLM2-135M is 0.77 nats off, the mean of the 64 is 0.096.
-    problem, metrics = check(0.77, "model.dtype=bfloat16")
-    assert problem == ""
-    assert metrics["weights/probe_abs_max"] == pytest.approx(0.77)
-    assert metrics["weights/probe_abs_mean"] == pytest.approx(0.77 / 64)
-    problem, _ = check(0.31 * 64, "model.dtype=bfloat16")
-    assert re.search(r"0\.31 nats \(mean token .*with model\.dtype=bfloat16 at most 0\.3", problem)
-    assert "disagree by nan" in check(float("nan"), "model.dtype=bfloat16")[0]
-
-
-def test_a_quantized_engine_may_differ_as_one_of_bfloat16() -> None:
-    quantized = "generation.vllm.extra=['kv_cache_dtype=fp8']"
-    assert check(0.77, quantized)[0] == ""
-    assert "kv_cache_dtype=fp8 at most 0.3" in check(0.31 * 64, quantized)[0]
-    # An engine without the setting is exact.
-    assert check(0.77, quantized, "generation.engine=hf")[0]
+    assert metrics["weights/probe_abs_max"] == pytest.approx(passes, rel=1e-3)
+    assert metrics["weights/probe_abs_mean"] == pytest.approx(passes / 64, rel=1e-3)
+    problem, _ = check(differs, *overrides)
+    assert re.match(f"generator-0 and the learner disagree by {told}", problem)
+    assert "disagree by nan" in check(float("nan"), *overrides)[0]
 
 
 def test_an_answer_of_another_version_is_not_compared() -> None:
@@ -108,38 +101,31 @@ async def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
     """
     prober = Prober(compose("grpo_code", [f"weights.probe_every_pushes={every}"]))
     pool: Any = Pool()
-    probed: dict[tuple[str, int], list[int]] = {}
-    short: dict[tuple[str, int], list[int]] = {}
+    probed: list[tuple[str, int]] = []
 
     class Generator:
         def __init__(self, life: tuple[str, int]) -> None:
-            self.life = life
+            self.name = f"{life[0]}{life[1]}{{}}"
 
         async def call(self, request: Probe, *, timeout_s: float) -> Logprobs:
             assert timeout_s == 120, "twice the time of a push"
-            kind = probed if len(request.rows) > 1 else short
-            kind.setdefault(self.life, []).append(prober.expected.version)
+            version = prober.expected.version
+            probed.append((self.name.format("" if len(request.rows) > 1 else " short"), version))
             rows = [np.full(len(row), -pool.num_calls, np.float32) for row in request.rows]
-            return Logprobs(version=prober.expected.version, rows=rows)
+            return Logprobs(version=version, rows=rows)
 
-    async def push(version: int) -> None:
+    for version in range(8):
         await prober.expect(pool, manifest(version))
         lives = [("a", 1)]
         if version >= 4:
             lives.append(("b", 1 if version == 4 else 2))
         for life in lives:
             await prober.probe(Generator(life), life, prober.expected)
-
-    for version in range(8):
-        await push(version)
-    assert probed == {
-        ("a", 1): due,
-        ("b", 1): [4],
-        ("b", 2): [5, *(version for version in due if version > 5)],
-    }
+    found = {name: [v for other, v in probed if other == name] for name, _ in probed}
     others = sorted(set(range(8)) - set(due)) if every else []
-    assert short.get(("a", 1), []) == others
-    assert short.get(("b", 2), []) == [version for version in others if version > 5]
+    later = {"b2": [5, *(v for v in due if v > 5)], "b2 short": [v for v in others if v > 5]}
+    expected = {"a1": due, "a1 short": others, "b1": [4], **later}
+    assert found == {name: versions for name, versions in expected.items() if versions}
 
 
 @pytest.mark.parametrize(("engine_changes", "expected"), [(True, 1.0), (False, 0.0)])
@@ -167,8 +153,4 @@ def test_the_share_is_the_slope_of_the_tokens_that_both_probes_have_and_has_its_
     # The slope 4 / 4 leaves residuals of 1: the error is 2 / sqrt(4 x 3).
     found = followed_share((zeros, zeros), (engine, np.ones(5, np.float32)))
     assert found == pytest.approx((1.0, 3**-0.5))
-
-
-def test_without_a_change_of_the_learner_nothing_is_followed() -> None:
-    same = np.full(64, -1.0, np.float32)
-    assert followed_share((same, same), (same, same)) == (None, None)
+    assert followed_share((zeros, zeros), (engine, zeros)) == (None, None), "no change to follow"

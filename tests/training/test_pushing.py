@@ -5,9 +5,7 @@ file that cannot be written.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,15 @@ from async_rl.weights.membership import Membership
 
 
 class Generator:
-    """Loads for real from files; hangs or fails if told so."""
+    """Loads for real from files; hangs or answers probes so much off if told so."""
 
     def __init__(
-        self, *, hangs: bool = False, shares_memory: bool = True, pause_s: float = 0.1
+        self,
+        *,
+        hangs: bool = False,
+        shares_memory: bool = True,
+        pause_s: float = 0.1,
+        is_off: float | None = None,
     ) -> None:
         self.versions: list[int] = []
         self.urls: list[str] = []
@@ -42,11 +45,13 @@ class Generator:
         self._pause_s = pause_s
         self._hangs = hangs
         self._shares_memory = shares_memory
+        self._is_off = is_off
         self._files = FileReader()
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         if isinstance(request, Probe):
-            return Logprobs(version=-1, rows=[])
+            rows = [row - np.float32(self._is_off or 0) for row in request.rows]
+            return Logprobs(version=-1 if self._is_off is None else 0, rows=rows)
         assert isinstance(request, LoadWeights)
         self.is_asked.set()
         if self._hangs:
@@ -65,13 +70,12 @@ class Generator:
         return LoadReport(version=request.manifest.version, pause_s=pause_s)
 
 
-def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
+async def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
     generators = {"a": Generator(), "b": Generator(pause_s=0.3), "c": Generator()}
     learner = Learner(tmp_path, generators)
     pauses_s: list[float] = []
 
-    async def story() -> None:
-        learner.serve("a")
+    async with learner.running():
         await learner.pusher.publish(0)
         for number, joiner in enumerate(generators.values(), 1):
             learner.serve(*list(generators)[:number])
@@ -82,10 +86,7 @@ def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path)
                 await asyncio.sleep(0)
             answers = records.read(tmp_path / PUSHES_FILE, Pushed)
             assert [(p.generator, p.pid) for p in answers] == [(n, 1) for n in "abc"[:number]]
-        await learner.pusher.publish(1)
-        await learner.pusher.live(1)
-
-    learner.run(story)
+        await learner.push(1)
     assert [each.versions for each in generators.values()] == [[0, 1]] * 3
     assert pauses_s == [0.1, 0.3, 0.3], "of the slowest, whoever answers last"
     assert learner.pusher.metrics()["weights/pause_s"] == 0.6
@@ -94,41 +95,34 @@ def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path)
     assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
 
 
-def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
+async def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
     generators = {"a": Generator(), "b": Generator(hangs=True)}
-    learner = Learner(tmp_path, generators, "timeouts.start_s=6")
-    meanwhile: list[Pushed] = []
+    learner = Learner(tmp_path, generators, "timeouts.start_s=1.5")
 
-    async def story() -> None:
+    async with learner.running():
         learner.serve("a", "b")
         await learner.pusher.publish(0)
         await generators["a"].has_loaded.wait()
-        await learner.pusher.publish(1)
-        await learner.pusher.live(1)
-        meanwhile.extend(records.read(tmp_path / PUSHES_FILE, Pushed))
-
-    learner.run(story)
+        await learner.push(1)
     assert generators["a"].versions == [0, 1]
-    assert [(e.name, e.reason) for e in learner.cut_off] == [
-        ("b", "version 0 was not loaded within 2 s (timeouts.start_s / 3)")
-    ]
-    answers = list(records.read(tmp_path / PUSHES_FILE, Pushed))
-    assert meanwhile == answers[: len(meanwhile) or 1], "they are on record during the run"
+    late = "version 0 was not loaded within 0.5 s (timeouts.start_s / 3)"
+    assert [(e.name, e.reason) for e in learner.cut_off] == [("b", late)]
+    answers = records.read(tmp_path / PUSHES_FILE, Pushed)
     assert [(p.life, p.generator, p.pid, p.version, p.loaded, p.reason) for p in answers] == [
         (1, "a", 1, 0, 0, ""),
-        (1, "b", 1, 0, None, learner.cut_off[0].reason),
+        (1, "b", 1, 0, None, late),
         (1, "a", 1, 1, 1, ""),
     ]
 
 
-def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
+async def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pushing, "SETTLE_S", 0.05)
     generators = {"a": Generator(hangs=True), "late": Generator()}
     learner = Learner(tmp_path, generators)
 
-    async def story() -> None:
+    async with learner.running():
         learner.serve("a")
         await learner.pusher.publish(0)
         await generators["a"].is_asked.wait()
@@ -136,87 +130,51 @@ def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
         learner.serve("a", "late")
         for _ in range(20):
             await asyncio.sleep(0)
-
-    learner.run(story)
     assert "version 0 is still being loaded after 0.05 s" in caplog.text
     assert not generators["late"].is_asked.is_set()
 
 
-def test_a_generator_with_other_weights_is_on_record_before_the_run_ends(tmp_path: Path) -> None:
-    class Stale(Generator):
-        async def call(self, request: Message, *, timeout_s: float) -> Message:
-            if isinstance(request, Probe):
-                return Logprobs(version=0, rows=[row - 9.0 for row in request.rows])
-            return await super().call(request, timeout_s=timeout_s)
+class Probing(Learner):
+    """Its log-probs are the tokens."""
 
-    class Probing(Learner):
-        async def lead(self, operation: Any) -> list[Any]:
-            return [row.astype(np.float32) for row in operation.rows]
+    async def lead(self, operation: Any) -> list[Any]:
+        return [row.astype(np.float32) for row in operation.rows]
 
-    learner = Probing(tmp_path, {"a": Stale()})
 
-    async def story() -> None:
+async def test_a_generator_with_other_weights_is_on_record_before_the_run_ends(
+    tmp_path: Path,
+) -> None:
+    learner = Probing(tmp_path, {"a": Generator(is_off=9.0)})
+    told = "a and the learner disagree by 9 nats"
+    with pytest.raises(ExceptionGroup) as raised:
+        await ended(learner)
+    assert raised.group_contains(WeightsError, match=told)
+    [answer] = records.read(tmp_path / PUSHES_FILE, Pushed)
+    assert (answer.generator, answer.loaded, answer.reason) == ("a", 0, "")
+    assert answer.probed is not None
+    assert answer.probed.problem.startswith(told)
+
+
+async def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights").write_text("in the way")
+    learner = Learner(tmp_path, {"a": Generator()}, "weights.transfer=filesystem")
+    with pytest.raises(ExceptionGroup) as caught:
+        await ended(learner)
+    assert caught.group_contains(ConfigError, match="weights.transfer.path")
+    assert learner.cut_off == []
+
+
+async def ended(learner: Learner) -> None:
+    """Push to generator a until the pusher fails."""
+    async with learner.running():
         learner.serve("a")
         await learner.pusher.publish(0)
         await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(ExceptionGroup) as raised:
-        learner.run(story)
-    assert raised.group_contains(WeightsError, match="a and the learner disagree by 9 nats")
-    [answer] = records.read(tmp_path / PUSHES_FILE, Pushed)
-    assert (answer.generator, answer.loaded, answer.reason) == ("a", 0, "")
-    assert answer.probed is not None
-    assert answer.probed.problem.startswith("a and the learner disagree by 9 nats")
 
-
-def test_a_file_that_takes_long_to_write_is_no_fault_of_the_generators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write = FileSender.write
-
-    def slow(self: FileSender, *arguments: Any) -> StoredFile:
-        time.sleep(0.6)  # storage that needs longer than push_s, which is 0.5 s
-        return write(self, *arguments)
-
-    monkeypatch.setattr(FileSender, "write", slow)
-    generators = {"a": Generator(), "b": Generator()}
-    learner = Learner(tmp_path, generators, "weights.transfer=filesystem", "timeouts.start_s=1.5")
-
-    async def story() -> None:
-        learner.serve("a", "b")
-        await learner.pusher.publish(0)
-        await learner.pusher.live(0)
-
-    with caplog.at_level(logging.WARNING):
-        learner.run(story)
-    assert learner.cut_off == []
-    assert generators["a"].versions == generators["b"].versions == [0]
-    assert "version 0 took the learner 1 s to write" in caplog.text
-
-
-def test_a_mixed_fleet_gets_each_version_by_the_way_that_reaches_each_member(
-    tmp_path: Path,
-) -> None:
-    generators = {"near": Generator(), "far": Generator(shares_memory=False)}
-    learner = Learner(tmp_path, generators)
-
-    async def story() -> None:
-        learner.serve("near", "far")
-        for version in (0, 1):
-            await learner.pusher.publish(version)
-            await learner.pusher.live(version)
-
-    learner.run(story)
-    assert generators["near"].urls == ["", ""]
-    assert [url.rpartition("/")[2] for url in generators["far"].urls] == [
-        "version_0.safetensors",
-        "version_1.safetensors",
-    ]
-    assert learner.cut_off == []
-    assert list((tmp_path / "weights").iterdir()) == []
-
-
-def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_the_one_before(
+async def test_each_member_is_reached_its_own_way_and_may_still_read_the_file_of_the_version_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = Generator(), Generator(shares_memory=False)
@@ -230,7 +188,7 @@ def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_th
 
     monkeypatch.setattr(FileSender, "write", gated)
 
-    async def story() -> None:
+    async with learner.running():
         far.may_read.clear()
         learner.serve("near", "far")
         await learner.pusher.publish(0)
@@ -244,51 +202,27 @@ def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_th
         assert far.versions == []
         far.may_read.set()
         await learner.pusher.live(1)
-
-    learner.run(story)
-    assert far.versions == [0, 1]
-
-
-@pytest.mark.parametrize(
-    "override", ["weights.transfer.path=null", "weights.transfer.path=memory://elsewhere"]
-)
-def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
-    generators = {"a": Generator()}
-    (tmp_path / "my_run").mkdir()
-    learner = Learner(tmp_path / "my_run", generators, "weights.transfer=filesystem", override)
-
-    async def story() -> None:
-        learner.serve("a")
-        for version in range(2):
-            await learner.pusher.publish(version)
-            await learner.pusher.live(version)
-
-    learner.run(story)
-    # A generator that has a file needs only what changes.
-    assert learner.compared == [False, True]
-    folder = (
-        "memory:///elsewhere/my_run"
-        if "memory" in override
-        else f"file://{tmp_path}/my_run/weights"
-    )
-    assert generators["a"].urls == [f"{folder}/life_1/version_{v}.safetensors" for v in range(2)]
+    assert (near.urls, far.versions, learner.cut_off) == (["", ""], [0, 1], [])
+    folder = f"file://{tmp_path}/weights/life_1"
+    assert far.urls == [f"{folder}/version_{version}.safetensors" for version in (0, 1)]
+    assert list((tmp_path / "weights").iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(
+async def test_files_go_where_the_setting_says_and_later_versions_are_compared(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "weights").write_text("in the way")
-    learner = Learner(tmp_path, {"a": Generator()}, "weights.transfer=filesystem")
+    generator = Generator()
+    settings = ("weights.transfer=filesystem", "weights.transfer.path=memory://elsewhere")
+    (tmp_path / "my_run").mkdir()
+    learner = Learner(tmp_path / "my_run", {"a": generator}, *settings)
 
-    async def story() -> None:
+    async with learner.running():
         learner.serve("a")
-        await learner.pusher.publish(0)
-        await learner.pusher.live(0)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        learner.run(story)
-    assert caught.group_contains(ConfigError, match="weights.transfer.path")
-    assert learner.cut_off == []
+        await learner.push(0, 1)
+    # A generator that has a file needs only what changes.
+    assert learner.compared == [False, True]
+    folder = "memory:///elsewhere/my_run/life_1"
+    assert generator.urls == [f"{folder}/version_{version}.safetensors" for version in range(2)]
 
 
 class InTurn:
@@ -307,39 +241,31 @@ class InTurn:
         return LoadReport(version=request.manifest.version, pause_s=0.1)
 
 
-def looks_at_the_fleet(
-    tmp_path: Path, num_members: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[int, int]:
-    """How often one push looks at all members: in the directory, and for new loads."""
-    fleet = InTurn()
-    learner = Learner(tmp_path, dict.fromkeys(map(str, range(num_members)), fleet))
-    looks = [0, 0]
+async def test_a_push_looks_at_all_members_as_often_in_a_large_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the directory, and for new loads."""
+    looks: list[str] = []
 
-    def counted(kind: type, name: str, index: int) -> None:
+    def note(kind: type, name: str) -> None:
         original = getattr(kind, name)
 
         def call(*arguments: Any) -> Any:
-            looks[index] += 1
+            looks.append(name)
             return original(*arguments)
 
         monkeypatch.setattr(kind, name, call)
 
-    counted(Directory, "of_role", 0)
-    counted(Membership, "behind", 1)
-
-    async def story() -> None:
-        learner.serve(*map(str, range(num_members)))
-        await learner.pusher.publish(1)
-        await learner.pusher.live(1)
-
-    learner.run(story)
-    monkeypatch.undo()
-    return looks[0], looks[1]
-
-
-def test_a_push_looks_at_all_members_as_often_in_a_large_fleet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = looks_at_the_fleet(tmp_path, 4, monkeypatch)
-    assert looks_at_the_fleet(tmp_path, 64, monkeypatch) == small
-    assert max(small) < 5
+    note(Directory, "of_role")
+    note(Membership, "behind")
+    found = []
+    for num_members in (4, 64):
+        names = list(map(str, range(num_members)))
+        learner = Learner(tmp_path, dict.fromkeys(names, InTurn()))
+        looks.clear()
+        async with learner.running():
+            learner.serve(*names)
+            await learner.push(1)
+        found.append((looks.count("of_role"), looks.count("behind")))
+    assert found[0] == found[1]
+    assert max(found[0]) < 5

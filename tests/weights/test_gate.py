@@ -22,16 +22,26 @@ PEERS += [("192.168.0.1", 2000 + i) for i in range(600)]
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
+def opened() -> Iterator[list[socket.socket]]:
+    """Closed after the test."""
+    with contextlib.ExitStack() as stack:
+        ends: list[socket.socket] = []
+        yield ends
+        for end in ends:
+            stack.enter_context(end)
+
+
+def listening(opened: list[socket.socket], host: str = "127.0.0.1") -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened.append(socket.create_server((host, 0), family=family))
+    return opened[-1]
 
 
 def connects(listener: socket.socket, source: tuple[str, int]) -> bool:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         client.bind(source)
-        client.settimeout(0.05)
+        client.settimeout(0.03)
         try:
             client.connect(listener.getsockname())
         except TimeoutError:
@@ -41,8 +51,9 @@ def connects(listener: socket.socket, source: tuple[str, int]) -> bool:
 
 
 def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
-    listener: socket.socket,
+    opened: list[socket.socket],
 ) -> None:
+    listener = listening(opened)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
@@ -51,57 +62,63 @@ def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
     gate.admit(listener.fileno(), admitted)
     ends = itertools.product(("127.0.7.1", "127.0.7.2", "127.0.7.3"), (free, free + 1))
     assert {end for end in ends if connects(listener, end)} == set(admitted[:2])
+    # Blocks of more ports than a jump can skip.
+    around = [("127.0.0.1", port) for port in range(1, 600)]
+    for index in (0, 249, 250, 251, 598):
+        gate.admit(listener.fileno(), [*around[:index], ("127.0.0.1", free), *around[index:]])
+        assert connects(listener, ("127.0.0.1", free))
+    gate.admit(listener.fileno(), around)
+    assert not connects(listener, ("127.0.0.1", free))
 
 
-def test_ranks_that_announce_their_attempts_are_connected() -> None:
+def test_ranks_that_announce_their_attempts_are_connected_and_nobody_after_them(
+    opened: list[socket.socket],
+) -> None:
     store = torch._C._distributed_c10d.HashStore()
     listeners: dict[int, socket.socket] = {}
     have_opened = threading.Barrier(2)
 
     def connect(rank: int) -> list[socket.socket]:
         def listen() -> socket.socket:
-            listeners[rank] = socket.create_server(("127.0.0.1", 0))
+            listeners[rank] = listening(opened)
             return listeners[rank]
 
         def meet(listener: socket.socket) -> list[socket.socket]:
             have_opened.wait()
             other = listeners[1 - rank].getsockname()
-            return [socket.create_connection(other, timeout=10), listener.accept()[0], listener]
+            return [socket.create_connection(other, timeout=10), listener.accept()[0]]
 
         return gate.connect_privately(store, 2, listen=listen, connect=meet)
 
-    with ThreadPoolExecutor(2) as ranks, contextlib.ExitStack() as opened:
-        (first, *_), (second, *others) = ranks.map(connect, (0, 1))
-        for end in (*_, first, second, *others):
-            opened.enter_context(end)
-        # The address of a rank that has left admits nobody else.
-        source = first.getsockname()
-        for end in (first, others[0]):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            end.close()
-        assert not connects(listeners[1], source)
+    with ThreadPoolExecutor(2) as ranks:
+        first, second = ranks.map(connect, (0, 1))
+    # The address of a rank that has left admits nobody else.
+    source = first[0].getsockname()
+    for end in (first[0], second[1]):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.close()
+    assert not connects(listeners[1], source)
+    opened += [first[1], second[0]]
 
 
-def test_a_stranger_that_was_faster_than_the_filter_is_named_and_nobody_connects_after_it() -> None:
-    strangers: list[socket.socket] = []
-
+def test_a_stranger_that_was_faster_than_the_filter_is_named_and_nobody_connects_after_it(
+    opened: list[socket.socket],
+) -> None:
     def listen() -> socket.socket:
-        listener = socket.create_server(("127.0.0.1", 0))
-        strangers.append(socket.create_connection(listener.getsockname()))
+        listener = listening(opened)
+        opened.append(socket.create_connection(listener.getsockname()))
         return listener
 
     def connect(listener: socket.socket) -> None:
-        strangers.extend((listener.accept()[0], listener))
+        opened.append(listener.accept()[0])
         assert not connects(listener, ("127.0.0.1", 0))
 
     with pytest.raises(InfrastructureError, match=r"a stranger at .*find and end that process"):
         gate.connect_privately(None, 1, listen=listen, connect=connect)
-    for end in strangers:
-        end.close()
 
 
 def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_several(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, opened: list[socket.socket]
 ) -> None:
     """As on Linux 6.18, where it takes CAP_NET_ADMIN."""
 
@@ -109,71 +126,48 @@ def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_seve
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(socket.socket, "setsockopt", refuse)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
 
-        def listen() -> socket.socket:
-            listener.listen()
-            return listener
+    def listen() -> socket.socket:
+        opened.append(socket.socket())  # create_server sets an option
+        opened[-1].bind(("127.0.0.1", 0))
+        opened[-1].listen()
+        return opened[-1]
 
-        store = torch._C._distributed_c10d.HashStore()
-        group = gate.connect_privately(store, 1, listen=listen, connect=lambda it: it)
-        assert group is listener
-        assert (
-            f"any local user can connect to gloo's listener {listener.getsockname()}" in caplog.text
-        )
+    group = gate.connect_privately(None, 1, listen=listen, connect=lambda it: it)
+    assert group is opened[0]
+    assert f"any local user can connect to gloo's listener {group.getsockname()}" in caplog.text
     assert list(gate.rank_problems(1, per_machine=1)) == []
     [problem] = gate.rank_problems(2, per_machine=2)
     assert "learner.ranks=2: " in problem
     assert "CAP_NET_ADMIN" in problem
 
 
-def test_a_learner_may_have_more_ranks_if_they_share_machines() -> None:
-    assert list(gate.rank_problems(1504, per_machine=8)) == []
-    [problem] = gate.rank_problems(1504, per_machine=1)
-    assert "learner.ranks=1504: a filter of the kernel cannot hold 1503 ranks" in problem
-
-
 @pytest.mark.parametrize("num_at_once", [1, 2])
-def test_the_listener_is_found_although_others_open_and_close_theirs(num_at_once: int) -> None:
+def test_the_listener_is_found_although_others_open_and_close_theirs(
+    num_at_once: int, opened: list[socket.socket]
+) -> None:
     """gloo closes the listeners of an earlier group in a thread of its own."""
-    earlier = socket.create_server(("127.0.0.1", 0))
-    opened: list[socket.socket] = []
+    earlier = listening([])
 
     def listen() -> socket.socket:
         earlier.close()  # its descriptor is free for the next listener
         for _ in range(1 if opened else num_at_once):
-            opened.append(socket.create_server(("127.0.0.1", 0)))
+            listening(opened)
         return opened[-1]
 
     found = gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
     assert found is opened[-1]
     assert not connects(found, ("127.0.0.1", 0))
-    for listener in opened:
-        listener.close()
 
 
-def test_a_listener_at_another_kind_of_address_is_refused_with_the_setting() -> None:
-    opened: list[socket.socket] = []
-
-    def listen() -> socket.socket:
-        opened.append(socket.create_server(("::1", 0), family=socket.AF_INET6))
-        return opened[-1]
-
+def test_a_listener_at_another_kind_of_address_is_refused_with_the_setting(
+    opened: list[socket.socket],
+) -> None:
     with pytest.raises(InfrastructureError, match=r"set network\.host to an IPv4 address"):
-        gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
-    for listener in opened:
-        listener.close()
+        gate.connect_privately(None, 1, listen=lambda: listening(opened, "::1"), connect=list)
 
 
-def test_every_peer_of_a_long_filter_is_admitted(listener: socket.socket) -> None:
-    """Blocks of more ports than a jump can skip."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    around = [("127.0.0.1", port) for port in range(1, 600)]
-    for index in (0, 249, 250, 251, 598):
-        gate.admit(listener.fileno(), [*around[:index], ("127.0.0.1", free), *around[index:]])
-        assert connects(listener, ("127.0.0.1", free))
-        gate.admit(listener.fileno(), around)
-        assert not connects(listener, ("127.0.0.1", free))
+def test_a_learner_may_have_more_ranks_if_they_share_machines() -> None:
+    assert list(gate.rank_problems(1504, per_machine=8)) == []
+    [problem] = gate.rank_problems(1504, per_machine=1)
+    assert "learner.ranks=1504: a filter of the kernel cannot hold 1503 ranks" in problem

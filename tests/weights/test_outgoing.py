@@ -13,20 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from composing import compose
-from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
+from weights_support import MEMBER, exporter, learner_side, load, seat_of
 
 from async_rl.core.errors import BroadcastBroken, SenderLate
-from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, MapBlock, SendPart, StopSending
 from async_rl.weights import broadcast, receiving, sending
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
-from async_rl.weights.media import LearnerSide
-from async_rl.weights.membership import Load, Membership, life_of
+from async_rl.weights.membership import Membership, life_of
 from async_rl.weights.outgoing import Outgoing
-from async_rl.weights.sending import SendingRank
 from async_rl.weights.tensors import tensor_spec
 
 GPU = torch.device("meta")
@@ -105,15 +100,6 @@ def test_a_piece_is_copied_without_blocking_on_a_stream_that_training_does_not_f
     assert first is third is not second
 
 
-MEMBER = Member(
-    name="g",
-    role="generator",
-    pid=1,
-    address="tcp://10.0.0.9:1",
-    state="",
-    since_s=0.0,
-    devices=["GPU-2"],
-)
 LIFE = life_of(MEMBER)
 
 
@@ -122,21 +108,17 @@ class Learner:
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        config = compose("grpo_code", ["weights.transfer=collective", "generators.gpus_each=1"])
-        self.exporter: Any = SimpleNamespace(block=SimpleNamespace(changes=None), others=[])
-        self._side = LearnerSide(
-            config=config.weights,
-            folder="",
-            life="L",
-            host="127.0.0.1",
-            device=GPU,
-            exporter=self.exporter,
-            push_s=60.0,
-        )
+        self.exporter = exporter()
+        given = learner_side("weights.transfer=collective", device=GPU, exporter=self.exporter)
         self.now_s = 0.0
         self.tick_s = 0.0
-        self.sender = Broadcaster(self._side, self._clock)
+        self.sender = Broadcaster(given, self._clock)
+        self.called_off: list[str] = []
         self._num_loads = 0
+
+    def rendezvous(self, _: str) -> Any:
+        given = {"open": len, "call_off": self.called_off.append, "close": list}
+        return SimpleNamespace(address="", secret="", **given)
 
     def _clock(self) -> float:
         self.now_s += self.tick_s
@@ -150,13 +132,10 @@ class Learner:
     async def join(self) -> float:
         """Start a load, which `load` is from now on; returns how long its member waits."""
         self._num_loads += 1
-        members = frozenset([LIFE])
-        self.load = Load(number=self._num_loads, version=1, members=members, missing=set())
-        self.sender.join(self.load, [MEMBER])
-        manifest = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
-        seat = await self.sender.source(manifest, self.load, LIFE)
-        assert (seat.backend, seat.bucket_bytes) == ("nccl", 400)
-        return seat.timeout_s
+        self.load = load(self._num_loads, LIFE)
+        self.seat = await seat_of(self.sender, self.load, "GPU-2")
+        assert (self.seat.backend, self.seat.bucket_bytes) == ("nccl", 400)
+        return float(self.seat.timeout_s)
 
 
 @pytest.fixture
@@ -165,6 +144,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Learner]:
     monkeypatch.setitem(broadcast.BUCKET_BYTES, "nccl", 400)
     before = set(threading.enumerate())
     learner = Learner()
+    monkeypatch.setattr(broadcast, "Rendezvous", learner.rendezvous)
     monkeypatch.setattr(receiving, "join", lambda *_: learner.recorder)
 
     def outgoing(device: torch.device, *, piece_bytes: int) -> Outgoing:
@@ -201,35 +181,6 @@ async def test_the_next_piece_is_copied_while_nccl_sends_one_and_gets_buffers_th
         ("finish", 2, OWN),
         ("finish", 3, OWN),
     ]
-
-
-async def test_another_rank_sends_every_second_piece_on_a_stream_of_its_own_and_once_for_a_request(
-    learner: Learner,
-) -> None:
-    """Its request is repeated, as after a lost answer."""
-    rank = SendingRank(GPU, host="127.0.0.1")
-    await learner.join()
-    with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
-        manifest = block.write(1, [torch.zeros(250)])
-        given = await learner.sender.source(manifest, learner.load, LIFE)
-        seat = replace(given, senders=2, world_size=3)
-        for _ in range(2):
-            mapped = await rank.handlers[MapBlock](MapBlock(manifest=manifest))
-            await rank.handlers[SendPart](SendPart(manifest=manifest, seat=seat, rank=1))
-    assert mapped.device == "meta"
-    assert learner.recorder.senders == [0, 1, 0]
-    assert learner.recorder.did == [
-        ("begin", 1, 400, OWN),
-        ("event", OWN),
-        ("begin", 2, 400, OWN),
-        ("finish", 1, OWN),
-        ("begin", 3, 224, OWN),
-        ("finish", 2, OWN),
-        ("finish", 3, OWN),
-    ]
-    await rank.handlers[StopSending](StopSending())
-    assert learner.recorder.did.pop() == ("cancel",)
-    rank.close()
 
 
 async def test_members_of_the_version_before_are_sent_the_lists_of_what_changed(
@@ -303,5 +254,4 @@ async def test_a_lost_member_ends_a_broadcast_that_waits_for_it_and_no_sent_one(
     learner.recorder.did.clear()
     await learner.sender.leave(Membership())
     assert learner.recorder.did == [("cancel",)] * (has_lost and is_sending)
-    assert learner.sender._rendezvous is not None
-    assert ("verdict" in learner.sender._rendezvous.values["L.1"]) is has_lost
+    assert learner.called_off == ["L.1"] * has_lost

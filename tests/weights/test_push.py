@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+import functools
 
 import pytest
-import torch
-from composing import compose_unchecked
 from loop import VirtualLoop
+from msgspec.structs import replace
+from weights_support import MANIFEST, MEMBER, SEAT, learner_side, load
 
 from async_rl.core.errors import BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
-from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import (
-    SHARED_BLOCK,
-    Manifest,
-    Seat,
-    SharedBlock,
-    StoredFile,
-    TensorEntry,
-)
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Seat, SharedBlock, StoredFile
 from async_rl.weights import routes
 from async_rl.weights.files import FileSender
-from async_rl.weights.media import Caller, LearnerSide, Sender
+from async_rl.weights.media import Sender
 from async_rl.weights.membership import Load
 from async_rl.weights.routes import Route, open_senders
 
-TENSOR = TensorEntry(name="a", dtype="float32", shape=[1], offset=64, size_bytes=4)
-MANIFEST = Manifest(version=3, path="/nowhere", tensors=[TENSOR], total_bytes=0, checksum=0)
-MEMBER = Member(
-    name="g",
-    role="generator",
-    pid=1,
-    address="tcp://127.0.0.1:1",
-    state="",
-    since_s=0,
-    devices=["cpu"],
-)
-LOAD = Load(number=1, version=3, members=frozenset([("g", 1)]), missing={("g", 1)})
+VERSION_3 = replace(MANIFEST, version=3)
+LOAD = load(1, ("g", 1), version=3)
 
 
 class Generator:
@@ -59,62 +39,39 @@ class Generator:
         return LoadReport(version=self._loads, pause_s=0.1)
 
 
-@pytest.fixture(autouse=True)
-def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(_: FileSender, manifest: Manifest) -> StoredFile:
-        return StoredFile(url=f"memory://version_{manifest.version}")
+class InFile(FileSender):
+    """Writes nothing."""
 
-    monkeypatch.setattr(FileSender, "write", write)
-
-
-async def load(route: Route, caller: Caller, release: Callable[[], Any] = list) -> None:
-    await route.load(MANIFEST, LOAD, caller, handover=0, timeout_s=1, release=release)
+    def write(self, manifest: Manifest) -> StoredFile:
+        return StoredFile(url="a file")
 
 
-def route_of(transfer: str) -> Route:
-    exporter: Any = SimpleNamespace(adapter=None, block=SimpleNamespace(changes=None))
-    learner = LearnerSide(
-        config=compose_unchecked("grpo_code", [f"weights.transfer={transfer}"]).weights,
-        folder="memory://weights",
-        life="L",
-        host="127.0.0.1",
-        device=torch.device("cpu"),
-        exporter=exporter,
-        push_s=60,
-    )
-    return Route(MEMBER, open_senders(learner))
+async def pushed(
+    generator: Generator, *kinds: type[Sender], transfer: str = "auto", num_pushes: int = 1
+) -> list[str]:
+    """What the generator was asked for, "" is the shared block, and when the block was released."""
+    side = learner_side(f"weights.transfer={transfer}")
+    route = Route(MEMBER, [kind(side) for kind in kinds] or open_senders(side))
+    for _ in range(num_pushes):
+        release = functools.partial(generator.asked.append, "written")
+        await route.load(VERSION_3, LOAD, generator, handover=0, timeout_s=1, release=release)
+    return generator.asked
+
+
+async def test_a_version_takes_the_first_medium_that_reaches_the_generator() -> None:
+    near, far = Generator(shares_memory=True), Generator(shares_memory=False)
+    assert await pushed(near, Sender, InFile) == [""]
+    # The block is tried once, since unreachable memory does not become reachable.
+    found = await pushed(far, Sender, InFile, num_pushes=2)
+    assert found == ["", *["written", "a file"] * 2]
+    for transfer in ("shared_memory", "ipc"):
+        with pytest.raises(BlockUnreachable):
+            await pushed(far, transfer=transfer)
 
 
 async def test_a_generator_that_loaded_another_version_has_failed() -> None:
-    generator = Generator(shares_memory=True, loads=2)
     with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
-        await load(route_of("auto"), generator)
-
-
-@pytest.mark.parametrize(
-    ("transfer", "shares_memory", "loaded_from"),
-    [
-        # Twice, because of the two pushes; "" is the shared block, "written" its release before.
-        ("auto", True, ["", ""]),
-        # The block is tried once, since unreachable memory does not become reachable.
-        ("auto", False, ["", "written", "memory://version_3", "written", "memory://version_3"]),
-        ("filesystem", True, ["written", "memory://version_3"] * 2),
-    ],
-)
-async def test_a_version_takes_the_first_medium_that_reaches_the_generator(
-    transfer: str, shares_memory: bool, loaded_from: list[str]
-) -> None:
-    generator = Generator(shares_memory=shares_memory)
-    route = route_of(transfer)
-    for _ in range(2):
-        await load(route, generator, lambda: generator.asked.append("written"))
-    assert generator.asked == loaded_from
-
-
-@pytest.mark.parametrize("transfer", ["shared_memory", "ipc"])
-async def test_shared_memory_does_not_fall_back(transfer: str) -> None:
-    with pytest.raises(BlockUnreachable):
-        await load(route_of(transfer), Generator(shares_memory=False))
+        await pushed(Generator(shares_memory=True, loads=2))
 
 
 class SlowStorage(Sender):
@@ -154,7 +111,7 @@ def seconds_until_late(
             loop.call_later(sent_s or 0.0, sent.set)
         with pytest.raises(DeadlineExceeded) as raised:
             await Route(MEMBER, [sender]).load(
-                MANIFEST,
+                VERSION_3,
                 LOAD,
                 Silent(),
                 handover=0,
@@ -171,32 +128,19 @@ def seconds_until_late(
     return round(seconds - begun_s), reason
 
 
-def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads_from_when_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert seconds_until_late(monkeypatch, 0.0, None) == (
         60,
         "version 3 was not loaded within 60 s (timeouts.start_s / 3)",
     )
+    assert caplog.text == ""
     assert seconds_until_late(monkeypatch, 100.0, None) == (
         360,
         "version 3 was not loaded within 360 s (timeouts.start_s / 3, and 300 s for a slow medium)",
     )
-
-
-def test_the_deadline_of_a_broadcast_starts_when_it_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    assert "version 3 took the learner 100 s to write, and g waited for it" in caplog.text
     assert seconds_until_late(monkeypatch, 0.0, 1000.0)[0] == 60
-    seat = Seat(
-        communicator="",
-        backend="gloo",
-        store="",
-        secret="",
-        host="",
-        world_size=2,
-        first_rank=1,
-        bucket_bytes=1,
-        timeout_s=45.0,
-    )
+    seat = replace(SEAT, timeout_s=45.0)
     assert seconds_until_late(monkeypatch, 0.0, 1000.0, seat)[0] == 90, "twice its patience"
