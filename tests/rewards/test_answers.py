@@ -9,18 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from composing import compose
-from rewards_support import no_sample, not_asked, results_with
+from rewards_support import Judging, no_sample, not_asked, passed, prompt_of, score_steps
 from tables import table
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
+from async_rl.core.types import AnswerTest, Verdict
 from async_rl.rewards.responses import boxed, is_right
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import TestResult
 
 
 @asynccontextmanager
@@ -78,38 +76,16 @@ async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> Non
         assert await answers.verdict(yes, "no", 5) is Verdict.WRONG_ANSWER
 
 
-class ByRule:
-    """A verifier that compares in this process."""
-
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        verdicts = [
-            Verdict.PASS if is_right(test, code) else Verdict.WRONG_ANSWER
-            for test in problem.tests
-            if isinstance(test, AnswerTest)
-        ]
-        return results_with(*verdicts)
-
-
 @pytest.mark.parametrize(
     ("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)]
 )
-async def test_the_whole_response_is_scored_where_words_are_wanted(
-    response: str, reward: float
-) -> None:
-    config = compose(
-        "grpo_code", ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
+def test_the_whole_response_is_scored_where_words_are_wanted(response: str, reward: float) -> None:
+    ends = ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
+    prompt = prompt_of(AnswerTest(rule="gsm8k", expected="#### 7"), source="gsm8k")
+    verifier = Judging(
+        lambda _, test, text: passed(isinstance(test, AnswerTest) and is_right(test, text))
     )
-    problem = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected="#### 7")])
-    prompt = Prompt(
-        prompt_id="p",
-        text="?",
-        token_ids=np.zeros(1, np.int32),
-        data_source="gsm8k",
-        problem=problem,
-    )
-    scorer = Scorer(config, ByRule(), not_asked)
-    assert (await scorer.score(prompt, response, no_sample)).reward == reward
-    steps = await scorer.score_steps(
-        prompt, response, num_tokens=5, tokens_until=lambda _: 1, sample=no_sample
-    )
-    assert [(step.end_tokens, step.reward) for step in steps.steps] == [(5, reward)]
+    scorer = Scorer(compose("grpo_code", ends), verifier, not_asked)
+    assert asyncio.run(scorer.score(prompt, response, no_sample)).reward == reward
+    steps = score_steps(scorer, prompt, response).steps
+    assert [(step.end_tokens, step.reward) for step in steps] == [(len(response) + 1, reward)]

@@ -10,36 +10,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from composing import compose
-from rewards_support import results_with
+from rewards_support import Judging, passed, prompt_of, sample_of
 
 from async_rl.config.rewards import Part
 from async_rl.core.errors import DataError
-from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
+from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Score, Verdict
 from async_rl.data.problems import read_hidden
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.protocol import RewardSample, TestResult
+from async_rl.rewards.verifier.protocol import RewardSample
 
 PROGRAM = "def f(x):\n    return x"
 CALL = CallTest(function="f", args=[1], expected=1)
 WORDS = AnswerTest(rule="regex", expected="right")
 
 
-class Verifier:
+def verifier_of_two() -> Judging:
     """A program passes if it defines f, words pass if they hold "right"."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, str]] = []
-
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        self.asked.append((len(problem.tests), code))
-        passes = [
-            ("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests
-        ]
-        verdicts = [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
-        return results_with(*verdicts)
+    return Judging(
+        lambda _, test, text: passed(("right" if isinstance(test, AnswerTest) else "def f") in text)
+    )
 
 
 async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
@@ -47,30 +38,16 @@ async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[
     return {function: scores[function] for function in functions}
 
 
-def sample() -> RewardSample:
-    return RewardSample(
-        prompt_id="p", prompt="", response="", transcript="", token_ids=[], is_written=[],
-        data_source="code", row={}, tests=[], setup="",
-        is_truncated=False, max_tokens=9,
-    )  # fmt: skip
-
-
 def score(
     text: str,
     *overrides: str,
     tests: Sequence[CodeTest] = (CALL,),
     source: str = "code",
-    verifier: Verifier | None = None,
+    verifier: Judging | None = None,
 ) -> Score:
-    prompt = Prompt(
-        prompt_id="p",
-        text="",
-        token_ids=np.zeros(1, np.int32),
-        data_source=source,
-        problem=CodeProblem(tests=list(tests)),
-    )
-    scorer = Scorer(compose("grpo_code", list(overrides)), verifier or Verifier(), ask)
-    return asyncio.run(scorer.score(prompt, text, sample))
+    scorer = Scorer(compose("grpo_code", list(overrides)), verifier or verifier_of_two(), ask)
+    prompt = prompt_of(*tests, source=source)
+    return asyncio.run(scorer.score(prompt, text, lambda: sample_of("")))
 
 
 THREE = (
@@ -99,7 +76,7 @@ def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
 
 
 def test_one_function_scores_alone_and_no_test_is_run() -> None:
-    verifier = Verifier()
+    verifier = verifier_of_two()
     found = score(PROGRAM, "reward.terms.style=my:style", verifier=verifier)
     assert (found.reward, found.verdicts, verifier.asked) == (0.5, (Verdict.WRONG_ANSWER,), [])
     # without tests a sample passes with reward.pass_reward
@@ -118,7 +95,7 @@ def test_a_data_source_may_have_a_function_of_its_own() -> None:
 
 
 def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
-    verifier = Verifier()
+    verifier = verifier_of_two()
     text = f"this is right\n```python\n{PROGRAM}\n```\n"
     assert score(text, tests=[WORDS, CALL], verifier=verifier).reward == 1.0
     assert verifier.asked == [(1, text), (1, PROGRAM + "\n")]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from verifier_support import TOKEN, run_config, serve, verifier
+from verifier_support import TOKEN, Served, run_config, serve, verifier
 
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Verdict
@@ -41,56 +41,48 @@ async def asked(**options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Verifi
         yield http, service
 
 
-async def said(http: httpx.AsyncClient, body: dict[str, Any]) -> Any:
-    return (await http.post("/verify", json=body)).json()
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, headers=HEADERS) as client:
+        yield client
 
 
 def _body(code: str = GOOD, **more: Any) -> dict[str, Any]:
-    return {
-        "code": code,
-        "language": "python",
-        "tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}],
-        **more,
-    }
+    call = {"kind": "call", "function": "f", "args": [3], "expected": 9}
+    return {"code": code, "language": "python", "tests": [call], **more}
 
 
 def _prompt() -> Prompt:
     return Prompt(
-        prompt_id="p",
-        text="square",
-        token_ids=np.zeros(1, np.int32),
-        data_source="code",
+        prompt_id="p", text="square", token_ids=np.zeros(1, np.int32), data_source="code",
         problem=PROBLEM,
-    )
+    )  # fmt: skip
 
 
-async def test_verify_answers_in_the_documented_form() -> None:
-    async with asked() as (http, _):
-        answer = await said(http, _body())
-        assert answer["verdict"] == "pass"
-        assert set(answer["tests"][0]) == {"verdict", "cpu_s", "wall_s", "memory_mb", "message"}
-        assert answer["level"] in (1, 2)
-        tests = [
-            {"kind": "stdin", "input": "3", "output": "9"},
-            {"kind": "assert", "code": "assert f(2) == 4"},
-        ]
-        program = GOOD + "if __name__ == '__main__': print(f(int(input())))"
-        answer = await said(http, _body(program, tests=tests))
-        assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
-        batch = {"requests": [_body(), _body(BAD)]}
-        lines = (await http.post("/verify_batch", json=batch)).text.splitlines()
-        got = {line["index"]: line["response"]["verdict"] for line in map(json.loads, lines)}
-        assert got == {0: "pass", 1: "wrong_answer"}
-        health = (await http.get("/health")).json()
-        assert (health["status"], health["queued"], health["cells"]) == ("ok", 0, 1)
+def test_verify_answers_in_the_documented_form(http: httpx.Client) -> None:
+    def said(*code: str, **more: Any) -> Any:
+        return http.post("/verify", json=_body(*code, **more)).json()
 
-
-async def test_big_integers_travel_in_json() -> None:
-    async with asked() as (http, _):
-        test = {"kind": "call", "function": "f", "args": [2**100], "expected": 2**200}
-        assert (await said(http, _body(tests=[test])))["verdict"] == "pass"
-        wrong = _body(tests=[{**test, "expected": 2**200 + 1}])
-        assert (await said(http, wrong))["verdict"] == "wrong_answer"
+    answer = said()
+    assert answer["verdict"] == "pass"
+    assert set(answer["tests"][0]) == {"verdict", "cpu_s", "wall_s", "memory_mb", "message"}
+    assert answer["level"] in (1, 2)
+    tests = [
+        {"kind": "stdin", "input": "3", "output": "9"},
+        {"kind": "assert", "code": "assert f(2) == 4"},
+    ]
+    answer = said(GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests)
+    assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
+    batch = {"requests": [_body(), _body(BAD)]}
+    lines = map(json.loads, http.post("/verify_batch", json=batch).text.splitlines())
+    got = {line["index"]: line["response"]["verdict"] for line in lines}
+    assert got == {0: "pass", 1: "wrong_answer"}
+    health = http.get("/health").json()
+    assert (health["status"], health["queued"], health["cells"]) == ("ok", 0, 2)
+    # Integers of any size travel in JSON.
+    test = {"kind": "call", "function": "f", "args": [2**100], "expected": 2**200}
+    assert said(tests=[test])["verdict"] == "pass"
+    assert said(tests=[{**test, "expected": 2**200 + 1}])["verdict"] == "wrong_answer"
 
 
 @pytest.mark.parametrize(
@@ -105,29 +97,27 @@ async def test_big_integers_travel_in_json() -> None:
         (_body(tests=[{"kind": "eval"}]), "$.tests[0]"),
     ],
 )  # fmt: skip
-async def test_bad_request_is_told_the_path_of_its_field(body: dict[str, Any], path: str) -> None:
-    async with asked() as (http, _):
-        answer = await http.post("/verify", json=body)
-        assert answer.status_code == 400
-        assert path in answer.json()["error"]
+def test_bad_request_is_told_the_path_of_its_field(
+    http: httpx.Client, body: dict[str, Any], path: str
+) -> None:
+    answer = http.post("/verify", json=body)
+    assert answer.status_code == 400
+    assert path in answer.json()["error"]
 
 
-async def test_every_route_wants_the_token() -> None:
-    async with verifier() as (url, _), httpx.AsyncClient(base_url=url) as http:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
-            for request in (
-                http.post("/verify", json=_body(), headers=headers),
-                http.post("/verify_batch", json={"requests": [_body()]}, headers=headers),
-                http.get("/health", headers=headers),
-            ):
-                assert (await request).status_code == 401
+@pytest.mark.parametrize("token", [None, "Bearer wrong", TOKEN])
+def test_every_route_wants_the_token(served: Served, token: str | None) -> None:
+    headers = {} if token is None else {"authorization": token}
+    with httpx.Client(base_url=served.url, headers=headers) as http:
+        assert http.post("/verify", json=_body()).status_code == 401
+        assert http.post("/verify_batch", json={"requests": [_body()]}).status_code == 401
+        assert http.get("/health").status_code == 401
 
 
-async def test_unknown_path_is_answered_like_every_other_error() -> None:
-    async with asked() as (http, _):
-        for answer in (await http.get("/nowhere"), await http.get("/verify")):
-            assert answer.status_code in (404, 405)
-            assert answer.json().keys() == {"error"}
+def test_unknown_path_is_answered_like_every_other_error(http: httpx.Client) -> None:
+    for answer in (http.get("/nowhere"), http.get("/verify")):
+        assert answer.status_code in (404, 405)
+        assert answer.json().keys() == {"error"}
 
 
 async def _until(holds: Callable[[], bool]) -> None:
@@ -150,7 +140,7 @@ async def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_alo
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await _until(lambda: service.num_admitted == 0)
-        assert (await said(http, _body()))["verdict"] == "pass"
+        assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
         assert service.cells.num_replaced == 0
 
 
@@ -163,7 +153,7 @@ async def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await _until(lambda: service.num_admitted == 0)
-        assert (await said(http, _body()))["verdict"] == "pass"
+        assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
         assert (service.num_judged.total(), service.cells.num_replaced) == (1, 0)
 
 
@@ -173,7 +163,7 @@ async def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -
             http.post("/verify", json=_body("while True: pass", timeout_s=100))
         )
         await _until(lambda: service.num_running == 1)
-        answer = await said(http, _body())
+        answer = (await http.post("/verify", json=_body())).json()
         assert (answer["verdict"], answer["tests"][0]["message"]) == (
             "infrastructure_error",
             "no cell was free within 0.2 s; add verifiers or cells",
@@ -259,9 +249,11 @@ async def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> Non
     ):
         client = VerifierClient(run_config(timeout_s=30), TOKEN)
         dead = "http://127.0.0.1:9"
+        # They wait for the first servers to appear.
+        waiting = [asyncio.create_task(client.verify(PROBLEM, GOOD)) for _ in range(30)]
+        await asyncio.sleep(0)
         client.update_servers([dead, full, good])
-        verdicts = await asyncio.gather(*(client.verify(PROBLEM, GOOD) for _ in range(30)))
-        assert [verdicts_of(each) for each in verdicts] == [PASSES] * 30
+        assert [verdicts_of(await each) for each in waiting] == [PASSES] * 30
         client.update_servers([broken])
         with pytest.raises(ProtocolError, match="500"):
             await client.verify(PROBLEM, GOOD)
@@ -308,19 +300,6 @@ async def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
         await client.close()
 
 
-async def test_waiting_for_verdicts_leaves_the_event_loop_free() -> None:
-    async with verifier() as (url, _):
-        client = VerifierClient(run_config(), TOKEN)
-        client.update_servers([url])
-        waiting = asyncio.create_task(client.verify(PROBLEM, SLOW))
-        num_turns = 0
-        while not waiting.done():
-            await asyncio.sleep(0.01)
-            num_turns += 1
-        assert num_turns > 5  # of the sixty that a program of 0.6 s leaves room for
-        await client.close()
-
-
 async def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
     async with verifier() as (url, service), verifier() as (other, _):
         await service.cells.close()
@@ -331,14 +310,4 @@ async def test_infrastructure_error_is_retried_and_then_raised_never_scored() ->
             await Scorer(config, client, client.ask_functions).score(_prompt(), GOOD, no_sample)
         client.update_servers([url, other])
         assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
-        await client.close()
-
-
-async def test_program_waits_for_the_first_server_to_appear() -> None:
-    async with verifier() as (url, _):
-        client = VerifierClient(run_config(), TOKEN)
-        waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
-        await asyncio.sleep(0)
-        client.update_servers([url])
-        assert verdicts_of(await waiting) == PASSES
         await client.close()

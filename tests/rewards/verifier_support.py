@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
 import uvicorn
 from composing import compose_unchecked
@@ -29,6 +29,18 @@ from async_rl.runtime.context import ProcessContext
 from async_rl.sandbox.cells import Cells
 
 TOKEN = "secret"
+
+
+class Served(NamedTuple):
+    """A live verifier."""
+
+    url: str
+    service: VerifierService
+
+    @property
+    def base(self) -> str:
+        """The URL for clients that send no header of ours."""
+        return f"{self.url}/token/{TOKEN}"
 
 
 def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunConfig:

@@ -1,22 +1,29 @@
-# ruff: noqa: T201  prints a transcript
 """Clients of other systems' verifier protocols, written from the protocols' descriptions: what they
 send, what they retry, what they score.
 
-Each takes a base URL as its own configuration would hold it, sends no header of ours, and knows
-nothing of this project. `python tests/rewards/wire_clients.py BASE_URL` prints a transcript.
+They send no header of ours, and know nothing of this project.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 MAX_RETRIES = 5
 PAUSE_S = 0.05
+
+
+class Client(httpx.Client):
+    """An HTTP client that knows the base URL: http://host:port/token/T."""
+
+    def __init__(self, base: str) -> None:
+        super().__init__(base_url=base, timeout=60, trust_env=False)
+        self.base = base
 
 
 class ArealFunctionClient:
@@ -24,9 +31,9 @@ class ArealFunctionClient:
     200 is tried again.
     """
 
-    def __init__(self, domain: str, http: httpx.Client) -> None:
-        path = "hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke"
-        self._url = f"{domain}/{path}?waitTime=6000&requestId=1"
+    def __init__(self, http: Client) -> None:
+        path = "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke"
+        self._url = f"{path}?waitTime=6000&requestId=1"
         self._http = http
         self.num_calls = 0
 
@@ -54,8 +61,8 @@ class ArealCallClient:
     SystemError is tried again.
     """
 
-    def __init__(self, domain: str, http: httpx.Client, batch: int = 1) -> None:
-        self._url, self._http, self._batch = f"{domain}/apis/functioncalls", http, batch
+    def __init__(self, http: Client, batch: int = 1) -> None:
+        self._url, self._http, self._batch = "/apis/functioncalls", http, batch
         self.num_calls = 0
 
     def send(
@@ -94,8 +101,8 @@ class SandboxFusionClient:
     is tried again, any other error ends it.
     """
 
-    def __init__(self, url: str, http: httpx.Client) -> None:
-        self._url, self._http = url, http
+    def __init__(self, http: Client) -> None:
+        self._url, self._http = "/run_code", http
 
     def send(self, code: str, stdin: str, **more: Any) -> dict[str, Any]:
         body = {
@@ -132,61 +139,8 @@ class SandboxFusionClient:
 
 SUMS = {"inputs": ["1 2\n", "3 4\n", "10 -3\n"], "outputs": ["3\n", "7\n", "7\n"]}
 CALLS = {"inputs": ["[3, 1, 2]\n2", "[5]\n1"], "outputs": ["[3, 2]", "[5]"], "fn_name": "largest"}
+_ROWS = yaml.safe_load(Path(__file__).with_name("wire_forms.yaml").read_text())["programs"]
 PROGRAMS: list[tuple[str, dict[str, Any], str, bool]] = [
-    ("right, standard input", SUMS, "a, b = map(int, input().split())\nprint(a + b)", True),
-    ("wrong for one input", SUMS, "a, b = map(int, input().split())\nprint(a + abs(b))", False),
-    ("raises", SUMS, "raise ValueError('no')", False),
-    ("does not compile", SUMS, "def f(:", False),
-    ("leaves early", SUMS, "import os\nos._exit(0)", False),
-    (
-        "right, class Solution",
-        CALLS,
-        (
-            "class Solution:\n    def largest(self, xs: List[int], n: int):\n        return"
-            " sorted(xs)[::-1][:n]"
-        ),
-        True,
-    ),
-    (
-        "right, function",
-        CALLS,
-        "def largest(xs, n):\n    return sorted(xs, reverse=True)[:n]",
-        True,
-    ),
-    ("wrong function", CALLS, "def largest(xs, n):\n    return xs[:n]", False),
-    (
-        "lies about equality",
-        CALLS,
-        "class L(list):\n    __eq__ = lambda s, o: True\ndef largest(xs, n):\n    return L()",
-        False,
-    ),
+    (name, SUMS if problem == "sums" else CALLS, code, is_right)
+    for name, problem, code, is_right in _ROWS
 ]
-
-
-def transcript(base: str) -> None:
-    """Print what each client sent and what it made of the answers. base: http://host:port/token/T."""
-    with httpx.Client(timeout=60) as http:
-        form_a, form_b, fusion = (
-            ArealFunctionClient(base, http),
-            ArealCallClient(base, http),
-            SandboxFusionClient(f"{base}/run_code", http),
-        )
-        print("AReaL code function, POST /hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke")
-        for name, problem, code, _ in PROGRAMS:
-            print(f"  {name:24} -> {json.dumps(form_a.send(problem, code))}")
-        print("AReaL function calls, POST /apis/functioncalls")
-        for name, problem, code, _ in PROGRAMS:
-            pairs = zip(problem["inputs"], problem["outputs"], strict=True)
-            cases = [{"input": given, "expectedOutput": wanted} for given, wanted in pairs]
-            print(
-                f"  {name:24} -> {json.dumps(form_b.send(cases, code, problem.get('fn_name', '')))}"
-            )
-        print("SandboxFusion, POST /run_code")
-        for name, problem, code, _ in PROGRAMS:
-            if problem is SUMS:
-                answer = fusion.send(code, problem["inputs"][2])
-                print(f"  {name:24} -> {json.dumps(answer)}")
-
-
-if __name__ == "__main__":
-    transcript(sys.argv[1])
