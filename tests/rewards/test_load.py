@@ -30,7 +30,7 @@ PROGRAMS = table(__file__, "programs")
 def _job(index: int) -> tuple[dict[str, Any], str]:
     """A request and its right verdict."""
     code, kind, verdict = PROGRAMS[index % len(PROGRAMS)]
-    tests: list[dict[str, Any]] = [{"kind": "assert", "code": f"assert f(3) == {3 * index}"}]
+    tests: list[dict[str, Any]] = [{"kind": "assert", "code": f"y = f(3)\nassert y == {3 * index}"}]
     if kind == "call":
         tests = [{"kind": kind, "function": "f", "args": [n], "expected": n * index}
                  for n in range(4)]  # fmt: skip
