@@ -112,7 +112,7 @@ def score_steps(
     )  # fmt: skip
 
 
-def test_of(given: CodeTest | tuple[str, str] | str | dict[str, Any]) -> CodeTest:
+def as_test(given: CodeTest | tuple[str, str] | str | dict[str, Any]) -> CodeTest:
     """A test as it is, (input, output), the code of an assert test, or an object of JSON."""
     match given:
         case str():
@@ -146,7 +146,7 @@ class Jail:
         self, code: str, tests: Sequence[Any], language: Any = "python", **request: Any
     ) -> list[TestResult]:
         """One result per test, also after a failure. Skips what this machine cannot judge."""
-        made = [test_of(test) for test in tests]
+        made = [as_test(test) for test in tests]
         checkers = [test.checker for test in made if isinstance(test, StdinTest)]
         for each in {language, *(checker.language for checker in checkers if checker)}:
             self.need(each)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rewards_support import Jail, calls, test_of
+from rewards_support import Jail, as_test, calls
 from tables import table
 
 from async_rl.core.types import CallTest
@@ -83,7 +83,7 @@ def test_no_returned_value_stalls_the_loop(jail: Jail, name: str) -> None:
                 longest = max(longest, time.monotonic() - before)
 
         ticking = asyncio.create_task(tick())
-        request = VerifyRequest(code=code, tests=[test_of(test)], timeout_s=0.2, output_kb=4096)
+        request = VerifyRequest(code=code, tests=[as_test(test)], timeout_s=0.2, output_kb=4096)
         response = await jail.judge.verify(request)
         is_done = True
         await ticking
