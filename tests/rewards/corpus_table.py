@@ -8,6 +8,7 @@ a host that changed ends it. `corpus_table.py LEVEL few` runs one program of eac
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -17,15 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import psutil
 from hostile_programs import CASES, HONEST, Case
 from rewards_support import Jail
-from rich.console import Console
-from rich.table import Table
 
 from async_rl.core.types import CallTest, StdinTest, Verdict
 
@@ -146,30 +145,18 @@ def run_all(level: int, *, few: bool = False) -> list[tuple[str, str, str, bool]
 
 
 def _table() -> None:
-    columns: dict[str, list[tuple[str, str, str, bool]]] = {}
-    own = [sys.executable, str(Path(__file__).resolve())]
-    for level, name in LEVELS.items():
-        said = subprocess.check_output([*own, str(level)])
-        columns[f"{name}, uid {os.geteuid()}"] = json.loads(said)
+    with contextlib.ExitStack() as stack:
+        users = {os.geteuid(): [sys.executable, str(Path(__file__).resolve())]}
         if can_become_other():
-            with other_user() as command:
-                said = subprocess.check_output([*command, str(level)], cwd="/")
-            columns[f"{name}, uid {OTHER}"] = json.loads(said)
-    table = Table("family", "programs", *columns, box=None)
-    for family in dict.fromkeys(case.family for case in (*CASES, *HONEST)):
-        right = [
-            Counter(is_right for kind, _, _, is_right in results if kind == family)
-            for results in columns.values()
-        ]
-        num_programs = max(count.total() for count in right)
-        cells = (f"{count[True]} of {count.total()}" for count in right)
-        table.add_row(family, str(num_programs), *cells)
-    console = Console(highlight=False, width=140)
-    console.print(table)
-    for name, results in columns.items():
-        for family, case, verdict, is_right in results:
-            if not is_right:
-                console.print(f"{name}: {family}: {case} got {verdict}")
+            users[OTHER] = stack.enter_context(other_user())
+        for level, user in itertools.product(LEVELS, users):
+            results = json.loads(subprocess.check_output([*users[user], str(level)], cwd="/"))
+            lines = [f"{LEVELS[level]}, uid {user}"]
+            for family, group in itertools.groupby(results, key=itemgetter(0)):
+                found = list(group)
+                lines.append(f"  {family:11}{sum(each[3] for each in found)} of {len(found)}")
+                lines += [f"    {each[1]} got {each[2]}" for each in found if not each[3]]
+            sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

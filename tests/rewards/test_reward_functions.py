@@ -92,11 +92,11 @@ async def test_a_function_that_fails_says_how_and_its_neighbours_get_their_score
             return await client.ask_functions(["by_response"], saying(response))
 
         for response, said in table(__file__, "a_function_that_fails_says"):
-            others = [asyncio.create_task(ask("good")) for _ in range(3)]
+            other = asyncio.create_task(ask("good"))
             with pytest.raises(RewardError) as failed:
                 await ask(response)
             assert said in str(failed.value)
-            assert [await other for other in others] == [{"by_response": {"score": 1.0}}] * 3
+            assert await other == {"by_response": {"score": 1.0}}
 
 
 async def test_a_function_that_hangs_is_ended_at_its_deadline_and_others_are_repeated() -> None:
@@ -111,13 +111,13 @@ async def test_a_function_that_hangs_is_ended_at_its_deadline_and_others_are_rep
 
 
 async def test_a_function_that_blocks_the_event_loop_is_blamed_not_the_calls_it_delays() -> None:
-    async with running(run_config("blocks", "slow", function_s=2)) as client:
+    async with running(run_config("blocks", "slow", function_s=1.5)) as client:
         innocent = [asyncio.create_task(client.ask_functions(["slow"], SAMPLE)) for _ in range(3)]
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
         blocking = asyncio.create_task(client.ask_functions(["blocks"], saying("block")))
         assert [await call for call in innocent] == [{"slow": {"score": 1.0}}] * 3
         with pytest.raises(
-            RewardError, match=r"blocks gave no score within 2 s .* define it with def"
+            RewardError, match=r"blocks gave no score within 1\.5 s .* define it with def"
         ):
             await blocking
         assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from rewards_support import no_sample, verdicts_of
+from rewards_support import no_sample, prompt_of, verdicts_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from verifier_support import TOKEN, Served, run_config, serve, verifier
 
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
-from async_rl.core.types import CallTest, CodeProblem, Prompt, Verdict
+from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
@@ -27,6 +26,8 @@ from async_rl.rewards.verifier.service import VerifierService
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[i], expected=i * i) for i in (1, 2, 3)])
 PASSES = [Verdict.PASS] * 3
+PROMPT = prompt_of(*PROBLEM.tests)
+SLOW = "import time\ntime.sleep(1.2)\n" + GOOD  # longer than five quick ones take
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
 
@@ -52,11 +53,7 @@ def _body(code: str = GOOD, **more: Any) -> dict[str, Any]:
     return {"code": code, "language": "python", "tests": [call], **more}
 
 
-def _prompt() -> Prompt:
-    return Prompt(
-        prompt_id="p", text="square", token_ids=np.zeros(1, np.int32), data_source="code",
-        problem=PROBLEM,
-    )  # fmt: skip
+ENDLESS = _body("while True: pass", timeout_s=100)
 
 
 def test_verify_answers_in_the_documented_form(http: httpx.Client) -> None:
@@ -125,75 +122,53 @@ async def _until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-SLOW = "import time\ntime.sleep(0.6)\n" + GOOD
+async def _left(waiting: list[asyncio.Task[Any]], service: VerifierService) -> None:
+    """The clients leave, and take their programs along."""
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await _until(lambda: service.num_admitted == 0)
 
 
 async def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -> None:
     async with asked(queue_size=1) as (http, service):
-        endless = _body("while True: pass", timeout_s=100)
-        waiting = [asyncio.create_task(http.post("/verify", json=endless)) for _ in range(2)]
+        waiting = [asyncio.create_task(http.post("/verify", json=ENDLESS)) for _ in range(2)]
         await _until(lambda: service.num_admitted == 2)
         refused = await http.post("/verify", json=_body())
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await _until(lambda: service.num_admitted == 0)
-        assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
+        await _left(waiting, service)
+        for code in (GOOD, GOOD, BAD, "def f("):
+            await http.post("/verify", json=_body(code))
+        health = (await http.get("/health")).json()
+        assert health["verdicts"] == {"pass": 2, "wrong_answer": 1, "compile_error": 1}
+        assert (health["refused"], health["queued"], health["running"]) == (1, 0, 0)
         assert service.cells.num_replaced == 0
 
 
 async def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
-    async with asked() as (http, service):
-        endless = {"requests": [_body("while True: pass", timeout_s=100)] * 20}
-        waiting = asyncio.create_task(http.post("/verify_batch", json=endless))
+    async with asked(queue_timeout_s=1) as (http, service):
+        batch = {"requests": [ENDLESS] * 20}
+        waiting = asyncio.create_task(http.post("/verify_batch", json=batch))
         await _until(lambda: service.num_running == 1)
         assert service.health().queued == 19
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await _until(lambda: service.num_admitted == 0)
-        assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-        assert (service.num_judged.total(), service.cells.num_replaced) == (1, 0)
-
-
-async def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None:
-    async with asked(queue_timeout_s=0.2) as (http, service):
-        endless = asyncio.create_task(
-            http.post("/verify", json=_body("while True: pass", timeout_s=100))
-        )
-        await _until(lambda: service.num_running == 1)
+        # A program that finds no cell in time is an infrastructure error.
         answer = (await http.post("/verify", json=_body())).json()
         assert (answer["verdict"], answer["tests"][0]["message"]) == (
             "infrastructure_error",
-            "no cell was free within 0.2 s; add verifiers or cells",
+            "no cell was free within 1 s; add verifiers or cells",
         )
-        assert service.health().verdicts == {Verdict.INFRASTRUCTURE_ERROR: 1}
-        endless.cancel()
-        await asyncio.gather(endless, return_exceptions=True)
-        await _until(lambda: service.num_running == 0)
+        await _left([waiting], service)
+        assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
+        assert set(service.health().verdicts) == {Verdict.INFRASTRUCTURE_ERROR, Verdict.PASS}
+        assert service.cells.num_replaced == 0
 
 
-async def test_results_of_a_batch_arrive_as_they_finish() -> None:
-    async with asked(num_cells=2) as (http, _):
-        slow = SLOW.replace("0.6", "1.3")
-        batch = {"requests": [_body(slow), _body(), _body()]}
-        async with http.stream("POST", "/verify_batch", json=batch) as answer:
-            order = [json.loads(line)["index"] async for line in answer.aiter_lines()]
-        assert order == [1, 2, 0]
-
-
-async def test_health_counts_verdicts_and_refusals() -> None:
-    async with asked(queue_size=1) as (http, service):
-        for code in (GOOD, GOOD, BAD, "def f("):
-            await http.post("/verify", json=_body(code))
-        service.admit(2)
-        assert (await http.post("/verify", json=_body())).status_code == 429
-        health = (await http.get("/health")).json()
-        assert health["verdicts"] == {"pass": 2, "wrong_answer": 1, "compile_error": 1}
-        assert [health[name] for name in ("refused", "queued", "running", "cells")] == [
-            *(1, 2, 0, 1)
-        ]
+def test_results_of_a_batch_arrive_as_they_finish(http: httpx.Client) -> None:
+    batch = {"requests": [_body(SLOW), _body(), _body()]}
+    with http.stream("POST", "/verify_batch", json=batch) as answer:
+        order = [json.loads(line)["index"] for line in answer.iter_lines()]
+    assert order == [1, 2, 0]
 
 
 async def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
@@ -207,31 +182,35 @@ async def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
         assert await draining
 
 
+@asynccontextmanager
+async def client_of(*urls: str, **options: Any) -> AsyncIterator[VerifierClient]:
+    client = VerifierClient(run_config(**options), TOKEN)
+    client.update_servers(urls)
+    yield client
+    await client.close()
+
+
 @pytest.mark.covers("score mapping")
-async def test_scorer_gives_rewards_by_mode() -> None:
-    async with verifier() as (url, _):
-        for mode, expected in (
-            ("all_or_nothing", [1.0, -1.0, -1.0, -1.0]),
-            ("fraction", [1.0, -1 / 3, -1.0, -1.0]),
-        ):
-            config = run_config(mode=mode)
-            client = VerifierClient(config, TOKEN)
-            client.update_servers([url])
-            scorer = Scorer(config, client, client.ask_functions)
-            texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
-            scores = await asyncio.gather(
-                *(scorer.score(_prompt(), text, no_sample) for text in texts)
-            )
-            assert [score.reward for score in scores] == pytest.approx(expected)
-            assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
-            assert scores[0].failure == ""
-            assert re.fullmatch(r"f\(.*\) returned .*, not .*", scores[1].failure)
-            assert scores[2].failure.startswith("SyntaxError")
-            # With all_or_nothing the tests after the first failure did not run.
-            passed = [score.parts["tests_passed"] for score in scores]
-            assert passed == pytest.approx([1, 1 / 3, 0, 0])
-            assert client.latency_quantile_s(0.5) > 0
-            await client.close()
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("all_or_nothing", [1.0, -1.0, -1.0, -1.0]), ("fraction", [1.0, -1 / 3, -1.0, -1.0])],
+)
+async def test_scorer_gives_rewards_by_mode(
+    served: Served, mode: str, expected: list[float]
+) -> None:
+    async with client_of(served.url, mode=mode) as client:
+        scorer = Scorer(run_config(mode=mode), client, client.ask_functions)
+        texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
+        scoring = [scorer.score(PROMPT, text, no_sample) for text in texts]
+        scores = await asyncio.gather(*scoring)
+        assert client.latency_quantile_s(0.5) > 0
+    assert [score.reward for score in scores] == pytest.approx(expected)
+    assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
+    assert scores[0].failure == ""
+    assert re.fullmatch(r"f\(.*\) returned .*, not .*", scores[1].failure)
+    assert scores[2].failure.startswith("SyntaxError")
+    # With all_or_nothing the tests after the first failure did not run.
+    assert [score.parts["tests_passed"] for score in scores] == pytest.approx([1, 1 / 3, 0, 0])
 
 
 def _refusing(status: int) -> Starlette:
@@ -241,73 +220,64 @@ def _refusing(status: int) -> Starlette:
     return Starlette(routes=[Route("/verify_batch", answer, methods=["POST"])])
 
 
-async def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
+async def test_client_retries_elsewhere_and_gives_up_with_a_typed_error(served: Served) -> None:
+    dead = "http://127.0.0.1:9"
     async with (
-        verifier() as (good, _),
         serve(_refusing(500)) as broken,
         serve(_refusing(503)) as full,
+        client_of(timeout_s=30) as client,
     ):
-        client = VerifierClient(run_config(timeout_s=30), TOKEN)
-        dead = "http://127.0.0.1:9"
         # They wait for the first servers to appear.
         waiting = [asyncio.create_task(client.verify(PROBLEM, GOOD)) for _ in range(30)]
         await asyncio.sleep(0)
-        client.update_servers([dead, full, good])
+        client.update_servers([dead, full, served.url])
         assert [verdicts_of(await each) for each in waiting] == [PASSES] * 30
         client.update_servers([broken])
         with pytest.raises(ProtocolError, match="500"):
             await client.verify(PROBLEM, GOOD)
-        await client.close()
-        hurried = VerifierClient(run_config(timeout_s=0.3), TOKEN)
-        with pytest.raises(DeadlineExceeded, match="0 verifiers"):
-            await hurried.verify(PROBLEM, GOOD)
-        hurried.update_servers([dead])
-        with pytest.raises(DeadlineExceeded, match=r"last reason: .*cannot be reached"):
-            await hurried.verify(PROBLEM, GOOD)
-        await hurried.close()
+    async with client_of(timeout_s=0.3) as hurried:
+        for urls, said in (([], "0 verifiers"), ([dead], r"last reason: .*cannot be reached")):
+            hurried.update_servers(urls)
+            with pytest.raises(DeadlineExceeded, match=said):
+                await hurried.verify(PROBLEM, GOOD)
 
 
-async def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> None:
+async def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program(
+    served: Served,
+) -> None:
     activity = Activity()
-    async with verifier() as (good, _), serve(_refusing(429)) as full:
-        client = VerifierClient(run_config(), TOKEN, activity)
+    client = VerifierClient(run_config(), TOKEN, activity)
+    async with serve(_refusing(429)) as full:
         client.update_servers([full])
         waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
         await _until(lambda: activity.snapshot().state == "waiting")
-        shown = activity.snapshot()
-        assert (shown.state, shown.waits_for) == (
-            "waiting",
-            f'verdicts: verifier {full} takes no request now: {{"error": "no"}}',
-        )
-        client.update_servers([good])
+        said = f'verdicts: verifier {full} takes no request now: {{"error": "no"}}'
+        assert activity.snapshot().waits_for == said
+        client.update_servers([served.url])
         assert verdicts_of(await waiting) == PASSES
         assert activity.snapshot().waits_for == ""
         await client.close()
 
 
-async def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
-    async with verifier() as (busy, busy_service), verifier() as (free, free_service):
-        client = VerifierClient(run_config(), TOKEN)
-        client.update_servers([busy])
-        program = SLOW.replace("0.6", "1.3")  # longer than five quick ones take
-        slow = asyncio.create_task(client.verify(PROBLEM, program))
-        await _until(lambda: busy_service.num_running == 1)
-        client.update_servers([busy, free])
+async def test_client_asks_the_server_with_the_fewest_of_its_programs(served: Served) -> None:
+    async with verifier() as (busy, service), client_of(busy) as client:
+        slow = asyncio.create_task(client.verify(PROBLEM, SLOW))
+        await _until(lambda: service.num_running == 1)
+        client.update_servers([busy, served.url])
+        before = served.service.num_judged.total()
         for _ in range(5):
             assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
-        assert (busy_service.num_judged.total(), free_service.num_judged.total()) == (0, 5)
+        assert served.service.num_judged.total() - before == 5
         assert verdicts_of(await slow) == PASSES
-        await client.close()
 
 
-async def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
-    async with verifier() as (url, service), verifier() as (other, _):
+async def test_infrastructure_error_is_retried_and_then_raised_never_scored(
+    served: Served,
+) -> None:
+    async with verifier() as (url, service), client_of(url) as client:
         await service.cells.close()
-        config = run_config()
-        client = VerifierClient(config, TOKEN)
-        client.update_servers([url])
+        scorer = Scorer(run_config(), client, client.ask_functions)
         with pytest.raises(InfrastructureError, match="in 4 attempts"):
-            await Scorer(config, client, client.ask_functions).score(_prompt(), GOOD, no_sample)
-        client.update_servers([url, other])
+            await scorer.score(PROMPT, GOOD, no_sample)
+        client.update_servers([url, served.url])
         assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
-        await client.close()
