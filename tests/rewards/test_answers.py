@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -21,13 +20,16 @@ from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.text_process import TextProcess
 
 
-@asynccontextmanager
-async def child() -> AsyncIterator[TextProcess]:
+@pytest.fixture
+async def answers() -> AsyncIterator[TextProcess]:
     it = TextProcess()
-    try:
-        yield it
-    finally:
-        await it.close()
+    yield it
+    await it.close()
+
+
+YES = AnswerTest(rule="exact", expected="yes")
+FOREVER = AnswerTest(rule="regex", expected=r"^(a+)+$")
+HARD = "a" * 60 + "b"
 
 
 @pytest.mark.covers("rule by data_source: GSM8K")
@@ -45,35 +47,30 @@ def test_braces_inside_a_box_are_balanced() -> None:
     assert boxed("none") is None
 
 
-async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_on() -> None:
-    async with child() as answers:
-        forever = AnswerTest(rule="regex", expected=r"^(a+)+$")
-        assert await answers.verdict(forever, "a" * 60 + "b", 0.2) is Verdict.TIMEOUT
-        right = AnswerTest(rule="exact", expected="yes")
-        assert await answers.verdict(right, "yes", 5) is Verdict.PASS
-        assert await answers.verdict(right, "no", 5) is Verdict.WRONG_ANSWER
+async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_on(
+    answers: TextProcess,
+) -> None:
+    assert await answers.verdict(FOREVER, HARD, 0.2) is Verdict.TIMEOUT
+    assert await answers.verdict(YES, "yes", 5) is Verdict.PASS
+    assert await answers.verdict(YES, "no", 5) is Verdict.WRONG_ANSWER
 
 
-async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict() -> None:
-    async with child() as answers:
-        with pytest.raises(
-            InfrastructureError,
-            match=r"could not be compared by rule regex: (?:Pattern)?[Ee]rror: ",
-        ):
-            await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
+async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict(
+    answers: TextProcess,
+) -> None:
+    said = r"could not be compared by rule regex: (?:Pattern)?[Ee]rror: "
+    with pytest.raises(InfrastructureError, match=said):
+        await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
 
 
-async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> None:
-    async with child() as answers:
-        yes = AnswerTest(rule="exact", expected="yes")
-        assert await answers.verdict(yes, "yes", 5) is Verdict.PASS
-        hanging = asyncio.create_task(
-            answers.verdict(AnswerTest(rule="regex", expected=r"^(a+)+$"), "a" * 60 + "b", 30)
-        )
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await hanging
-        assert await answers.verdict(yes, "no", 5) is Verdict.WRONG_ANSWER
+async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one(
+    answers: TextProcess,
+) -> None:
+    assert await answers.verdict(YES, "yes", 5) is Verdict.PASS
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await answers.verdict(FOREVER, HARD, 30)
+    assert await answers.verdict(YES, "no", 5) is Verdict.WRONG_ANSWER
 
 
 @pytest.mark.parametrize(
