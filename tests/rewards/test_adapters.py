@@ -121,31 +121,20 @@ def test_verl_scores_by_its_own_client_of_sandbox_fusion(url: str) -> None:
 def test_trl_takes_the_reward_function_for_an_asynchronous_one() -> None:
     trainer = pytest.importorskip("trl.trainer.grpo_trainer")
     assert trainer.is_async_callable(trl.passed_tests)
-    found = asyncio.run(
-        trl.passed_tests(
-            prompts=["add"] * len(RESPONSES),
-            completions=RESPONSES,
-            completion_ids=[[1]] * len(RESPONSES),
-            trainer_state=None,
-            test_list=[TESTS] * len(RESPONSES),
-        )
-    )
-    assert found == SCORES
 
 
 def test_trl_reads_chats_and_gives_none_where_nothing_could_be_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    num = len(RESPONSES)
+    columns = {"test_list": [TESTS] * num, "trainer_state": None, "prompts": ["p"] * num}
+    columns["completion_ids"] = [[1]] * num
     chat = [[{"role": "assistant", "content": response}] for response in RESPONSES]
-    columns = {
-        "test_list": [TESTS] * len(chat),
-        "trainer_state": None,
-        "prompts": ["p"] * len(chat),
-    }
-    assert asyncio.run(trl.passed_tests(chat, **columns)) == SCORES
+    assert asyncio.run(trl.passed_tests(completions=RESPONSES, **columns)) == SCORES
+    assert asyncio.run(trl.passed_tests(completions=chat, **columns)) == SCORES
     away = functools.partial(scores_of, url="http://127.0.0.1:1", timeout_s=0.3)
     monkeypatch.setattr(trl, "scores_of", away)
-    assert asyncio.run(trl.passed_tests(chat, **columns)) == [None] * len(chat)
+    assert asyncio.run(trl.passed_tests(completions=chat, **columns)) == [None] * num
 
 
 # verifiers, for prime-rl
@@ -188,11 +177,15 @@ def test_openrlhf_executor_receives_rewards() -> None:
 # reasoning_gym
 
 
+@pytest.fixture
+def gym() -> Any:
+    return pytest.importorskip("async_rl.adapters.reasoning_gym")
+
+
 @pytest.mark.parametrize(
     "name", ["letter_counting", "basic_arithmetic", "countdown", "word_sorting"]
 )
-def test_generators_of_reasoning_gym_score_their_own_answers(name: str) -> None:
-    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
+def test_generators_of_reasoning_gym_score_their_own_answers(gym: Any, name: str) -> None:
     for row in gym.rows(name, 3, seed=7):
         right = row["reasoning_gym"]["entry"]["answer"]
         for response, least, most in (
@@ -215,9 +208,8 @@ def test_generators_of_reasoning_gym_score_their_own_answers(name: str) -> None:
     ],
 )
 def test_a_generator_or_setting_that_reasoning_gym_lacks_is_named(
-    name: str, settings: dict[str, int], reason: str
+    gym: Any, name: str, settings: dict[str, int], reason: str
 ) -> None:
-    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
     with pytest.raises(DataError, match=reason):
         gym.rows(name, 1, **settings)
 
@@ -226,8 +218,7 @@ def test_a_generator_or_setting_that_reasoning_gym_lacks_is_named(
     "answer",
     ["[open(PATH,'w')]", "().__class__", "9**9**9", "9* *9", "[1]*9999999999", "'1'*9999999999"],
 )
-def test_no_answer_is_executed(answer: str, tmp_path: Path) -> None:
-    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
+def test_no_answer_is_executed(gym: Any, answer: str, tmp_path: Path) -> None:
     (row,) = gym.rows("binary_matrix", 1, seed=7)
     response = f"<answer>{answer.replace('PATH', repr(str(tmp_path / 'written')))}</answer>"
     assert gym.score(SimpleNamespace(row=row, response=response)) == 0.0
@@ -238,8 +229,7 @@ def test_no_answer_is_executed(answer: str, tmp_path: Path) -> None:
     "name", ["prime_factorization", "coin_flip", "game_of_life", "rubiks_cube"]
 )
 @pytest.mark.parametrize("answer", ["no number", "{}", "9" * 400, "[[1, 2], [3]]", "\0"])
-def test_text_that_a_check_cannot_read_scores_0(name: str, answer: str) -> None:
+def test_text_that_a_check_cannot_read_scores_0(gym: Any, name: str, answer: str) -> None:
     """An error would count as one of the reward function, and would drop the prompt."""
-    gym = pytest.importorskip("async_rl.adapters.reasoning_gym")
     (row,) = gym.rows(name, 1, seed=7)
     assert 0 <= gym.score(SimpleNamespace(row=row, response=answer)) <= 0.05

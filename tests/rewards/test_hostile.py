@@ -37,26 +37,6 @@ def test_program_gets_its_right_verdict_and_harms_nothing(
     assert each_jail.cells.num_replaced == 0
 
 
-def test_corpus_has_teeth_against_a_naive_checker() -> None:
-    """exec plus == in one process accepts the liars, and those who read the expected value from its
-    frames.
-    """
-
-    def is_fooled(code: str, expected: int) -> bool:
-        namespace: dict[str, object] = {}
-        exec(code, namespace)
-        try:
-            return bool(namespace["f"](3) == expected)  # type: ignore[operator]
-        except ValueError:
-            return False
-
-    liars = [case for case in CASES if case.family == "lying" and "patched" not in case.name]
-    (reader,) = (case for case in CASES if case.name == "frames and gc")
-    fooled = [case for case in (reader, *liars) if is_fooled(case.code, 9)]
-    assert len(fooled) >= len(liars) // 2
-    assert reader in fooled
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_verdicts_are_right_as_another_user_too(level: int) -> None:
