@@ -5,9 +5,10 @@ they give, and how they fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -20,7 +21,7 @@ from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.errors import ConfigError, RewardError, root_cause
 from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.client import VerifierClient
@@ -85,49 +86,61 @@ async def test_functions_plain_and_async_give_a_score_or_parts() -> None:
             await client.ask_functions(["os:getcwd"], SAMPLE)
 
 
+@asynccontextmanager
+async def asking(config: RunConfig) -> AsyncIterator[Callable[..., Coroutine[Any, Any, object]]]:
+    """A function that asks the process of functions: the score of a response or the reason why it
+    has none.
+    """
+    rewards = RewardProcess(config.reward, timeouts=config.timeouts)
+
+    async def ask(function: str, response: str = "good") -> object:
+        found: object = None
+        try:
+            found = (await rewards.score([function], saying(response)))[function]["score"]
+        except* RewardError as errors:
+            found = str(root_cause(errors))
+        return found
+
+    async with asyncio.timeout(60):
+        yield ask
+    await rewards.close()
+
+
 async def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores() -> None:
-    async with running(run_config("by_response")) as client:
-
-        async def ask(response: str) -> object:
-            return await client.ask_functions(["by_response"], saying(response))
-
+    async with asking(run_config("by_response")) as ask:
         for response, said in table(__file__, "a_function_that_fails_says"):
-            other = asyncio.create_task(ask("good"))
-            with pytest.raises(RewardError) as failed:
-                await ask(response)
-            assert said in str(failed.value)
-            assert await other == {"by_response": {"score": 1.0}}
+            failed, other = await asyncio.gather(
+                ask("by_response", response), ask("by_response", "good")
+            )
+            assert said in str(failed)
+            assert other == 1.0
 
 
 async def test_a_function_that_hangs_is_ended_at_its_deadline_and_others_are_repeated() -> None:
-    async with running(run_config("by_response", "slow", function_s=2.5)) as client:
-        hanging = asyncio.create_task(client.ask_functions(["by_response"], saying("hang")))
-        for _ in range(3):  # these are in the process when it is ended, the last ones come after it
-            assert await client.ask_functions(["slow"], SAMPLE) == {"slow": {"score": 1.0}}
-        with pytest.raises(
-            RewardError, match=r"by_response gave no score within 2\.5 s \(timeouts\.group_s / 12\)"
-        ):
-            await hanging
+    async with asking(run_config("by_response", "slow", function_s=1.5)) as ask:
+        hanging = asyncio.create_task(ask("by_response", "hang"))
+        while not hanging.done():  # one is in the process when it is ended
+            assert await ask("slow") == 1.0
+        said = "by_response gave no score within 1.5 s (timeouts.group_s / 12)"
+        assert said in str(await hanging)
 
 
 async def test_a_function_that_blocks_the_event_loop_is_blamed_not_the_calls_it_delays() -> None:
-    async with running(run_config("blocks", "slow", function_s=1.5)) as client:
-        innocent = [asyncio.create_task(client.ask_functions(["slow"], SAMPLE)) for _ in range(3)]
+    async with asking(run_config("blocks", "slow", function_s=1.5)) as ask:
+        innocent = [asyncio.create_task(ask("slow")) for _ in range(3)]
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
-        blocking = asyncio.create_task(client.ask_functions(["blocks"], saying("block")))
-        assert [await call for call in innocent] == [{"slow": {"score": 1.0}}] * 3
-        with pytest.raises(
-            RewardError, match=r"blocks gave no score within 1\.5 s .* define it with def"
-        ):
-            await blocking
-        assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}
+        blocking = asyncio.create_task(ask("blocks", "block"))
+        assert [await call for call in innocent] == [1.0] * 3
+        failed = str(await blocking)
+        assert "blocks gave no score within 1.5 s" in failed
+        assert "define it with def" in failed
+        assert await ask("blocks", "good") == 1.0
 
 
 async def test_calls_run_side_by_side_up_to_reward_concurrency() -> None:
-    async with running(run_config("threads", "tasks", concurrency=2)) as client:
+    async with asking(run_config("threads", "tasks", concurrency=2)) as ask:
         for function in ("threads", "tasks"):
-            asked = [client.ask_functions([function], SAMPLE) for _ in range(4)]
-            assert await asyncio.gather(*asked) == [{function: {"score": 2.0}}] * 4
+            assert await asyncio.gather(*(ask(function) for _ in range(4))) == [2.0] * 4
 
 
 async def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
