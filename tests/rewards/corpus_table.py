@@ -19,14 +19,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import psutil
-from hostile_programs import CASES, HONEST, Case
+import yaml
 from rewards_support import Jail
 
 from async_rl.core.types import CallTest, StdinTest, Verdict
+from async_rl.sandbox.protocol import NAMESPACES
 
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
@@ -35,6 +38,35 @@ LEVELS = {1: "namespaces", 2: "landlock"}
 # Names in /dev/shm of vLLM, multiprocessing, another host, buffers and worlds: tests that run at
 # the same time.
 _OTHERS = ("vllm_dist_", "sem.mp-", "async-rl-canary-", "world_", "buffer-")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    family: str
+    code: str
+    right: tuple[Verdict, ...]
+    is_stdin: bool
+
+    def works_at(self, level: int) -> bool:
+        """Return whether an honest program of this kind can work: a scratch needs namespaces."""
+        return self.name != "scratch file" or level == NAMESPACES
+
+
+def _case(family: str, row: dict[str, Any]) -> Case:
+    right = row.get("right", "pass")
+    return Case(
+        name=row["name"],
+        family=family,
+        code=row["code"],
+        right=tuple(map(Verdict, [right] if isinstance(right, str) else right)),
+        is_stdin=row.get("is_stdin", False),
+    )
+
+
+_ROWS = yaml.safe_load(Path(__file__).with_name("hostile_programs.yaml").read_text())
+CASES = [_case(family, row) for family, rows in _ROWS["hostile"].items() for row in rows]
+HONEST = [_case("honest", row) for row in _ROWS["honest"]]
 
 
 def verdict_of(jail: Jail, case: Case) -> Verdict:

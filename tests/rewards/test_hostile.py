@@ -5,8 +5,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from corpus_table import LEVELS, Host, can_become_other, other_user, verdict_of
-from hostile_programs import CASES, HONEST, Case
+from corpus_table import CASES, HONEST, LEVELS, Case, Host, can_become_other, other_user, verdict_of
 from rewards_support import Jail
 
 from async_rl.core.types import CallTest, Verdict

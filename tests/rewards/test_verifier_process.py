@@ -9,6 +9,8 @@ from composing import compose_unchecked
 from rewards_support import LIMITS, calls, verdicts_of
 from verifier_support import TOKEN, context_of, no_functions, run_config
 
+from async_rl.config.base import replace
+from async_rl.core.errors import ConfigError
 from async_rl.core.types import CodeProblem, StdinTest, Verdict
 from async_rl.processes import verifier
 from async_rl.rewards.verifier.client import VerifierClient
@@ -71,3 +73,32 @@ async def test_programs_that_use_up_their_limit_hold_up_others_only_without_a_sp
         assert (await slow).verdict == "timeout"
         # The place of the slow one is free again.
         assert (await service.verify(quick)).verdict == "pass"
+
+
+ARRAYS = "import numpy as np\ndef f(x): return (np.array(x) + 0).item()\n"
+
+
+async def found_with(packages: list[str], *programs: str) -> list[tuple[str, bool]]:
+    """Each program's verdict, and whether a cell with packages has started by then. Verdicts of
+    such programs are in programs.yaml.
+    """
+    config = compose_unchecked("ppo_code", ["verifiers.cells=1"])
+    found = []
+    async with open_service(replace(config, sandbox=replace(LIMITS, packages=packages))) as service:
+        for code in programs:
+            request = VerifyRequest(code=code, tests=calls(0), timeout_s=2)
+            verdict = (await service.verify(request)).verdict
+            found.append((str(verdict), bool(service.judge.packaged.alive)))
+    return found
+
+
+async def test_cells_with_packages_start_with_the_first_program_that_names_one() -> None:
+    plain = "def f(x): return x  # numbers"
+    assert await found_with(["numpy"], plain, ARRAYS) == [("pass", False), ("pass", True)]
+    assert await found_with([], ARRAYS) == [("runtime_error", False)]
+
+
+async def test_package_that_is_not_installed_is_refused_at_the_start() -> None:
+    said = r"'no_such_package' \(sandbox\.packages\) is not installed"
+    with pytest.raises(ConfigError, match=said):
+        await found_with(["numpy", "no_such_package"])
