@@ -30,10 +30,11 @@ def test_program_gets_its_right_verdict_and_harms_nothing(
     with host.unchanged(case.name):
         verdict = verdict_of(each_jail, case)
         assert verdict in case.right, verdict
-    # An honest program passes in the cell, and nothing that the hostile one wrote is left.
-    after = each_jail.result(SEES_NOTHING, CallTest(function="f", args=[3], expected=9))
-    assert after.verdict is Verdict.PASS or each_jail.cells.level != NAMESPACES, after
     assert each_jail.cells.num_replaced == 0
+    # An honest program passes in the cell, and nothing that the hostile one wrote is left.
+    if each_jail.cells.level == NAMESPACES:
+        after = each_jail.result(SEES_NOTHING, CallTest(function="f", args=[3], expected=9))
+        assert after.verdict is Verdict.PASS, after
 
 
 @pytest.mark.slow
