@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
+from collections import Counter
 
 from async_rl.rewards.verifier.protocol import RewardSample
 
@@ -84,6 +86,26 @@ async def slow(sample: RewardSample) -> float:
     return 1.0
 
 
-def slow_too(sample: RewardSample) -> float:
-    time.sleep(0.3)
-    return 1.0
+_running = Counter[str]()
+_two_threads, _two_tasks = threading.Barrier(2), asyncio.Barrier(2)
+
+
+def threads(sample: RewardSample) -> int:
+    """How many calls run now, once there are two."""
+    _running["threads"] += 1
+    _two_threads.wait(30)
+    seen = _running["threads"]
+    # Both have looked before one ends.
+    _two_threads.wait(30)
+    _running["threads"] -= 1
+    return seen
+
+
+async def tasks(sample: RewardSample) -> int:
+    """As `threads`."""
+    _running["tasks"] += 1
+    await _two_tasks.wait()
+    seen = _running["tasks"]
+    await _two_tasks.wait()
+    _running["tasks"] -= 1
+    return seen

@@ -6,30 +6,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from composing import compose
-from rewards_support import no_sample, not_asked, results_with
+from rewards_support import Judging, no_sample, not_asked, passed, prompt_of, score_steps
 from tables import table
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
+from async_rl.core.types import AnswerTest, Verdict
 from async_rl.rewards.responses import boxed, is_right
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.text_process import TextProcess
-from async_rl.rewards.verifier.protocol import TestResult
 
 
-@asynccontextmanager
-async def child() -> AsyncIterator[TextProcess]:
+@pytest.fixture
+async def answers() -> AsyncIterator[TextProcess]:
     it = TextProcess()
-    try:
-        yield it
-    finally:
-        await it.close()
+    yield it
+    await it.close()
+
+
+YES = AnswerTest(rule="exact", expected="yes")
+FOREVER = AnswerTest(rule="regex", expected=r"^(a+)+$")
+HARD = "a" * 60 + "b"
 
 
 @pytest.mark.covers("rule by data_source: GSM8K")
@@ -47,69 +47,42 @@ def test_braces_inside_a_box_are_balanced() -> None:
     assert boxed("none") is None
 
 
-async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_on() -> None:
-    async with child() as answers:
-        forever = AnswerTest(rule="regex", expected=r"^(a+)+$")
-        assert await answers.verdict(forever, "a" * 60 + "b", 0.2) is Verdict.TIMEOUT
-        right = AnswerTest(rule="exact", expected="yes")
-        assert await answers.verdict(right, "yes", 5) is Verdict.PASS
-        assert await answers.verdict(right, "no", 5) is Verdict.WRONG_ANSWER
+async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_on(
+    answers: TextProcess,
+) -> None:
+    assert await answers.verdict(FOREVER, HARD, 0.2) is Verdict.TIMEOUT
+    assert await answers.verdict(YES, "yes", 5) is Verdict.PASS
+    assert await answers.verdict(YES, "no", 5) is Verdict.WRONG_ANSWER
 
 
-async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict() -> None:
-    async with child() as answers:
-        with pytest.raises(
-            InfrastructureError,
-            match=r"could not be compared by rule regex: (?:Pattern)?[Ee]rror: ",
-        ):
-            await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
+async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict(
+    answers: TextProcess,
+) -> None:
+    said = r"could not be compared by rule regex: (?:Pattern)?[Ee]rror: "
+    with pytest.raises(InfrastructureError, match=said):
+        await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
 
 
-async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> None:
-    async with child() as answers:
-        yes = AnswerTest(rule="exact", expected="yes")
-        assert await answers.verdict(yes, "yes", 5) is Verdict.PASS
-        hanging = asyncio.create_task(
-            answers.verdict(AnswerTest(rule="regex", expected=r"^(a+)+$"), "a" * 60 + "b", 30)
-        )
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await hanging
-        assert await answers.verdict(yes, "no", 5) is Verdict.WRONG_ANSWER
-
-
-class ByRule:
-    """A verifier that compares in this process."""
-
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        verdicts = [
-            Verdict.PASS if is_right(test, code) else Verdict.WRONG_ANSWER
-            for test in problem.tests
-            if isinstance(test, AnswerTest)
-        ]
-        return results_with(*verdicts)
+async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one(
+    answers: TextProcess,
+) -> None:
+    assert await answers.verdict(YES, "yes", 5) is Verdict.PASS
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await answers.verdict(FOREVER, HARD, 30)
+    assert await answers.verdict(YES, "no", 5) is Verdict.WRONG_ANSWER
 
 
 @pytest.mark.parametrize(
     ("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)]
 )
-async def test_the_whole_response_is_scored_where_words_are_wanted(
-    response: str, reward: float
-) -> None:
-    config = compose(
-        "grpo_code", ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
+def test_the_whole_response_is_scored_where_words_are_wanted(response: str, reward: float) -> None:
+    ends = ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
+    prompt = prompt_of(AnswerTest(rule="gsm8k", expected="#### 7"), source="gsm8k")
+    verifier = Judging(
+        lambda _, test, text: passed(isinstance(test, AnswerTest) and is_right(test, text))
     )
-    problem = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected="#### 7")])
-    prompt = Prompt(
-        prompt_id="p",
-        text="?",
-        token_ids=np.zeros(1, np.int32),
-        data_source="gsm8k",
-        problem=problem,
-    )
-    scorer = Scorer(config, ByRule(), not_asked)
-    assert (await scorer.score(prompt, response, no_sample)).reward == reward
-    steps = await scorer.score_steps(
-        prompt, response, num_tokens=5, tokens_until=lambda _: 1, sample=no_sample
-    )
-    assert [(step.end_tokens, step.reward) for step in steps.steps] == [(5, reward)]
+    scorer = Scorer(compose("grpo_code", ends), verifier, not_asked)
+    assert asyncio.run(scorer.score(prompt, response, no_sample)).reward == reward
+    steps = score_steps(scorer, prompt, response).steps
+    assert [(step.end_tokens, step.reward) for step in steps] == [(len(response) + 1, reward)]

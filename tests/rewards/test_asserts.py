@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from rewards_support import Jail
 
 from async_rl.core.assert_tests import Call, asked_by
-from async_rl.core.types import AssertTest, CallTest
-from async_rl.rewards.verifier.protocol import VerifyRequest
 
 HUMAN_EVAL = """
 METADATA = {'author': 'x'}
@@ -53,15 +50,3 @@ def test_every_other_test_is_left_to_the_judge(code: str) -> None:
 
 def test_a_test_with_a_setup_is_left_to_the_judge() -> None:
     assert calls("assert f(1) == 1", setup="import math") == ()
-
-
-def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:
-    shared = [2, 1]
-    code = "def f(xs):\n    xs.append(3)\n    return len(xs)\n"
-    calls = [
-        CallTest(function="f", args=[shared], expected=3),
-        CallTest(function="f", args=[shared], expected=3),
-    ]
-    assert jail.verify(VerifyRequest(code=code, tests=list(calls), timeout_s=0.5)).verdict == "pass"
-    twice = [AssertTest(code="assert f([2, 1]) == 3")] * 2
-    assert jail.verify(VerifyRequest(code=code, tests=list(twice), timeout_s=0.5)).verdict == "pass"

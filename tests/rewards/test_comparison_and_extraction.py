@@ -8,6 +8,7 @@ from http import HTTPStatus
 import pytest
 from tables import table
 
+from async_rl.config.rewards import Extraction
 from async_rl.core.programs import OutputRules
 from async_rl.rewards.responses import extract_code
 from async_rl.sandbox.comparison import Comparison, Returned, failure, shorten
@@ -48,51 +49,40 @@ def test_layout_and_case_are_the_problems_choice(case: tuple[str, str, set[str]]
     assert found == set(passing)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected", "exact", "json"),
-    [
-        ((1, 2), [1, 2], False, True),
-        ([(1, 2)], [[1, 2]], False, True),
-        (2, 2.0, False, True),
-        (2.0, 2, False, True),
-        (True, 1, False, False),
-        (True, 1.0, False, False),
-        (10**16 + 1, 1e16, False, False),
-        ({"a": (1,)}, {"a": [1]}, False, True),
-        ("2", 2, False, False),
-        (HTTPStatus.OK, 200, False, True),
-        (defaultdict(list, {"a": [1]}), {"a": [1]}, False, True),
-        ([HTTPStatus.OK], [200], False, True),
-        (map(int, "5"), [5], False, False),
-        (object(), 5, False, False),
-        (Decimal(5), 5, False, False),
-        (Decimal("sNaN"), 5, False, False),
-    ],
-)
-def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
-    value: object, expected: object, exact: bool, json: bool
+# Value, expected value, the types of tests that take it for right.
+VALUES = [
+    ((1, 2), [1, 2], "json"), ([(1, 2)], [[1, 2]], "json"), (2, 2.0, "json python"),
+    (2.0, 2, "json python"), (True, 1, "python"), (True, 1.0, "python"),
+    (10**16 + 1, 1e16, ""), ({"a": (1,)}, {"a": [1]}, "json"), ("2", 2, ""),
+    (HTTPStatus.OK, 200, "json python"), ([HTTPStatus.OK], [200], "json python"),
+    (defaultdict(list, {"a": [1]}), {"a": [1]}, "json python"), (map(int, "5"), [5], ""),
+    (object(), 5, ""), (Decimal(5), 5, "python"), (Decimal("sNaN"), 5, ""), ((1,), [1], "json"),
+    (range(3), [0, 1, 2], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "expected", "right"), VALUES)
+def test_values_of_other_types_pass_only_where_json_or_python_cannot_tell_them_apart(
+    value: object, expected: object, right: str
 ) -> None:
     body = encode(value)
-    for types, is_right in (("exact", exact), ("json", json)):
-        assert (not failure(Returned(body, "f", (), expected, types), 0)) is is_right
+    kinds = ("exact", "json", "python")
+    found = [kind for kind in kinds if not failure(Returned(body, "f", (), expected, kind), 0)]
+    assert found == right.split()
 
 
-@pytest.mark.parametrize(
-    ("value", "expected", "is_right"),
-    [
-        (Decimal(5), 5, True),
-        (Decimal("sNaN"), 5, False),
-        (HTTPStatus.OK, 200, True),
-        (True, 1, True),
-        ((1,), [1], False),
-        (object(), 5, False),
-        (range(3), [0, 1, 2], False),
-    ],
-)
-def test_an_assert_statement_compares_as_python_does(
-    value: object, expected: object, is_right: bool
+@pytest.mark.parametrize(("tolerance", "got", "expected", "passes"), [
+    (1e-9, 1.0000001, 1.0, False), (1e-6, 1.0000001, 1.0, True), (1e-6, 1.00001, 1.0, False),
+    (0.0, 0.1 + 0.2, 0.3, False), (1e-9, 0.1 + 0.2, 0.3, True),
+    (1e-6, 1e-10, 0.0, True), (0.0, 1e-300, 0.0, False),
+])  # fmt: skip
+def test_tolerance_bounds_the_relative_difference(
+    tolerance: float, got: float, expected: float, passes: bool
 ) -> None:
-    assert (not failure(Returned(encode(value), "f", (), expected, "python"), 0)) is is_right
+    comparison = Comparison(relative_tolerance=tolerance)
+    assert comparison.values_equal([got], [expected]) is passes
+    texts = f"x {got!r}", f"x {expected!r}"
+    assert expected == 0.0 or comparison.outputs_equal(*texts, OutputRules()) is passes
 
 
 def test_an_integer_of_many_digits_fits_into_a_message() -> None:
@@ -119,19 +109,18 @@ def test_last_fenced_block_that_parses_is_taken() -> None:
     assert extract_code(response, "fenced") == CODE
 
 
-def test_response_without_a_fence_is_the_program() -> None:
-    assert extract_code(CODE, "auto") == CODE
-    assert extract_code(CODE, "whole") == CODE
-    assert extract_code(CODE, "fenced") is None
-
-
-def test_broken_fence_has_no_program_unless_taken_whole() -> None:
-    assert extract_code(f"```python\n{CODE}", "auto") is None
-    assert extract_code(f"```python\n{CODE}", "whole") == f"```python\n{CODE}"
-
-
-def test_other_languages_are_skipped() -> None:
-    assert extract_code("```bash\npip install something_long\n```", "auto") is None
+@pytest.mark.parametrize(
+    ("response", "mode", "program"),
+    [
+        (CODE, "auto", CODE), (CODE, "whole", CODE), (CODE, "fenced", None),
+        (f"```python\n{CODE}", "auto", None), (f"```python\n{CODE}", "whole", f"```python\n{CODE}"),
+        ("```bash\npip install something_long\n```", "auto", None),
+    ],
+)  # fmt: skip
+def test_a_response_without_a_usable_block_is_the_program_itself_or_has_none(
+    response: str, mode: Extraction, program: str | None
+) -> None:
+    assert extract_code(response, mode) == program
 
 
 def test_the_problems_language_chooses_the_block() -> None:

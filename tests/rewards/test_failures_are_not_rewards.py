@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any
 
-import numpy as np
 import pytest
 from composing import compose
-from rewards_support import LIMITS, no_sample, not_asked, results_with
+from rewards_support import (
+    LIMITS,
+    Judging,
+    calls,
+    no_sample,
+    not_asked,
+    prompt_of,
+    score_steps,
+)
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
+from async_rl.core.types import CallTest, StdinTest, Verdict
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
+from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.protocol import Ending, Reply
 
@@ -65,23 +71,6 @@ def test_a_program_that_was_killed_at_its_own_limit_has_failed() -> None:
     assert judged(KilledCells(peak_mb=20, cpu_s=LIMITS.timeout_s), call) is Verdict.TIMEOUT
 
 
-class Answers:
-    """A verifier with the same verdicts for every program."""
-
-    def __init__(self, *verdicts: Verdict) -> None:
-        self._verdicts = list(verdicts)
-
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        return results_with(*self._verdicts)
-
-
-PROMPT = Prompt(
-    prompt_id="p7",
-    text="",
-    token_ids=np.zeros(1, np.int32),
-    data_source="code",
-    problem=CodeProblem(tests=[CallTest(function="f", args=[i], expected=i) for i in range(2)]),
-)
 BLOCK = "```python\ndef f(x):\n    return x + 1\n```"
 
 
@@ -90,14 +79,13 @@ BLOCK = "```python\ndef f(x):\n    return x + 1\n```"
 def test_a_response_that_could_not_be_judged_gets_no_score(
     others: tuple[Verdict, ...], has_steps: bool
 ) -> None:
-    verifier = Answers(*others, Verdict.INFRASTRUCTURE_ERROR)
+    found = (*others, Verdict.INFRASTRUCTURE_ERROR)
+    verifier = Judging(lambda number, *_: found[number])
     scorer = Scorer(compose("grpo_code"), verifier, not_asked)
-    if not has_steps:
-        scoring: Any = scorer.score(PROMPT, BLOCK, no_sample)
-    else:
-        scoring = scorer.score_steps(
-            PROMPT, BLOCK, num_tokens=9, tokens_until=lambda chars: chars, sample=no_sample
-        )
+    prompt = prompt_of(*calls(*found))
     expected = pytest.RaisesExc(InfrastructureError, match="prompt p7")
     with pytest.RaisesGroup(expected, allow_unwrapped=True, flatten_subgroups=True):
-        asyncio.run(scoring)
+        if has_steps:
+            score_steps(scorer, prompt, BLOCK)
+        else:
+            asyncio.run(scorer.score(prompt, BLOCK, no_sample))

@@ -7,21 +7,18 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from composing import compose_unchecked
-from rewards_support import LIMITS, Jail
+from rewards_support import Jail
 
-from async_rl.config.base import replace
 from async_rl.core.errors import DataError
 from async_rl.core.types import Verdict
 from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.layouts import layout_of, unfolded
-from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from benchmarks.embedded import corpus
 from benchmarks.embedded.vocabulary import build_tokenizer
@@ -54,35 +51,21 @@ def drafted(case: dict[str, Any]) -> Draft | DataError:
     return drafter.draft("x.jsonl", 1, ("x.jsonl, row 1", filled(case["row"])))
 
 
-@pytest.fixture(scope="module")
-def judges(jail: Jail) -> Iterator[dict[str, Judge]]:
-    made = {
-        name: Judge(jail.cells, replace(LIMITS, packages=packages, memory_mb=512))
-        for name, packages in (("", []), ("numpy", ["numpy"]), ("pytest", ["pytest"]))
-    }
-    yield made
-    for judge in made.values():
-        jail.run(judge.close())
-
-
 @pytest.mark.parametrize("case", JUDGED, ids=[case["source"] for case in JUDGED])
-def test_a_row_judges_a_right_and_a_wrong_program(
-    jail: Jail, judges: dict[str, Judge], case: dict[str, Any]
-) -> None:
+def test_a_row_judges_a_right_and_a_wrong_program(jail: Jail, case: dict[str, Any]) -> None:
     draft = drafted(case)
     assert isinstance(draft, Draft), draft
     layout = layout_of(unfolded(filled(case["row"])))
     assert layout is not None
     assert layout.name == case["layout"]
     assert case.get("shows", "") in draft.text
-    judge = judges["".join(case.get("packages", []))]
     tests, setup = draft.problem.tests, draft.problem.setup
     for program, verdicts in (
         (case["right"], {Verdict.PASS}),
         (case["wrong"], {Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR}),
     ):
-        request = VerifyRequest(code=program, tests=tests, setup=setup, timeout_s=5)
-        response = jail.run(judge.verify(request))
+        request = VerifyRequest(code=program, tests=tests, setup=setup, timeout_s=5, memory_mb=512)
+        response = jail.verify(request)
         assert response.verdict in verdicts, response.tests
 
 

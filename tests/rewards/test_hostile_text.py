@@ -82,10 +82,6 @@ def test_time_of_a_reader_grows_linearly_with_a_hostile_text(name: str) -> None:
             assert _seconds(LINEAR[name], text) < 5.0, (name, start, piece)
 
 
-def test_two_thousand_open_fences_are_read_at_once() -> None:
-    assert _seconds(lambda text: extract_code(text, "auto"), "```python\n" * 2000) < 0.1
-
-
 def test_every_regular_expression_over_model_output_has_a_bound() -> None:
     found = {place for folder in ("rewards", "rollouts", "generation") for place in _places(folder)}
     assert found == {*ENDABLE, *READERS}

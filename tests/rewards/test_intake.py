@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,10 +19,20 @@ BODY = {
     "code": "def f(x):\n    return x * x",
     "tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}],
 }
+POST = b"POST /verify HTTP/1.1\r\nHost: x\r\n"
+HALF = POST + b"Content-Length: 999999\r\n\r\n{"
+OPENINGS = {
+    "silent": b"",
+    "half a line": b"GET /health HT",
+    "headers without an end": POST + b"X: ",
+    "no token, half a body": HALF,
+    "wrong token": POST + b"Authorization: Bearer x\r\nContent-Length: 9\r\n\r\n",
+    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """URL of a verifier with few descriptors, and the path of its log."""
     log = tmp_path_factory.mktemp("verifier") / "log"
     command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--token", "t"]
@@ -33,67 +45,52 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
             command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=few
         )
     assert process.stdout
-    yield process.stdout.readline().split()[2], str(log)
+    yield process.stdout.readline().split()[2], log
     process.terminate()
     process.stdout.read()
     process.stdout.close()
     assert process.wait() == 0
 
 
-OPENINGS = {
-    "silent": b"",
-    "half a line": b"GET /health HT",
-    "headers without an end": b"POST /verify HTTP/1.1\r\nHost: x\r\nX: ",
-    "no token, half a body": (
-        b"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n{"
-    ),
-    "wrong token": (
-        b"POST /verify HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 9\r\n\r\n"
-    ),
-    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("opening", OPENINGS)
-def test_clients_without_the_token_keep_nobody_out(server: tuple[str, str], opening: str) -> None:
-    url, log = server
+def connected(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    held = []
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_clients_without_the_token_keep_nobody_out(server: tuple[str, Path]) -> None:
+    url, log = server
+    held: list[socket.socket] = []
     try:
-        for _ in range(400):
-            client = socket.create_connection((host, int(port)), timeout=5)
-            client.sendall(OPENINGS[opening])
-            held.append(client)
-        started = time.monotonic()
-        for _ in range(5):
-            answer = httpx.post(
-                f"{url}/verify", json=BODY, headers={"Authorization": "Bearer t"}, timeout=30
-            )
+        # Of each kind alone more than there are descriptors, then of all kinds.
+        for openings in (*([each] for each in OPENINGS.values()), list(OPENINGS.values())):
+            for opening in itertools.islice(itertools.cycle(openings), 300):
+                held.append(connected(url))
+                held[-1].sendall(opening)
+            started = time.monotonic()
+            headers = {"Authorization": "Bearer t"}
+            answer = httpx.post(f"{url}/verify", json=BODY, headers=headers, timeout=30)
             assert answer.json()["verdict"] == "pass"
-        assert time.monotonic() - started < 15
+            assert time.monotonic() - started < 15
+            while held:
+                held.pop().close()
     finally:
         for client in held:
             client.close()
-    with open(log, "rb") as lines:
-        assert len(lines.readlines()) < 200
+    assert len(log.read_bytes().splitlines()) < 200
 
 
-def test_connection_without_the_token_ends_after_its_answer(server: tuple[str, str]) -> None:
-    url, _ = server
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
-        client.sendall(OPENINGS["no token, half a body"])
+def test_connection_without_the_token_ends_after_its_answer(server: tuple[str, Path]) -> None:
+    with connected(server[0]) as client:
+        client.sendall(HALF)
         answer = b""
         while data := client.recv(4096):
             answer += data
     assert answer.startswith(b"HTTP/1.1 401")
 
 
-def test_unknown_connection_may_not_send_without_end(server: tuple[str, str]) -> None:
-    url, _ = server
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
-        client.sendall(b"POST /verify HTTP/1.1\r\nHost: x\r\n")
+def test_unknown_connection_may_not_send_without_end(server: tuple[str, Path]) -> None:
+    with connected(server[0]) as client:
+        client.sendall(POST)
         endless = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1000) for number in range(20_000))
         with pytest.raises(OSError, match=r"reset|Broken"):
             client.sendall(endless)

@@ -8,123 +8,108 @@ import types
 from collections.abc import Sequence
 
 import pytest
-from rewards_support import Jail
+from rewards_support import Jail, calls
 from tables import table
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import AssertTest, CallTest, StdinTest
+from async_rl.core.types import CallTest
+from async_rl.data.problems import read_problem
 from async_rl.examples import run_and_retry
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 
-
-def _verdicts(
-    jail: Jail, code: str, tests: list[CallTest | StdinTest | AssertTest], *, stop: bool = False
-) -> list[str]:
-    request = VerifyRequest(
-        code=code, tests=tests, stop_at_first_failure=stop, timeout_s=0.3, output_kb=64
-    )
-    return [str(test.verdict) for test in jail.verify(request).tests]
+PARTLY, STREAM, MIXED, LEAVES, LOOKS = (
+    table(__file__, name) for name in ("partly", "stream", "mixed", "leaves", "looks")
+)
 
 
-def _calls(*expected: object) -> list[CallTest | StdinTest | AssertTest]:
-    return [CallTest(function="f", args=[i], expected=value) for i, value in enumerate(expected)]
-
-
-PARTLY = table(__file__, "partly")
-
-
-def test_each_call_has_its_own_verdict_and_the_rest_goes_on(jail: Jail) -> None:
-    assert _verdicts(jail, PARTLY, _calls(0, 1, 2, 3, 4, 5, 6, 8)) == [
+def test_each_call_has_its_own_verdict_and_the_rest_goes_on(each_jail: Jail) -> None:
+    tests = calls(0, 1, 2, 3, 4, 5, 6, 8)
+    assert each_jail.verdicts(PARTLY, tests, timeout_s=0.3, output_kb=64) == [
         "pass", "runtime_error", "timeout", "runtime_error", "memory", "output_limit", "pass",
         "wrong_answer",
     ]  # fmt: skip
 
 
-def test_tests_after_the_first_failure_are_left_unrun(jail: Jail) -> None:
-    assert _verdicts(jail, PARTLY, _calls(0, 1, 2, 3), stop=True) == ["pass", "runtime_error"]
-    assert _verdicts(jail, "def f(x): return 0", _calls(0, 1, 2, 3), stop=True) == [
-        "pass",
-        "wrong_answer",
-    ]
-
-
-def test_kinds_may_be_mixed(jail: Jail) -> None:
-    code = (
-        "import sys\ndef f(x): return x\nif __name__ == '__main__': print(sys.stdin.read().upper())"
-    )
-    tests = [
-        *_calls(0),
-        StdinTest(input="a", output="A"),
-        AssertTest(code="assert f(1) == 1"),
-        AssertTest(code="y = f(2)\nassert y == 2"),
-    ]
-    assert _verdicts(jail, code, tests) == ["pass"] * 4
-
-
-STREAM = table(__file__, "stream")
-
-
-def test_each_stream_has_its_own_verdict(jail: Jail) -> None:
-    tests = [StdinTest(input=f"{i}\n", output=str(i)) for i in range(8)]
-    assert _verdicts(jail, STREAM, list(tests)) == [
+def test_each_stream_has_its_own_verdict(each_jail: Jail) -> None:
+    tests = [(f"{i}\n", str(i)) for i in range(8)]
+    assert each_jail.verdicts(STREAM, tests, timeout_s=0.3, output_kb=64) == [
         "pass", "runtime_error", "timeout", "pass", "output_limit", "runtime_error", "pass", "pass",
     ]  # fmt: skip
+
+
+def test_kinds_may_be_mixed(each_jail: Jail) -> None:
+    tests = [*calls(0), ("a", "A"), "assert f(1) == 1", "y = f(2)\nassert y == 2"]
+    assert each_jail.verdicts(MIXED, tests) == ["pass"] * 4
+
+
+def test_programs_leave_nothing_for_the_next_one(each_jail: Jail) -> None:
+    assert each_jail.verdicts(LEAVES, calls(0)) == ["pass"]
+    assert each_jail.verdicts(LOOKS, calls([False, False, False])) == ["pass"]
+
+
+def test_tests_after_the_first_failure_are_left_unrun(jail: Jail) -> None:
+    for code, fails in ((PARTLY, "runtime_error"), ("def f(x): return 0", "wrong_answer")):
+        found = jail.verdicts(code, calls(0, 1, 2, 3), stop_at_first_failure=True)
+        assert found == ["pass", fails]
 
 
 @pytest.mark.parametrize("code", ["def f(", "print(1", "\0"])
 def test_stream_of_a_program_that_does_not_compile_never_passes_even_if_nothing_is_expected(
     jail: Jail, code: str
 ) -> None:
-    tests = [StdinTest(input="", output="")] * 2
-    assert _verdicts(jail, code, list(tests)) == ["compile_error"] * 2
-    assert _verdicts(jail, code, list(tests[:1])) == ["compile_error"]
+    assert jail.verdicts(code, [("", "")] * 2) == ["compile_error"] * 2
+    assert jail.verdicts(code, [("", "")]) == ["compile_error"]
 
 
-def test_stream_spoilt_by_an_earlier_run_is_tried_again_in_a_fresh_child(jail: Jail) -> None:
+def test_what_a_run_changes_does_not_reach_the_next_one(jail: Jail) -> None:
+    """A spoilt stream is tried again in a fresh child, and calls do not share arguments."""
     code = "import math\nprint(int(math.sqrt(int(input()))))\nmath.sqrt = None"
-    assert _verdicts(jail, code, [StdinTest(input="9", output="3")] * 3) == ["pass"] * 3
+    assert jail.verdicts(code, [("9", "3")] * 3) == ["pass"] * 3
+    code, shared = "def f(xs):\n    xs.append(3)\n    return len(xs)\n", [2, 1]
+    twice = [CallTest(function="f", args=[shared], expected=3)] * 2
+    assert jail.verdicts(code, [*twice, *["assert f([2, 1]) == 3"] * 2]) == ["pass"] * 4
+
+
+@pytest.mark.parametrize("when", ["> 0", "== 0 and os.urandom(1)[0] < 256"])
+def test_answer_of_a_stream_is_compared_once(jail: Jail, when: str) -> None:
+    """A program that answers otherwise in a fresh process would have two guesses per test."""
+    code = table(__file__, "random").replace("<when>", when)
+    shown = jail.verdicts(code, [(f"{i}\n", "yes") for i in range(4)])
+    assert shown.count("wrong_answer") >= 1
+    if when == "> 0":
+        assert shown == ["pass", *["wrong_answer"] * 3]
+
+
+def test_helper_of_a_prompt_is_asked_of_the_prompt_and_not_of_the_program(jail: Jail) -> None:
+    row = table(__file__, "row with a helper")
+    problem, _ = read_problem(row)
+    for code, verdict in (
+        (row["prompt"] + "    return -xs[0] / xs[1]", "pass"),
+        ("def root(xs): return -xs[0] / xs[1]", "pass"),
+        ("def poly(xs, x): return 0\ndef root(xs): return 7", "wrong_answer"),
+    ):
+        assert jail.verdicts(code, problem.tests, setup=problem.setup) == [verdict], code
 
 
 def test_many_streams_share_children(jail: Jail) -> None:
-    tests = [StdinTest(input=f"{i}\n", output=str(i)) for i in range(150)]
-    assert _verdicts(jail, "print(int(input()))", list(tests)) == ["pass"] * 150
+    tests = [(f"{i}\n", str(i)) for i in range(150)]
+    assert jail.verdicts("print(int(input()))", tests) == ["pass"] * 150
 
 
 def test_a_right_output_above_the_limit_passes_and_a_wrong_one_does_not(jail: Jail) -> None:
-    code = "print('0123456789' * int(input()))"
-    right = StdinTest(input="20000", output="0123456789" * 20_000)
-    flood = StdinTest(input="20000", output="0")
-    assert _verdicts(jail, code, [right]) == ["pass"]
-    assert _verdicts(jail, code, [flood]) == ["output_limit"]
-
-
-def test_programs_leave_nothing_for_the_next_one(jail: Jail) -> None:
-    code = (
-        "import os, builtins\ntry:\n    open('/tmp/left', 'w').write('x')\nexcept OSError:"
-        " pass\nbuiltins.left = 1\nos.environ['LEFT'] = '1'\ndef f(x): return 0"
-    )
-    assert _verdicts(jail, code, _calls(0)) == ["pass"]
-    code = (
-        "import os, builtins\ndef f(x): return [hasattr(builtins, 'left'), 'LEFT' in os.environ,"
-        " os.path.exists('/tmp/left')]"
-    )
-    assert _verdicts(jail, code, _calls([False, False, False])) == ["pass"]
+    for output, verdict in (("0123456789" * 20_000, "pass"), ("0", "output_limit")):
+        test = ("20000", output)
+        found = jail.verdicts("print('0123456789' * int(input()))", [test], output_kb=64)
+        assert found == [verdict]
 
 
 def test_environment_is_deterministic(jail: Jail) -> None:
     code = (
-        "import time, sys\ndef f(x): return [hash('a') == HASH, time.tzname[0],"
-        " sys.getdefaultencoding()]"
+        "import time, sys\ndef f(x): return [hash('a'), time.tzname[0], sys.getdefaultencoding()]"
     )
-    first = (
-        jail.verify(VerifyRequest(code="def f(x): return str(hash('a'))", tests=_calls(None)))
-        .tests[0]
-        .message.split("returned ")[1]
-        .split(",")[0]
-    )
-    assert _verdicts(
-        jail, code.replace("HASH", first.strip("'")), _calls([True, "UTC", "utf-8"])
-    ) == ["pass"]
+    first, again = (jail.result(code, test).message for test in calls(None, None))
+    assert "'UTC', 'utf-8'" in first
+    assert first == again.replace("f(1)", "f(0)")
 
 
 def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
@@ -136,33 +121,20 @@ def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
         closed = select.poll()
         closed.register(cell.host, select.POLLHUP)
         assert closed.poll(10_000), "the socket of a killed cell stayed open"
-        assert _verdicts(jail, "def f(x): return x", _calls(0)) == ["pass"]
+        assert jail.verdicts("def f(x): return x", calls(0)) == ["pass"]
         assert jail.cells.num_replaced == 1
+        jail.run(jail.cells.close())
+        with pytest.raises(InfrastructureError, match="no cell could run the program"):
+            jail.verdicts("def f(x): return x", calls(0))
     finally:
         jail.close()
 
 
-def test_no_cell_at_all_is_an_infrastructure_error_and_never_a_verdict() -> None:
-    jail = Jail(1)
-    jail.run(jail.cells.close())
-    with pytest.raises(InfrastructureError, match="no cell could run the program"):
-        jail.verify(VerifyRequest(code="def f(x): return x", tests=_calls(0)))
-    jail.close()
-
-
 def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jail) -> None:
-    program = (
-        "import sys\nline = 'x' * 99 + '\\n'\nfor _ in range(500):\n    sys.stdout.write(line *"
-        " 1000)"
-    )
-    test = StdinTest(input="", output=("x" * 99 + "\n") * 500_000)
-    wide = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=50_000)
-    short = StdinTest(input="", output="x")
-    narrow = VerifyRequest(code=program, tests=[short], timeout_s=5, output_kb=40_000)
-    assert [str(jail.verify(request).verdict) for request in (wide, narrow)] == [
-        "pass",
-        "output_limit",
-    ]
+    code = "line = 'x' * 99 + '\\n'\nfor _ in range(500): print(line * 1000, end='')"
+    right = ("x" * 99 + "\n") * 500_000
+    assert jail.verdicts(code, [("", right)], timeout_s=5, output_kb=50_000) == ["pass"]
+    assert jail.verdicts(code, [("", "x")], timeout_s=5, output_kb=40_000) == ["output_limit"]
 
 
 def test_the_second_prompt_of_the_example_has_the_form_of_its_warm_start(jail: Jail) -> None:

@@ -3,18 +3,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from language_support import Languages
+from rewards_support import Jail
 from tables import table
 
 from async_rl.core.packaged import read_packaged
-from async_rl.core.types import Verdict
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.languages import LanguageRow, Unsupported, source_names
 from async_rl.sandbox.cell import Outcome, Work
 from async_rl.sandbox.cells import Cells
 
-SQUARES = table(__file__, "squares")
-BROKEN = table(__file__, "broken")
+SQUARES, BROKEN, FAILS, FAILURES = (
+    table(__file__, name) for name in ("squares", "broken", "fails", "failures")
+)
+GREEDY = ["java", "javascript", "rust", "go"]
 
 
 def test_every_language_of_the_table_has_a_program_here() -> None:
@@ -24,74 +25,48 @@ def test_every_language_of_the_table_has_a_program_here() -> None:
 
 
 @pytest.mark.parametrize("language", SQUARES)
-def test_output_is_compared_for_each_test(languages: Languages, language: str) -> None:
-    results = languages.results(
-        language, SQUARES[language], ("12\n", "144\n"), ("13\n", "168"), ("14\n", "196")
-    )
+def test_output_is_compared_for_each_test(jail: Jail, language: str) -> None:
+    tests = [("12\n", "144\n"), ("13\n", "168"), ("14\n", "196")]
+    results = jail.results(SQUARES[language], tests, language)
     assert [result.verdict for result in results] == ["pass", "wrong_answer", "pass"]
     assert "169" in results[1].message
 
 
 @pytest.mark.parametrize("language", BROKEN)
-def test_compile_error_is_a_verdict_with_the_compilers_text(
-    languages: Languages, language: str
-) -> None:
+def test_compile_error_is_a_verdict_with_the_compilers_text(jail: Jail, language: str) -> None:
     code, name = BROKEN[language]
-    results = languages.results(language, code, ("1", "1"), ("2", "4"))
+    results = jail.results(code, [("1", "1"), ("2", "4")], language)
     assert [result.verdict for result in results] == ["compile_error"] * 2
     assert name in results[0].message
     assert "/work" not in results[0].message
 
 
-FAILS = table(__file__, "fails")
-
-
-def test_limits_and_failures_have_their_verdicts(languages: Languages) -> None:
+def test_limits_and_failures_have_their_verdicts(jail: Jail) -> None:
     """One program that fails in the way that its input names."""
-    expected = {
-        "loop": Verdict.TIMEOUT, "sleep": Verdict.TIMEOUT, "drip": Verdict.TIMEOUT,
-        "abort": Verdict.RUNTIME_ERROR, "status": Verdict.RUNTIME_ERROR,
-        "crash": Verdict.RUNTIME_ERROR, "memory": Verdict.MEMORY, "huge": Verdict.MEMORY,
-        "output": Verdict.OUTPUT_LIMIT, "errors": Verdict.PASS, "deep": Verdict.PASS,
-        "threads": Verdict.PASS,
-    }  # fmt: skip
-    tests = [(what, "done\n") for what in (*expected, *["threads"] * 20)]
     # Two timeouts end the tests of a program.
-    endless = [
-        languages.results("cpp", FAILS, test, timeout_s=0.5, memory_mb=128)[0] for test in tests[:3]
-    ]
-    others = languages.results("cpp", FAILS, *tests[3:], timeout_s=0.5, memory_mb=128)
-    results = [*endless, *others]
-    results, again = results[: len(expected)], results[len(expected) :]
-    assert {result.verdict for result in again} == {Verdict.PASS}
-    assert dict(zip(expected, [result.verdict for result in results], strict=True)) == expected
-    messages = dict(zip(expected, [result.message for result in results], strict=True))
-    assert "SIGABRT" in messages["abort"]
-    assert "so it is" in messages["abort"]
-    assert messages["status"] == "exited with status 3"
-    assert "SIGSEGV" in messages["crash"]
+    endless = [jail.result(FAILS, (what, "done\n"), "cpp") for what in ("loop", "sleep", "drip")]
+    tests = [(what, "done\n") for what in (*FAILURES, *["threads"] * 5)][3:]
+    results = [*endless, *jail.results(FAILS, tests, "cpp")]
+    assert [result.verdict for result in results[len(FAILURES) :]] == ["pass"] * 5
+    found = dict(zip(FAILURES, results, strict=False))
+    for what, (verdict, says) in FAILURES.items():
+        assert found[what].verdict == verdict, (what, found[what])
+        assert says in found[what].message
+    assert "so it is" in found["abort"].message
 
 
-@pytest.mark.parametrize("language", ["java", "javascript", "rust", "go"])
-def test_memory_of_a_runtime_is_bounded(languages: Languages, language: str) -> None:
-    code = {
-        "java": "import java.util.*; public class Main { public static void main(String[] a) {"
-        " List<long[]> all = new ArrayList<>(); for (;;) all.add(new long[1 << 16]); } }",
-        "javascript": "const all = []; for (;;) all.push(Buffer.alloc(1 << 20, 1));",
-        "rust": "fn main() { let mut all = vec![]; loop { all.push(vec![1u8; 1 << 20]); } }",
-        "go": "package main\nfunc main() { all := [][]byte{}; for { b := make([]byte, 1 << 20)\n"
-        "for i := range b { b[i] = 1 }; all = append(all, b); println(len(all)) } }",
-    }[language]
-    (result,) = languages.results(language, code, timeout_s=10, memory_mb=64)
+@pytest.mark.parametrize("language", GREEDY)
+def test_memory_of_a_runtime_is_bounded(jail: Jail, language: str) -> None:
+    result = jail.result(SQUARES[language], ("-1", ""), language, timeout_s=10, memory_mb=64)
     assert result.verdict == "memory", result
     assert result.memory_mb < 600
 
 
 def test_equal_sources_are_compiled_once_and_a_large_product_is_not_kept(
-    languages: Languages, monkeypatch: pytest.MonkeyPatch
+    jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    languages.need("c")
-    compiler = languages.runner.run(languages.judge.require("c"))
+    jail.need("c")
+    compiler = jail.run(jail.judge.commands.require("c"))
     run, compiled = Cells.run, []
 
     async def counted(cells: Cells, work: Work) -> Outcome:
@@ -106,7 +81,7 @@ def test_equal_sources_are_compiled_once_and_a_large_product_is_not_kept(
                 await asyncio.gather(*(compiler.program(code, headers) for _ in range(3)))
 
         compiled.clear()
-        languages.runner.run(compile_all())
+        jail.run(compile_all())
         return len(compiled)
 
     code = '#include <stdio.h>\nint main(void) { puts("kept"); }'
@@ -117,19 +92,16 @@ def test_equal_sources_are_compiled_once_and_a_large_product_is_not_kept(
     assert num_compilations((large, {}), (large, {})) == 2
 
 
-def test_missing_compiler_is_refused_by_name(
-    languages: Languages, monkeypatch: pytest.MonkeyPatch
+def test_missing_compiler_and_weaker_jail_are_refused_by_name(
+    jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    judge = CommandJudge(1, languages.level, [], {})
+    judge = CommandJudge(1, jail.cells.level, [], {})
     with pytest.raises(Unsupported, match=r"programs in go need go, which is not on the PATH"):
-        languages.runner.run(judge.require("go"))
-
-
-def test_weaker_jail_refuses_every_language_with_the_reason(languages: Languages) -> None:
-    judge = CommandJudge(1, 2, ["level 1: unshare failed"], {})
+        jail.run(judge.require("go"))
+    weak = CommandJudge(1, 2, ["level 1: unshare failed"], {})
     with pytest.raises(Unsupported, match=r"level 1 \(namespaces\).*unshare failed"):
-        languages.runner.run(judge.require("cpp"))
+        jail.run(weak.require("cpp"))
 
 
 def test_main_class_of_a_java_program() -> None:

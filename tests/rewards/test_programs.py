@@ -6,16 +6,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 from rewards_support import Jail
 from tables import table
 
-from async_rl.core.types import AssertTest, CodeTest
-from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.core.types import AssertTest
 
 FACTS = table(__file__, "facts")
 FAILS = ("wrong_answer", "runtime_error")
+_LIMITS = ("setup", "timeout_s", "memory_mb")
 
 
 def programs_of(case: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -25,8 +24,9 @@ def programs_of(case: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield code, case["verdict"]
     if "right" in case:
         yield case["right"], "pass"
-    if "wrong" in case:
-        yield case["wrong"], case.get("wrong_is", FAILS)
+    wrong = case.get("wrong", [])
+    for code in [wrong] if isinstance(wrong, str) else wrong:
+        yield code, case.get("wrong_is", FAILS)
     if "none" in case:
         yield "", case["none"]
 
@@ -52,17 +52,8 @@ def expanded() -> Iterator[Any]:
 def test_a_program_gets_the_verdict_that_is_right(
     jail: Jail, case: dict[str, Any], code: str, test: Any, verdict: Any
 ) -> None:
-    made: CodeTest = (
-        AssertTest(code=test, names=case.get("names", []))
-        if isinstance(test, str)
-        else msgspec.convert(test, CodeTest)
-    )
-    request = VerifyRequest(
-        code=code,
-        tests=[made],
-        setup=case.get("setup", ""),
-        timeout_s=case.get("timeout_s", 0.5),
-        memory_mb=case.get("memory_mb"),
-    )
-    found = jail.verify(request)
+    if isinstance(test, str):
+        test = AssertTest(code=test, names=case.get("names", []))
+    found = jail.result(code, test, **{name: case[name] for name in _LIMITS if name in case})
     assert found.verdict in ([verdict] if isinstance(verdict, str) else verdict), found
+    assert case.get("says", "") in found.message, found

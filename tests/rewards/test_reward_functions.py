@@ -5,10 +5,10 @@ they give, and how they fail.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -21,7 +21,7 @@ from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.errors import ConfigError, RewardError, root_cause
 from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.client import VerifierClient
@@ -82,60 +82,65 @@ async def test_functions_plain_and_async_give_a_score_or_parts() -> None:
             "xml_format": {"score": 0.0},
             "length": {"score": pytest.approx(2 / 9)},
         }
+        with pytest.raises(RewardError, match=r"knows no function os:getcwd"):
+            await client.ask_functions(["os:getcwd"], SAMPLE)
 
 
-@pytest.mark.parametrize(("response", "said"), table(__file__, "a_function_that_fails_says"))
-async def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
-    response: str, said: str
-) -> None:
-    async with running(run_config("by_response")) as client:
-        others = [
-            asyncio.create_task(client.ask_functions(["by_response"], saying("good")))
-            for _ in range(3)
-        ]
-        with pytest.raises(RewardError) as failed:
-            await client.ask_functions(["by_response"], saying(response))
-        assert said in str(failed.value)
-        assert [await other for other in others] == [{"by_response": {"score": 1.0}}] * 3
-        assert await client.ask_functions(["by_response"], saying("good")) == {
-            "by_response": {"score": 1.0}
-        }
+@asynccontextmanager
+async def asking(config: RunConfig) -> AsyncIterator[Callable[..., Coroutine[Any, Any, object]]]:
+    """A function that asks the process of functions: the score of a response or the reason why it
+    has none.
+    """
+    rewards = RewardProcess(config.reward, timeouts=config.timeouts)
+
+    async def ask(function: str, response: str = "good") -> object:
+        found: object = None
+        try:
+            found = (await rewards.score([function], saying(response)))[function]["score"]
+        except* RewardError as errors:
+            found = str(root_cause(errors))
+        return found
+
+    async with asyncio.timeout(60):
+        yield ask
+    await rewards.close()
+
+
+async def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores() -> None:
+    async with asking(run_config("by_response")) as ask:
+        for response, said in table(__file__, "a_function_that_fails_says"):
+            failed, other = await asyncio.gather(
+                ask("by_response", response), ask("by_response", "good")
+            )
+            assert said in str(failed)
+            assert other == 1.0
 
 
 async def test_a_function_that_hangs_is_ended_at_its_deadline_and_others_are_repeated() -> None:
-    async with running(run_config("by_response", "slow", function_s=2.5)) as client:
-        hanging = asyncio.create_task(client.ask_functions(["by_response"], saying("hang")))
-        for _ in range(3):  # these are in the process when it is ended, the last ones come after it
-            assert await client.ask_functions(["slow"], SAMPLE) == {"slow": {"score": 1.0}}
-        with pytest.raises(
-            RewardError, match=r"by_response gave no score within 2\.5 s \(timeouts\.group_s / 12\)"
-        ):
-            await hanging
+    async with asking(run_config("by_response", "slow", function_s=1.5)) as ask:
+        hanging = asyncio.create_task(ask("by_response", "hang"))
+        while not hanging.done():  # one is in the process when it is ended
+            assert await ask("slow") == 1.0
+        said = "by_response gave no score within 1.5 s (timeouts.group_s / 12)"
+        assert said in str(await hanging)
 
 
 async def test_a_function_that_blocks_the_event_loop_is_blamed_not_the_calls_it_delays() -> None:
-    async with running(run_config("blocks", "slow", function_s=6)) as client:
-        innocent = [asyncio.create_task(client.ask_functions(["slow"], SAMPLE)) for _ in range(3)]
+    async with asking(run_config("blocks", "slow", function_s=1.5)) as ask:
+        innocent = [asyncio.create_task(ask("slow")) for _ in range(3)]
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
-        blocking = asyncio.create_task(client.ask_functions(["blocks"], saying("block")))
-        assert [await call for call in innocent] == [{"slow": {"score": 1.0}}] * 3
-        with pytest.raises(
-            RewardError, match=r"blocks gave no score within 6 s .* define it with def"
-        ):
-            await blocking
-        assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}
+        blocking = asyncio.create_task(ask("blocks", "block"))
+        assert [await call for call in innocent] == [1.0] * 3
+        failed = str(await blocking)
+        assert "blocks gave no score within 1.5 s" in failed
+        assert "define it with def" in failed
+        assert await ask("blocks", "good") == 1.0
 
 
-@pytest.mark.parametrize("function", ["slow", "slow_too"])
-async def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
-    took = {}
-    for concurrency in (1, 8):
-        async with running(run_config(function, concurrency=concurrency)) as client:
-            started = time.monotonic()
-            await asyncio.gather(*(client.ask_functions([function], SAMPLE) for _ in range(4)))
-            took[concurrency] = time.monotonic() - started
-    assert took[1] >= 4 * 0.3
-    assert took[8] < took[1] - 0.3
+async def test_calls_run_side_by_side_up_to_reward_concurrency() -> None:
+    async with asking(run_config("threads", "tasks", concurrency=2)) as ask:
+        for function in ("threads", "tasks"):
+            assert await asyncio.gather(*(ask(function) for _ in range(4))) == [2.0] * 4
 
 
 async def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
@@ -153,52 +158,32 @@ async def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_bef
         assert [await call for call in held] == [{"held": {"score": 1.0}}] * 8
 
 
-async def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
-    async with running(run_config("letters")) as client:
-        with pytest.raises(RewardError, match=r"knows no function os:getcwd"):
-            await client.ask_functions(["os:getcwd"], SAMPLE)
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("no.such.module:f", "cannot be imported (ModuleNotFoundError"),
-        ("/no/such/file.py:f", "cannot be imported (FileNotFoundError"),
-        (name("not_there"), "has no function not_there"),
-        (name("NOT_A_FUNCTION"), "has no function NOT_A_FUNCTION"),
-        (
-            name("as_in_verl"),
-            (
-                "is called as as_in_verl(sample), which its parameters do not accept"
-                " (missing a required argument: 'solution_str')"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("function", "said"), table(__file__, "a_wrong_name"))
 def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str) -> None:
+    function = function.replace("HERE", str(HERE))
     config = compose("grpo_code", [f"reward.terms.mine={function}"])
     (found,) = check_functions(config.reward)
     assert found.startswith(f"reward.terms.mine.fn={function}: ")
     assert said in found
 
 
-async def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
+async def test_loading_that_takes_too_long_or_is_cancelled_ends_its_process(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "heavy.py").write_text(
-        "import time\ntime.sleep(1)\n\ndef score(sample):\n    return 1\n"
-    )
-    heavy = f"{tmp_path}/heavy.py:score"
-    async with running(run_config(heavy)) as client:
-        assert await client.ask_functions(["score"], SAMPLE) == {"score": {"score": 1.0}}
-    config = run_config(heavy)
-    timeouts = replace(config.timeouts, start_s=0.3)
-    hurried = replace(config, timeouts=timeouts)
-    with pytest.raises(
-        ConfigError, match=r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s"
-    ):
+    (tmp_path / "heavy.py").write_text("import time\ntime.sleep(60)\ndef score(_): return 1\n")
+    config = run_config(f"{tmp_path}/heavy.py:score")
+    before = set(psutil.Process().children(recursive=True))
+    hurried = replace(config, timeouts=replace(config.timeouts, start_s=0.3))
+    said = r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s"
+    with pytest.raises(ConfigError, match=said):
         async with running(hurried):
             pass
+    rewards = RewardProcess(config.reward, timeouts=config.timeouts)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await rewards.start()
+    await rewards.close()
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def found(*overrides: str) -> list[str]:
@@ -224,19 +209,3 @@ def test_a_term_without_what_its_kind_needs_cannot_be_written(override: str, sai
     with pytest.raises(ConfigError) as refused:
         compose("grpo_code", [override])
     assert said in str(refused.value)
-
-
-async def test_a_process_that_is_cancelled_while_it_loads_its_functions_is_ended(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "slow_to_load.py"
-    file.write_text("import time\ntime.sleep(60)\ndef score(sample): return 1.0\n")
-    config = run_config(f"{file}:score")
-
-    before = set(psutil.Process().children(recursive=True))
-    rewards = RewardProcess(config.reward, timeouts=config.timeouts)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
-            await rewards.start()
-    await rewards.close()
-    assert (set(psutil.Process().children(recursive=True)) - before) == set()

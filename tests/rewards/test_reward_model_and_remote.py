@@ -5,16 +5,17 @@ in two forms.
 from __future__ import annotations
 
 import asyncio
-import os
+import shutil
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from composing import compose
+from rewards_support import calls, sample_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,16 +26,16 @@ from transformers import (
     Qwen3Config,
     Qwen3ForSequenceClassification,
 )
-from verifier_support import TOKEN, serve, verifier, verifier_process
+from verifier_support import TOKEN, Served, serve, verifier_process
 
 from async_rl.config.base import replace
 from async_rl.config.rewards import RemoteTerm, RewardModelTerm
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
-from async_rl.core.types import CallTest, StdinTest
+from async_rl.core.types import StdinTest
 from async_rl.rewards.functions import RemoteScorer, RemoteVerifier
 from async_rl.rewards.models import RewardModel
 from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.wire.http import url_of
 from benchmarks.embedded.vocabulary import build_tokenizer
 
 TEMPLATE = (
@@ -43,16 +44,12 @@ TEMPLATE = (
 )
 
 
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ask"}]
+
+
 def sample(response: str, **fields: Any) -> RewardSample:
-    made = RewardSample(
-        prompt_id="p", prompt="rendered prompt", response=response, transcript=response,
-        token_ids=[1], is_written=[True],
-        data_source="code", row={"prompt": [{"role": "system", "content": "be brief"},
-        {"role": "user", "content": "ask"}]},
-        tests=[CallTest(function="f", args=[i], expected=i) for i in (1, 2)], setup="",
-        is_truncated=False, max_tokens=9,
-    )  # fmt: skip
-    return msgspec.structs.replace(made, **fields)
+    given = {"prompt": "rendered prompt", "row": {"prompt": CHAT}, "tests": calls(0, 1)}
+    return sample_of(response, **given | fields)
 
 
 @pytest.fixture(scope="module")
@@ -104,61 +101,45 @@ def test_the_reward_model_reads_prompt_and_response_in_its_own_template(model_pa
     texts = [f"<system> be brief\n<user> ask\n<assistant> {answer}\n" for answer in ANSWERS]
     expected = [by_hand(model_path, text) for text in texts]
     assert len(set(expected)) == 3
-    for batch_size in (1, 2, 16):
-        found = ask(
-            settings(model_path, batch_size=batch_size), [sample(answer) for answer in ANSWERS]
-        )
+    for batch_size in (2, 16):
+        config = settings(model_path, batch_size=batch_size)
+        found = ask(config, [sample(answer) for answer in ANSWERS])
         assert found == pytest.approx(expected, abs=1e-5)
-    plain = ask(settings(model_path), [sample("yes", row={})])
-    assert plain == pytest.approx(
-        [by_hand(model_path, "<user> rendered prompt\n<assistant> yes\n")], abs=1e-5
-    )
-
-
-def test_what_is_over_max_tokens_is_cut_at_the_end(model_path: Path) -> None:
-    text = "<system> be brief\n<user> ask\n<assistant> yes\n"
-    assert ask(settings(model_path, max_tokens=8), [sample("yes")]) == pytest.approx(
-        [by_hand(model_path, text, max_tokens=8)], abs=1e-5
-    )
-
-
-def test_bias_scale_and_clip_are_applied_in_this_order(model_path: Path) -> None:
-    (raw,) = ask(settings(model_path), [sample("yes")])
-    assert ask(settings(model_path, bias=raw - 0.5, scale=3.0), [sample("yes")]) == pytest.approx(
-        [1.5], abs=1e-5
-    )
-    assert ask(settings(model_path, bias=raw + 0.5, scale=3.0, clip=1.0), [sample("yes")]) == [-1.0]
+    # A row without a chat has a prompt; what is over max_tokens is cut at the end.
+    plain = by_hand(model_path, "<user> rendered prompt\n<assistant> yes\n")
+    assert ask(settings(model_path), [sample("yes", row={})]) == [pytest.approx(plain, abs=1e-5)]
+    cut = by_hand(model_path, texts[0], max_tokens=8)
+    assert ask(settings(model_path, max_tokens=8), [sample("yes")]) == [
+        pytest.approx(cut, abs=1e-5)
+    ]
+    # Bias, scale and clip, in this order.
+    raw = expected[0]
+    for bias, clip, reward in ((raw - 0.5, 9.0, 1.5), (raw + 0.5, 1.0, -1.0)):
+        given = settings(model_path, bias=bias, scale=3.0, clip=clip)
+        assert ask(given, [sample("yes")]) == [pytest.approx(reward, abs=1e-4)]
 
 
 def test_a_model_that_cannot_score_is_refused(model_path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\.terms\.mine\.path=.*: cannot be loaded"):
         RewardModel(settings(tmp_path), "reward.terms.mine")
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path)
-    AutoModelForSequenceClassification.from_pretrained(model_path).save_pretrained(tmp_path)
+    shutil.copytree(model_path, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat template"):
         RewardModel(settings(tmp_path), "reward.terms.mine")
 
 
-def run_config(**fields: Any) -> RunConfig:
-    config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
-    return replace(config, reward=replace(config.reward, **fields))
-
-
 def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_path: Path) -> None:
-    async def run() -> float:
-        async with (
-            asyncio.timeout(120),
-            verifier_process(run_config(terms={"reward_model": settings(model_path)})) as client,
-        ):
-            return (await client.ask_functions(["reward_model"], sample("yes")))["reward_model"][
-                "score"
-            ]
+    config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
+    terms = {"reward_model": settings(model_path)}
+    config = replace(config, reward=replace(config.reward, terms=terms))
 
-    assert asyncio.run(run()) == pytest.approx(
-        ask(settings(model_path), [sample("yes")])[0], abs=1e-5
-    )
+    async def run() -> float:
+        async with asyncio.timeout(120), verifier_process(config) as client:
+            scores = await client.ask_functions(["reward_model"], sample("yes"))
+            return scores["reward_model"]["score"]
+
+    text = "<system> be brief\n<user> ask\n<assistant> yes\n"
+    assert asyncio.run(run()) == pytest.approx(by_hand(model_path, text), abs=1e-5)
 
 
 def remote(url: str, **fields: Any) -> RemoteTerm:
@@ -178,10 +159,11 @@ async def scoring(term: RemoteTerm, *, limit_s: float = 10) -> AsyncIterator[Rem
 
 
 def from_server(
-    answer: Callable[[int, dict[str, Any], Request], Response], **fields: Any
-) -> tuple[Any, int]:
-    """(what the scorer says, or its error; how often the server was asked). answer: (number of the
-    question, its body, it) -> reply.
+    answer: Callable[[int, dict[str, Any], Request], Response], *terms: dict[str, Any]
+) -> list[Any]:
+    """(what a scorer of each term says, or its error; how often the server was asked).
+
+    answer: (number of the question, its body, it) -> reply.
     """
     num_asked = 0
 
@@ -190,103 +172,79 @@ def from_server(
         num_asked += 1
         return answer(num_asked, await request.json(), request)
 
-    async def run() -> Any:
-        app = Starlette(routes=[Route("/score", handle, methods=["POST"])])
-        async with serve(app) as url, scoring(remote(f"{url}/score", **fields)) as scorer:
-            try:
-                return await scorer(sample("yes"))
-            except RewardError as error:
-                return str(error)
+    async def run() -> list[Any]:
+        nonlocal num_asked
+        said = []
+        async with serve(Starlette(routes=[Route("/", handle, methods=["POST"])])) as url:
+            for fields in terms:
+                num_asked = 0
+                async with scoring(remote(f"{url}/", **fields)) as scorer:
+                    try:
+                        said.append((await scorer(sample("yes")), num_asked))
+                    except RewardError as error:
+                        said.append((str(error), num_asked))
+        return said
 
-    return asyncio.run(run()), num_asked
+    return asyncio.run(run())
 
 
-def test_a_plain_server_gets_the_sample_and_gives_a_number_or_parts() -> None:
-    def answer(_: int, body: dict[str, Any], __: Request) -> Response:
-        assert (body["response"], body["prompt_id"], body["row"]["prompt"][1]["content"]) == (
-            "yes",
-            "p",
-            "ask",
-        )
+def test_a_plain_server_gets_the_sample_and_the_token_and_gives_a_number_or_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SCORE_TOKEN", "mine")
+
+    def answer(_: int, body: dict[str, Any], request: Request) -> Response:
+        chat = body["row"]["prompt"]
+        assert (body["response"], body["prompt_id"], chat[1]["content"]) == ("yes", "p7", "ask")
+        if "authorization" not in request.headers:
+            return JSONResponse(0.25)
+        assert request.headers["authorization"] == "Bearer mine"
         return JSONResponse({"score": 0.5, "tone": 2})
 
-    assert from_server(answer) == ({"score": 0.5, "tone": 2}, 1)
-    assert from_server(lambda *_: JSONResponse(0.25)) == (0.25, 1)
+    found = from_server(answer, {"token_env": "SCORE_TOKEN"}, {})
+    assert found == [({"score": 0.5, "tone": 2}, 1), (0.25, 1)]
+    said = r"token_env=NOT_SET of http://127.0.0.1:1: there is no such environment variable"
+    with pytest.raises(ConfigError, match=said):
+        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
 
 
 def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
     def second_time(number: int, _: dict[str, Any], __: Request) -> Response:
         return JSONResponse(1.0) if number > 1 else Response("busy", 503)
 
-    assert from_server(second_time, attempts=2) == (1.0, 2)
-    said, asked = from_server(second_time, attempts=1)
-    assert asked == 1
-    assert "gave no score in 1 attempts" in said
-    said, asked = from_server(lambda *_: Response("no such model", 404), attempts=3)
+    again, once = from_server(second_time, {"attempts": 2}, {"attempts": 1})
+    assert again == (1.0, 2)
+    assert (once[1], "gave no score in 1 attempts" in once[0]) == (1, True)
+    ((said, asked),) = from_server(lambda *_: Response("no such model", 404), {"attempts": 3})
     assert (asked, "refused the sample (404): no such model" in said) == (1, True)
-    said, asked = from_server(lambda *_: Response("not json"), attempts=2)
+    ((said, asked),) = from_server(lambda *_: Response("not json"), {"attempts": 2})
     assert (asked, "DecodeError" in said) == (2, True)
 
 
 async def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
-    ending = asyncio.Event()
-    calls = set()
-
-    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The loop refers to tasks weakly: one that waits for nothing else may be collected.
-        calls.add(asyncio.current_task())
-        await ending.wait()
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        async with asyncio.timeout(20):
-            async with scoring(remote(url, attempts=2), limit_s=0.6) as scorer:
-                with pytest.raises(RewardError) as failed:
-                    await scorer(sample("yes"))
-    finally:
-        server.close()
-        ending.set()
-        await asyncio.gather(*calls, return_exceptions=True)
-    assert "ReadTimeout" in str(failed.value)
+    # The kernel accepts the connection, and nobody reads it.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        term = remote(url_of(listener), attempts=2)
+        async with asyncio.timeout(20), scoring(term, limit_s=0.6) as scorer:
+            with pytest.raises(RewardError, match="ReadTimeout"):
+                await scorer(sample("yes"))
 
 
-def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(
-    monkeypatch: pytest.MonkeyPatch,
+def test_another_verifier_judges_the_rows_tests(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SCORE_TOKEN", "mine")
-
-    def answer(_: int, __: dict[str, Any], request: Request) -> Response:
-        return JSONResponse({"sent": float(request.headers.get("authorization") == "Bearer mine")})
-
-    assert from_server(answer, token_env="SCORE_TOKEN")[0] == {"sent": 1.0}
-    assert from_server(answer)[0] == {"sent": 0.0}
-    with pytest.raises(
-        ConfigError,
-        match=r"token_env=NOT_SET of http://127.0.0.1:1: there is no such environment variable",
-    ):
-        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
-
-
-def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "SCORE_TOKEN", TOKEN)
+    monkeypatch.setenv("SCORE_TOKEN", TOKEN)
+    echo = sample(
+        "```sh\necho $((1 + 2)) | cat\n```",
+        tests=[StdinTest(input="", output="3\n")], language="shell",
+    )  # fmt: skip
+    programs = ("def f(x):\n    return x", "def f(x):\n    return 1", "```python\nunfinished")
 
     async def run() -> list[Any]:
-        async with verifier() as (url, _):
-            programs = (
-                "def f(x):\n    return x",
-                "def f(x):\n    return 1",
-                "```python\nunfinished",
-            )
-            term = remote(url, form="verifier", token_env="SCORE_TOKEN")
-            scorer = RemoteVerifier(term, "auto", limit_s=10)
-            scores = [await scorer(sample(program)) for program in programs]
-            tests = [StdinTest(input="", output="3\n")]
-            echo = sample("```sh\necho $((1 + 2)) | cat\n```", tests=tests, language="shell")
-            scores.append(await scorer(echo))
-            await scorer.pool.close()
-            return scores
+        term = remote(served.url, form="verifier", token_env="SCORE_TOKEN")
+        scorer = RemoteVerifier(term, "auto", limit_s=10)
+        scores = [await scorer(each) for each in (*map(sample, programs), echo)]
+        await scorer.pool.close()
+        return scores
 
     assert asyncio.run(run()) == [1.0, 0.5, 0.0, 1.0]

@@ -10,36 +10,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from composing import compose
-from rewards_support import results_with
+from rewards_support import Judging, passed, prompt_of, sample_of
 
+from async_rl.config.plugins import REWARD, load_function
 from async_rl.config.rewards import Part
 from async_rl.core.errors import DataError
-from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
+from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Score, Verdict
 from async_rl.data.problems import read_hidden
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.protocol import RewardSample, TestResult
+from async_rl.rewards.verifier.protocol import RewardSample
 
 PROGRAM = "def f(x):\n    return x"
 CALL = CallTest(function="f", args=[1], expected=1)
 WORDS = AnswerTest(rule="regex", expected="right")
 
 
-class Verifier:
+def verifier_of_two() -> Judging:
     """A program passes if it defines f, words pass if they hold "right"."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, str]] = []
-
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        self.asked.append((len(problem.tests), code))
-        passes = [
-            ("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests
-        ]
-        verdicts = [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
-        return results_with(*verdicts)
+    return Judging(
+        lambda _, test, text: passed(("right" if isinstance(test, AnswerTest) else "def f") in text)
+    )
 
 
 async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
@@ -47,30 +39,16 @@ async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[
     return {function: scores[function] for function in functions}
 
 
-def sample() -> RewardSample:
-    return RewardSample(
-        prompt_id="p", prompt="", response="", transcript="", token_ids=[], is_written=[],
-        data_source="code", row={}, tests=[], setup="",
-        is_truncated=False, max_tokens=9,
-    )  # fmt: skip
-
-
 def score(
     text: str,
     *overrides: str,
     tests: Sequence[CodeTest] = (CALL,),
     source: str = "code",
-    verifier: Verifier | None = None,
+    verifier: Judging | None = None,
 ) -> Score:
-    prompt = Prompt(
-        prompt_id="p",
-        text="",
-        token_ids=np.zeros(1, np.int32),
-        data_source=source,
-        problem=CodeProblem(tests=list(tests)),
-    )
-    scorer = Scorer(compose("grpo_code", list(overrides)), verifier or Verifier(), ask)
-    return asyncio.run(scorer.score(prompt, text, sample))
+    scorer = Scorer(compose("grpo_code", list(overrides)), verifier or verifier_of_two(), ask)
+    prompt = prompt_of(*tests, source=source)
+    return asyncio.run(scorer.score(prompt, text, lambda: sample_of("")))
 
 
 THREE = (
@@ -79,6 +57,7 @@ THREE = (
     "reward.terms.length=length",
     "reward.terms.length.weight=-1",
 )
+FORMED = "<think>hm</think>\n<answer>{}</answer>"
 OWN = ["reward.terms.style=my:style", "reward.terms.style.sources=[mine]"]
 
 
@@ -86,30 +65,20 @@ OWN = ["reward.terms.style=my:style", "reward.terms.style.sources=[mine]"]
 def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
     found = score(PROGRAM, *THREE, "reward.terms.style.weight=2")
     assert found.reward == 1.0 + 2 * 0.5 - 0.25
-    assert found.parts == {
-        "tests_passed": 1,
-        "compiles": 1,
-        "tests": 1,
-        "style": 0.5,
-        "style.to_ne": 2.0,
-        "length": 0.25,
-    }
+    style = {"style": 0.5, "style.to_ne": 2.0}
+    assert found.parts == {"tests_passed": 1, "compiles": 1, "tests": 1, **style, "length": 0.25}
     assert found.verdicts == (Verdict.PASS,)
     assert score(PROGRAM, *THREE, "reward.terms.style.weight=0").reward == 0.75
 
 
-def test_one_function_scores_alone_and_no_test_is_run() -> None:
-    verifier = Verifier()
-    found = score(PROGRAM, "reward.terms.style=my:style", verifier=verifier)
+@pytest.mark.covers("rule by data_source: module:function")
+def test_a_function_may_score_alone_and_no_test_is_run() -> None:
+    verifier = verifier_of_two()
+    found = score(PROGRAM, OWN[0], verifier=verifier)
     assert (found.reward, found.verdicts, verifier.asked) == (0.5, (Verdict.WRONG_ANSWER,), [])
     # without tests a sample passes with reward.pass_reward
-    assert score(PROGRAM, "reward.terms.style=my:style", "reward.pass_reward=0.5").verdicts == (
-        Verdict.PASS,
-    )
-
-
-@pytest.mark.covers("rule by data_source: module:function")
-def test_a_data_source_may_have_a_function_of_its_own() -> None:
+    assert score(PROGRAM, OWN[0], "reward.pass_reward=0.5").verdicts == (Verdict.PASS,)
+    # for the data sources that the term names
     assert score(PROGRAM, *OWN, source="mine").reward == 0.5
     assert score(PROGRAM, *OWN, source="other").reward == 1.0
     reward = compose("grpo_code", OWN).reward
@@ -118,7 +87,7 @@ def test_a_data_source_may_have_a_function_of_its_own() -> None:
 
 
 def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
-    verifier = Verifier()
+    verifier = verifier_of_two()
     text = f"this is right\n```python\n{PROGRAM}\n```\n"
     assert score(text, tests=[WORDS, CALL], verifier=verifier).reward == 1.0
     assert verifier.asked == [(1, text), (1, PROGRAM + "\n")]
@@ -127,20 +96,19 @@ def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
     assert score(text.replace("def f", "def g"), tests=[WORDS, CALL]).reward == 0.0
 
 
-GOOD_FORM = "<think>hm</think>\n<answer>{}</answer>"
-
-
 @pytest.mark.covers("check_xml_format")
-def test_the_form_changes_the_reward_of_wrong_answers_only() -> None:
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (FORMED.format("right"), 1.0), ("right", 1.0), (FORMED.format("no"), -0.8), ("no", -1.0),
+        ("<answer>no</answer><think>hm</think>", -1.0),
+        (FORMED.format("<answer>no</answer>"), -1.0),
+    ],
+)  # fmt: skip
+def test_the_form_changes_the_reward_of_wrong_answers_only(text: str, reward: float) -> None:
     ends = ("reward.fail_reward=-1", "reward.format_reward=-0.8")
-    rewards = [
-        score(text, *ends, tests=[WORDS]).reward
-        for text in (GOOD_FORM.format("right"), "right", GOOD_FORM.format("no"), "no")
-    ]
-    assert rewards == [1.0, 1.0, -0.8, -1.0]
-    assert score(GOOD_FORM.format("no"), "reward.fail_reward=-1", tests=[WORDS]).reward == -1.0
-    assert score("<answer>no</answer><think>hm</think>", *ends, tests=[WORDS]).reward == -1.0
-    assert score(GOOD_FORM.format("<answer>no</answer>"), *ends, tests=[WORDS]).reward == -1.0
+    assert score(text, *ends, tests=[WORDS]).reward == reward
+    assert score(text, ends[0], tests=[WORDS]).reward == (1.0 if "right" in text else -1.0)
 
 
 ROW: dict[str, object] = {"prompt": "say something", "wanted": "yes", "data_source": "mine"}
@@ -150,24 +118,23 @@ def read_with(row: dict[str, object], *settings: str) -> CodeProblem:
     return read_hidden(row, compose("grpo_code", list(settings)))[0]
 
 
-def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["reward.terms.tests=tests", "reward.terms.length=length"], ["rollout.fn=my:rollout"]],
+)
+def test_a_row_without_tests_is_refused_where_tests_score_it(settings: list[str]) -> None:
     with pytest.raises(DataError, match="no tests among the columns"):
-        read_with(ROW)
-    with pytest.raises(DataError, match="no tests among the columns"):
-        read_with(ROW, "reward.terms.tests=tests", "reward.terms.length=length")
-    problem = read_with(ROW, "reward.terms.style=my:style")
-    assert (problem.tests, json.loads(problem.row)) == ([], ROW)
+        read_with(ROW, *settings)
+
+
+def test_a_row_without_tests_is_used_where_functions_or_agents_score_it_and_comes_along() -> None:
+    for setting in (OWN[0], "rollout.fn=[my:agent]"):
+        problem = read_with(ROW, setting)
+        assert (problem.tests, json.loads(problem.row)) == ([], ROW)
     assert read_with(ROW, *OWN).tests == []
     with_tests: dict[str, object] = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
     assert read_with(with_tests, "rollout.fn=my:rollout").row != ""
     assert read_with(with_tests).row == ""
-
-
-def test_a_row_of_an_agent_needs_no_tests_but_wrong_ones_are_refused() -> None:
-    problem = read_with(ROW, "rollout.fn=[my:agent]")
-    assert (problem.tests, json.loads(problem.row)) == ([], ROW)
-    with pytest.raises(DataError, match="no tests among the columns"):
-        read_with(ROW, "rollout.fn=my:rollout")
     with pytest.raises(DataError, match="tests"):
         read_with({**ROW, "tests": "none"}, "rollout.fn=[my:agent]")
 
@@ -175,8 +142,6 @@ def test_a_row_of_an_agent_needs_no_tests_but_wrong_ones_are_refused() -> None:
 def test_a_function_of_a_file_is_found_wherever_the_command_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from async_rl.config.plugins import REWARD, load_function
-
     (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")
     assert load_function("reward.fn", f"{tmp_path}/my_task.py:score", REWARD)(None) == 3
     monkeypatch.chdir(tmp_path)

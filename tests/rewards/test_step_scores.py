@@ -1,84 +1,47 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from composing import compose
-from rewards_support import no_sample, not_asked, results_with
+from rewards_support import Judging, calls, not_asked, passed, prompt_of, sample_of, score_steps
 
-from async_rl.config.run import RunConfig
-from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
+from async_rl.core.types import Score, StepScore
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample, TestResult
+from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample
 
-TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
-PROMPT = Prompt(
-    prompt_id="p",
-    text="",
-    token_ids=np.zeros(1, np.int32),
-    data_source="code",
-    problem=CodeProblem(tests=list(TESTS)),
-)
-CONFIG: RunConfig = compose("grpo_code", ["reward.mode=fraction", "reward.placement=steps"])
+PROMPT = prompt_of(*calls(0, 1, 2, 3))
 
 
-class CountsPasses:
-    """Says that a program passes as many tests as it has the letter x."""
-
-    async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-        passed = code.count("x")
-        verdicts = [
-            Verdict.PASS if i < passed else Verdict.WRONG_ANSWER for i in range(len(problem.tests))
-        ]
-        return results_with(*verdicts)
+def counts_passes() -> Judging:
+    """A program passes as many tests as it has the letter x."""
+    return Judging(lambda number, _, code: passed(number < code.count("x")))
 
 
 def block(program: str) -> str:
     return f"```python\n{program}\n```"
 
 
+FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")
+
+
 def score(response: str) -> Score:
-    """One token per character."""
-    scorer = Scorer(CONFIG, CountsPasses(), not_asked)
-    return asyncio.run(
-        scorer.score_steps(
-            PROMPT,
-            response,
-            num_tokens=len(response) + 1,
-            tokens_until=lambda chars: chars,
-            sample=no_sample,
-        )
-    )
+    config = compose("grpo_code", ["reward.mode=fraction", "reward.placement=steps"])
+    return score_steps(Scorer(config, counts_passes(), not_asked), PROMPT, response)
 
 
 def score_by_function(response: str, *settings: str) -> tuple[Score, list[RewardSample]]:
     """The function counts letters x of what it is shown."""
     terms = ["reward.placement=steps", "reward.terms.mine=length", *settings]
-    config = compose("grpo_code", terms)
     asked: list[RewardSample] = []
 
     async def ask(names: Sequence[str], sample: RewardSample) -> FunctionScores:
         asked.append(sample)
         return {"mine": {"score": float(sample.response.count("x"))}}
 
-    whole = RewardSample(
-        prompt_id="p", prompt="", response=response, transcript=response,
-        token_ids=list(range(len(response) + 1)), is_written=[True] * (len(response) + 1),
-        data_source="code", row={}, tests=[], setup="", is_truncated=False, max_tokens=999,
-    )  # fmt: skip
-    scorer = Scorer(config, CountsPasses(), ask)
-    found = asyncio.run(
-        scorer.score_steps(
-            PROMPT,
-            response,
-            num_tokens=len(response) + 1,
-            tokens_until=lambda chars: chars,
-            sample=lambda: whole,
-        )
-    )
-    return found, asked
+    scorer = Scorer(compose("grpo_code", terms), counts_passes(), ask)
+    whole = sample_of(response, len(response) + 1)
+    return score_steps(scorer, PROMPT, response, lambda: whole), asked
 
 
 @pytest.mark.covers("dense: a score per step by a function")
@@ -98,47 +61,29 @@ def test_tests_beside_a_function_judge_the_block_of_the_step() -> None:
     assert [step.reward for step in found.steps] == [1 + 0.25, 4 + 0.75]
 
 
-def test_without_a_block_a_function_scores_each_paragraph() -> None:
-    found, asked = score_by_function("x y\n\nxx\nx\n \nno\n\n")
-    assert [sample.response for sample in asked] == [
-        "x y",
-        "x y\n\nxx\nx",
-        "x y\n\nxx\nx\n \nno\n\n",
-    ]
+def test_without_a_block_a_function_scores_each_paragraph_or_some_of_many() -> None:
+    response = "x y\n\nxx\nx\n \nno\n\n"
+    found, asked = score_by_function(response)
+    assert [sample.response for sample in asked] == ["x y", "x y\n\nxx\nx", response]
     assert [step.reward for step in found.steps] == [1, 4, 4]
-    assert found.steps[-1].end_tokens == len("x y\n\nxx\nx\n \nno\n\n") + 1
-
-
-def test_of_many_paragraphs_some_are_scored() -> None:
+    assert found.steps[-1].end_tokens == len(response) + 1
     found, asked = score_by_function("x\n\n" * 1000)
     assert len(asked) == len(found.steps) <= 65
     assert found.steps[-1].reward == 1000
 
 
-FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")
-
-
 @pytest.mark.covers("dense: a score per block")
 def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> None:
-    found = score(f"First try:\n{FIRST}\nbetter:\n{SECOND}\ndone")
-    first_end, second_end = (
-        len(f"First try:\n{FIRST}"),
-        len(f"First try:\n{FIRST}\nbetter:\n{SECOND}"),
-    )
+    first = f"First try:\n{FIRST}"
+    second = f"{first}\nbetter:\n{SECOND}"
+    found = score(f"{second}\ndone")
     assert found.steps == (
-        StepScore(end_tokens=first_end, reward=0.25),
-        StepScore(end_tokens=second_end, reward=0.75),
+        StepScore(end_tokens=len(first), reward=0.25),
+        StepScore(end_tokens=len(second), reward=0.75),
     )
     assert found.reward == 0.75
-
-
-def test_a_block_that_does_not_parse_or_is_not_closed_is_no_step() -> None:
-    found = score(
-        f"{FIRST}\n{block('this is not a program at all')}\n```python\nanswer = 'xxxx' + 'one long"
-        " line'"
-    )
-    assert [step.reward for step in found.steps] == [0.25]
-
-
-def test_a_response_without_blocks_is_one_step_at_its_last_token() -> None:
+    # A block that does not parse or is not closed is no step.
+    no_program, opened = block("this is not a program at all"), SECOND.removesuffix("```")
+    assert [step.reward for step in score(f"{FIRST}\n{no_program}\n{opened}").steps] == [0.25]
+    # A response without blocks is one step at its last token.
     assert score("xx = 1").steps == (StepScore(end_tokens=7, reward=0.5),)

@@ -1,252 +1,177 @@
-"""Stock clients of other systems get right verdicts from a live server; what cannot be done is
-refused; failures are theirs to retry.
+"""Requests as the clients of other systems send them, written from the descriptions of their
+protocols, get right verdicts from a live server; what cannot be done is refused; a failure has the
+form that its client tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
-from language_support import Languages
+from rewards_support import Jail
 from tables import table
-from test_languages import SQUARES
-from verifier_support import TOKEN, verifier
-from wire_clients import PROGRAMS, SUMS, ArealCallClient, ArealFunctionClient, SandboxFusionClient
+from verifier_support import TOKEN, Served, verifier
 
 from async_rl.rewards.verifier.service import VerifierService
 
-T = TypeVar("T")
-SPIN = "while True: pass"
+PROBLEMS, PROGRAMS = table(__file__, "problems"), table(__file__, "programs")
+FUNCTION = "/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke?waitTime=6000&requestId=1"
+CALLS = "/apis/functioncalls"
+RUN = "/run_code"
+SQUARE = '#include <stdio.h>\nint main(void) { int n; scanf("%d", &n); printf("%d", n * n); }'
 
 
-def with_server(
-    work: Callable[[str, httpx.Client], T],
-    *,
-    closed: bool = False,
-    before: Callable[[VerifierService], None] | None = None,
-) -> T:
-    """Run a blocking client in a thread against a live server; closed: one whose jail is gone."""
+def function(problem: dict[str, Any], code: str, **more: Any) -> dict[str, Any]:
+    """AReaL's code function. Its client tries again after anything but a 200."""
+    given = {"problem_id": "q", "input_output": json.dumps(problem), "batche_index": 0}
+    rest = {"debug": False, "timeout": 0.5, "query_index": 0}
+    return {"problem": given, "code": code, **rest, **more}
 
-    async def run() -> T:
+
+def function_call(problem: dict[str, Any], code: str, **more: Any) -> dict[str, Any]:
+    """AReaL's function calls. Its client tries again after a SystemError."""
+    cases = [
+        {"input": given.strip(), "expectedOutput": wanted.strip()}
+        for given, wanted in zip(problem["inputs"], problem["outputs"], strict=True)
+    ]
+    return {
+        "uid": "[q-1]-[0-1]", "language": "PYTHON", "runtime": "python-default", "code": code,
+        "entryFunction": problem.get("fn_name", ""), "isFastFail": True, "isRemote": False,
+        "testcases": cases, "timeout": 0.5, "memory": 0, "query_index": 0, **more,
+    }  # fmt: skip
+
+
+def run(stdin: str, code: str, **more: Any) -> dict[str, Any]:
+    """SandboxFusion as verl calls it. Its client tries again after a 504 only."""
+    return {
+        "compile_timeout": 10, "run_timeout": 0.5, "code": code, "stdin": stdin,
+        "memory_limit_MB": 1024, "language": "python", "files": {}, "fetch_files": [], **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    """With the token in its path: these clients send no header of ours."""
+    with httpx.Client(base_url=served.base, timeout=60, trust_env=False) as made:
+        yield made
+
+
+def answers_of_spoilt(
+    spoil: Callable[[VerifierService], Any], bodies: dict[str, Any]
+) -> list[httpx.Response]:
+    """What a server of its own answers that was spoilt first."""
+
+    async def ask() -> list[httpx.Response]:
         async with verifier() as (url, service):
-            if closed:
-                await service.cells.close()
-            if before is not None:
-                before(service)
-            with httpx.Client(timeout=60) as http:
-                return await asyncio.to_thread(work, f"{url}/token/{TOKEN}", http)
+            done = spoil(service)
+            if done is not None:
+                await done
+            async with httpx.AsyncClient(base_url=f"{url}/token/{TOKEN}", timeout=60) as http:
+                return [await http.post(path, json=body) for path, body in bodies.items()]
 
-    return asyncio.run(run())
+    return asyncio.run(ask())
 
 
 @pytest.mark.covers("FUNCTIONCALL_SERVICE_DOMAIN: served")
-def test_areal_function_client_gets_right_verdicts() -> None:
-    def work(base: str, http: httpx.Client) -> dict[str, bool]:
-        client = ArealFunctionClient(base, http)
-        return {name: client.is_right(problem, code) for name, problem, code, _ in PROGRAMS}
-
-    assert with_server(work) == {name: is_right for name, _, _, is_right in PROGRAMS}
-
-
-def test_areal_function_answers_with_codes_up_to_the_first_failure() -> None:
-    def work(base: str, http: httpx.Client) -> list[Any]:
-        client = ArealFunctionClient(base, http)
-        codes = [
-            "a, b = map(int, input().split())\nprint(a + abs(b))",
-            "def f(:",
-            "print(1 // 0)",
-            "a, b = map(int, input().split())\nassert a != 3\nprint(a + b)",
-        ]
-        return [client.send(SUMS, code)["result"] for code in codes]
-
-    assert with_server(work) == [[True, True, False], [-2], [-1], [True, -1]]
+@pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: str(row["codes"]))
+def test_every_form_judges_a_program(client: httpx.Client, row: dict[str, Any]) -> None:
+    problem, code, types = PROBLEMS[row["problem"]], row["code"], row["types"]
+    found = client.post(FUNCTION, json=function(problem, code)).json()
+    assert found["result"] == row["codes"]
+    found = client.post(CALLS, json=function_call(problem, code)).json()
+    assert [result["errorType"] for result in found["results"]] == types
+    assert (found["success"], found["uid"]) == (not any(types), "[q-1]-[0-1]")
+    if "run" in row:
+        status, stdout, return_code = row["run"]
+        found = client.post(RUN, json=run(problem["inputs"][-1], code)).json()
+        ran = found["run_result"]
+        assert (found["status"], ran["stdout"], ran["return_code"]) == (status, stdout, return_code)
+        is_late = row["codes"] == [-1] and return_code is None
+        assert ran["status"] == ("TimeLimitExceeded" if is_late else "Finished")
+        assert ("KeyError" in ran["stderr"]) is ("KeyError" in code)
 
 
-def test_areal_call_client_gets_right_verdicts_one_test_at_a_time_and_all_at_once() -> None:
-    def work(base: str, http: httpx.Client) -> list[dict[str, bool]]:
-        clients = ArealCallClient(base, http), ArealCallClient(base, http, batch=10)
-        return [
-            {name: client.is_right(problem, code) for name, problem, code, _ in PROGRAMS}
-            for client in clients
-        ]
-
-    assert with_server(work) == [{name: is_right for name, _, _, is_right in PROGRAMS}] * 2
-
-
-def test_areal_call_names_the_error_and_stops_only_if_told() -> None:
-    cases = [
-        {"input": i, "expectedOutput": o}
-        for i, o in (("1", "1"), ("2", "5"), ("0", "0"), ("3", "3"))
-    ]
+def test_areal_call_goes_on_after_a_failure_if_told(client: httpx.Client) -> None:
+    problem = {"inputs": ["1", "2", "0", "3"], "outputs": ["1", "5", "0", "3"]}
     code = "x = int(input())\nprint(x if x else 1 // x)"
-
-    def work(base: str, http: httpx.Client) -> list[Any]:
-        client = ArealCallClient(base, http)
-        return [
-            [r["errorType"] for r in client.send(cases, code, isFastFail=fast)["results"]]
-            for fast in (True, False)
-        ] + [client.send(cases, code)["uid"]]
-
-    assert with_server(work) == [
-        ["", "WrongAnswer"],
-        ["", "WrongAnswer", "RuntimeError", ""],
-        "[q-1]-[0-1]",
-    ]
-
-
-def test_sandbox_fusion_client_gets_right_verdicts() -> None:
-    def work(base: str, http: httpx.Client) -> list[bool | int]:
-        client = SandboxFusionClient(f"{base}/run_code", http)
-        return [
-            client.status(code, SUMS["inputs"][2], SUMS["outputs"][2])
-            for _, problem, code, _ in PROGRAMS
-            if problem is SUMS
-        ]
-
-    assert with_server(work) == [True, False, -2, -2, False]
-
-
-def test_run_code_tells_output_status_and_exception() -> None:
-    def work(base: str, http: httpx.Client) -> list[dict[str, Any]]:
-        client = SandboxFusionClient(f"{base}/run_code", http)
-        return [
-            client.send(code, "5\n", run_timeout=0.3)
-            for code in (
-                "print(int(input()) * 2)",
-                "print('so far', flush=True)\nraise KeyError('x')",
-                SPIN,
-            )
-        ]
-
-    well, failed, late = with_server(work)
-    assert (well["status"], well["run_result"]["stdout"], well["run_result"]["return_code"]) == (
-        "Success",
-        "10\n",
-        0,
-    )
-    assert (failed["status"], failed["run_result"]["status"], failed["run_result"]["stdout"]) == (
-        "Failed",
-        "Finished",
-        "so far\n",
-    )
-    assert "KeyError" in failed["run_result"]["stderr"]
-    assert failed["run_result"]["return_code"] == 1
-    assert (late["status"], late["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
+    found = client.post(CALLS, json=function_call(problem, code, isFastFail=False)).json()
+    types = [result["errorType"] for result in found["results"]]
+    assert types == ["", "WrongAnswer", "RuntimeError", ""]
 
 
 @pytest.mark.covers("infrastructure failures")
-def test_infrastructure_failure_is_retried_by_every_client_and_never_an_answer() -> None:
-    def work(base: str, http: httpx.Client) -> list[int]:
-        form_a, form_b = ArealFunctionClient(base, http), ArealCallClient(base, http)
-        with pytest.raises(RuntimeError, match="HTTP 504"):
-            form_a.send(SUMS, "print(1)")
-        with pytest.raises(RuntimeError, match="SystemError"):
-            form_b.send([{"input": "", "expectedOutput": ""}], "print(1)")
-        with pytest.raises(RuntimeError, match="still 504"):
-            SandboxFusionClient(f"{base}/run_code", http).send("print(1)", "")
-        return [form_a.num_calls, form_b.num_calls]
+def test_infrastructure_failure_is_never_an_answer_and_the_client_tries_again() -> None:
+    problem = PROBLEMS["sums"]
+    bodies = {
+        FUNCTION: function(problem, "print(1)"),
+        CALLS: function_call(problem, "print(1)"),
+        RUN: run("", "print(1)"),
+    }
+    first, second, third = answers_of_spoilt(lambda service: service.cells.close(), bodies)
+    assert first.status_code == third.status_code == 504
+    assert [result["errorType"] for result in second.json()["results"]] == ["SystemError"]
 
-    assert with_server(work, closed=True) == [5, 5]
-
-
-def test_full_queue_is_what_each_client_comes_back_for() -> None:
     def fill(service: VerifierService) -> None:
         service.admit(service.queue_size + service.num_cells)
 
-    def work(base: str, http: httpx.Client) -> list[int]:
-        stdin_case = {"code": "print(1)", "testcases": [{"input": "", "expectedOutput": "1"}]}
-        bodies = [
-            ("/apis/functioncalls", stdin_case),
-            ("/run_code", {"code": "print(1)", "language": "python"}),
-        ]
-        return [http.post(base + path, json=body).status_code for path, body in bodies]
-
-    assert with_server(work, before=fill) == [504, 504]
+    assert [answer.status_code for answer in answers_of_spoilt(fill, bodies)] == [504] * 3
 
 
 @pytest.mark.parametrize("case", table(__file__, "refused"), ids=lambda case: case["said"])
-def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(case: dict[str, Any]) -> None:
-    def work(base: str, http: httpx.Client) -> tuple[int, str]:
-        answer = http.post(base + case["path"], json=case["body"])
-        return answer.status_code, answer.json()["error"]
-
-    status, error = with_server(work)
-    assert status == 400
-    assert case["said"] in error
+def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(
+    client: httpx.Client, case: dict[str, Any]
+) -> None:
+    answer = client.post(case["path"], json=case["body"])
+    assert answer.status_code == 400
+    assert case["said"] in answer.json()["error"]
 
 
-def test_token_in_the_path_must_be_the_right_one() -> None:
-    def work(base: str, http: httpx.Client) -> list[int]:
-        wrong = [
-            base.replace(TOKEN, "other"),
-            base.replace(f"/token/{TOKEN}", ""),
-            base.replace(TOKEN, ""),
-        ]
-        return [http.post(f"{url}/apis/functioncalls", json={}).status_code for url in wrong]
-
-    assert with_server(work) == [401, 401, 401]
+@pytest.mark.parametrize("path", ["/token/other", "", "/token/"])
+def test_token_in_the_path_must_be_the_right_one(served: Served, path: str) -> None:
+    answer = httpx.post(f"{served.url}{path}{CALLS}", json={}, trust_env=False)
+    assert answer.status_code == 401
 
 
-def test_every_form_judges_other_languages(languages: Languages) -> None:
+def test_every_form_judges_other_languages(client: httpx.Client, jail: Jail) -> None:
     """In C, which compiles quickest."""
-    languages.need("c")
-    right, wrong, broken = SQUARES["c"], "int main(void) { return 0; }", "int main(void) {"
-
-    def work(base: str, http: httpx.Client) -> list[Any]:
-        areal, cases = ArealCallClient(base, http), [{"input": "3", "expectedOutput": "9"}]
-        pairs = {"inputs": ["3"], "outputs": ["9"]}
-        function = ArealFunctionClient(base, http)
-        fusion = SandboxFusionClient(f"{base}/run_code", http)
-        own = {"language": "c", "tests": [{"kind": "stdin", "input": "3", "output": "9"}]}
-        return [
-            *(areal.send(cases, code, language="C")["success"] for code in (right, wrong)),
-            *(
-                function.send(pairs, code, language="c")["result"]
-                for code in (right, wrong, broken)
-            ),
-            *(
-                http.post(f"{base}/verify", json={**own, "code": code}).json()["verdict"]
-                for code in (right, wrong, broken)
-            ),
-            fusion.send(right, "3", language="c")["run_result"]["stdout"],
-            fusion.send(broken, "3", language="c"),
-        ]
-
-    said = with_server(work)
-    assert said[:2] == [True, False]
-    assert said[2:5] == [[True], [False], [-2]]
-    assert said[5:8] == ["pass", "wrong_answer", "compile_error"]
-    assert said[8] == "9"
-    failed = said[9]
-    assert (failed["status"], failed["run_result"]) == ("Failed", None)
-    assert "expected declaration or statement" in failed["compile_result"]["stderr"]
-    assert failed["compile_result"]["return_code"] == 1
+    jail.need("c")
+    pairs = {"inputs": ["3"], "outputs": ["9"]}
+    own = {"language": "c", "tests": [{"kind": "stdin", "input": "3", "output": "9"}]}
+    for code, success, result, verdict in (
+        (SQUARE, True, [True], "pass"),
+        ("int main(void) { return 0; }", False, [False], "wrong_answer"),
+        ("int main(void) {", False, [-2], "compile_error"),
+    ):
+        found = client.post(CALLS, json=function_call(pairs, code, language="C")).json()
+        assert found["success"] is success
+        found = client.post(FUNCTION, json=function(pairs, code, language="c")).json()
+        assert found["result"] == result
+        assert client.post("/verify", json={**own, "code": code}).json()["verdict"] == verdict
+    found = client.post(RUN, json=run("3", SQUARE, language="c")).json()
+    assert found["run_result"]["stdout"] == "9"
+    found = client.post(RUN, json=run("3", code, language="c")).json()
+    assert (found["status"], found["run_result"]) == ("Failed", None)
+    assert "expected declaration or statement" in found["compile_result"]["stderr"]
+    assert found["compile_result"]["return_code"] == 1
 
 
 def test_language_without_a_compiler_is_refused_by_every_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case = {"input": "", "output": "1"}
-
-    def work(base: str, http: httpx.Client) -> list[httpx.Response]:
-        monkeypatch.setenv("PATH", "/nowhere")
-        bodies = {
-            "/verify": {"code": "1", "language": "go", "tests": [{"kind": "stdin", **case}]},
-            "/run_code": {"code": "1", "language": "go"},
-            "/apis/functioncalls": {
-                "code": "1", "language": "GO", "testcases": [{"input": "", "expectedOutput": "1"}],
-            },
-        }  # fmt: skip
-        batch = {"requests": [bodies["/verify"]]}
-        return [
-            *(http.post(base + path, json=body) for path, body in bodies.items()),
-            http.post(f"{base}/verify_batch", json=batch),
-        ]
-
-    *refused, in_batch = with_server(work)
+    pairs = {"inputs": [""], "outputs": ["1"]}
+    stdin = {"kind": "stdin", "input": "", "output": "1"}
+    own = {"code": "1", "language": "go", "tests": [stdin]}
+    bodies = {
+        "/verify": own,
+        RUN: run("", "1", language="go"),
+        CALLS: function_call(pairs, "1", language="GO"),
+        "/verify_batch": {"requests": [own]},
+    }
+    *refused, in_batch = answers_of_spoilt(lambda _: monkeypatch.setenv("PATH", "/nowhere"), bodies)
     for answer in refused:
         assert answer.status_code == 400
         assert "need go, which is not on the PATH" in answer.json()["error"]

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
-import uvicorn
 from composing import compose_unchecked
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
@@ -27,8 +26,21 @@ from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.runtime.context import ProcessContext
 from async_rl.sandbox.cells import Cells
+from async_rl.wire.http import serving, url_of
 
 TOKEN = "secret"
+
+
+class Served(NamedTuple):
+    """A live verifier."""
+
+    url: str
+    service: VerifierService
+
+    @property
+    def base(self) -> str:
+        """The URL for clients that send no header of ours."""
+        return f"{self.url}/token/{TOKEN}"
 
 
 def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunConfig:
@@ -51,28 +63,12 @@ def no_functions() -> RewardProcess:
     return RewardProcess(config.reward, timeouts=config.timeouts)
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @contextlib.asynccontextmanager
-async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
+async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """The application on a loopback port; yields its URL."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = _Server(
-            uvicorn.Config(
-                app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1
-            )
-        )
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield url
-        finally:
-            server.should_exit = True
-            await task
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with serving(app, listener, close_s=1):
+            yield url_of(listener)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,15 @@ from async_rl.sandbox.watch import Meter, open_proc
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("cells_script.py")
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
+OWN = [sys.executable, str(SCRIPT), str(ROOT)]
+# A process that collects orphans, as the init of a machine does.
+COLLECTOR = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+subprocess.run(sys.argv[1:], check=True)
+try: sys.exit(f'left: {os.waitpid(-1, 0)}')
+except ChildProcessError: pass
+"""
 
 
 def _check(said: dict[str, Any], level: int) -> None:
@@ -33,122 +42,71 @@ def _check(said: dict[str, Any], level: int) -> None:
     assert said["replaced"] == 0
 
 
-@pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
-def test_ordinary_user_gets_the_same_jail(level: int, tmp_path: Path) -> None:
-    """As root it first becomes the user `nobody`, with the system's Python.
-
-    That user can read only a copy of the package.
-    """
-    command, cwd = [sys.executable, str(SCRIPT), str(ROOT), str(level)], ROOT
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None or not SYSTEM_PYTHON.exists():
-            pytest.skip("no setpriv or no system Python 3.11 to become another user with")
-        place = Path("/var/tmp") / f"async_rl-jail-{os.getpid()}"
-        shutil.copytree(
-            ROOT / "sandbox", place / "sandbox", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        shutil.copy(SCRIPT, place)
-        try:
-            for path in (place, *place.rglob("*")):
-                path.chmod(0o755)
-            become = [
-                "setpriv",
-                "--reuid=65534",
-                "--regid=65534",
-                "--clear-groups",
-                "--inh-caps=-all",
-            ]
-            command, cwd = (
-                [
-                    *become,
-                    str(SYSTEM_PYTHON),
-                    "-B",
-                    str(place / SCRIPT.name),
-                    str(place),
-                    str(level),
-                ],
-                place,
-            )
-            done = subprocess.run(
-                command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
-            )
-        finally:
-            shutil.rmtree(place)
-    else:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
-        )
+def _said(command: list[str], **options: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        **options,
+    )  # fmt: skip
     if "no jail works" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture
+def ordinary() -> Iterator[list[str]]:
+    """The script as an ordinary user: root first becomes `nobody`, with the system's Python.
+
+    That user can read only a copy of the package.
+    """
+    if os.geteuid() != 0:
+        yield OWN
+        return
+    if shutil.which("setpriv") is None or not SYSTEM_PYTHON.exists():
+        pytest.skip("no setpriv or no system Python 3.11 to become another user with")
+    place = Path("/var/tmp") / f"async_rl-jail-{os.getpid()}"
+    shutil.copytree(
+        ROOT / "sandbox", place / "sandbox", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(SCRIPT, place)
+    try:
+        for path in (place, *place.rglob("*")):
+            path.chmod(0o755)
+        become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+        yield [*become, str(SYSTEM_PYTHON), "-B", str(place / SCRIPT.name), str(place)]
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
+def test_ordinary_user_gets_the_same_jail(level: int, ordinary: list[str]) -> None:
+    said = _said([*ordinary, str(level)], cwd="/")
     assert said["uid"] != 0
     _check(said, level)
 
 
 @pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
 def test_cells_die_with_a_server_that_is_killed(level: int) -> None:
-    server = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(ROOT), str(level), "stay"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout
-    assert server.stdin
-    said = json.loads(server.stdout.readline())
-    family = [
-        process
-        for pid in said["pids"]
-        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
-    ]
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-    server.stdin.close()
-    server.stdout.close()
+    with subprocess.Popen(
+        [*OWN, str(level), "stay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout
+        said = json.loads(server.stdout.readline())
+        cells = [psutil.Process(pid) for pid in said["pids"]]
+        family = [each for cell in cells for each in (cell, *cell.children(recursive=True))]
+        server.send_signal(signal.SIGKILL)
+        server.wait()
     assert psutil.wait_procs(family, timeout=10)[1] == []
     _check(said, level)
 
 
-def test_closing_a_pool_leaves_no_process_and_no_mount() -> None:
+def test_closing_a_pool_leaves_no_mount_and_no_process_to_init() -> None:
     mounts = Path("/proc/self/mounts").read_text()
     before = set(psutil.Process().children(recursive=True))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(ROOT), "1"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 10
-    pids = json.loads(done.stdout)["pids"]
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    _said([sys.executable, "-c", COLLECTOR, *OWN, str(NAMESPACES)])
     assert set(psutil.Process().children(recursive=True)) == before
     assert Path("/proc/self/mounts").read_text() == mounts
-
-
-def test_closed_cells_leave_no_process_to_init() -> None:
-    """A process that collects orphans, as the init of a machine does, gets none."""
-    collector = (
-        "import ctypes, os, subprocess, sys\n"
-        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # PR_SET_CHILD_SUBREAPER
-        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
-        "try:\n    sys.exit(f'left: {os.waitpid(-1, 0)}')\n"
-        "except ChildProcessError:\n    pass\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", collector, sys.executable, str(SCRIPT), str(ROOT), str(NAMESPACES)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if "no jail works" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[-1])
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_task_that_a_signal_has_stopped_counts_as_asleep() -> None:

@@ -50,10 +50,6 @@ def test_plain_value_survives_the_way_out(value: Any) -> None:
     assert type(again) is type(value)
 
 
-def test_integers_beyond_the_decimal_limit_survive() -> None:
-    assert decode(encode([10**5000, -(10**5000)])) == [10**5000, -(10**5000)]
-
-
 def test_subclasses_arrive_as_foreign_values() -> None:
     class Int(int): ...
 
@@ -68,10 +64,11 @@ def test_subclasses_arrive_as_foreign_values() -> None:
     [
         decimal.Decimal("1.50"), fractions.Fraction(1, 3), range(1, 9, 2), collections.deque([1]),
         datetime.date(2026, 2, 28), datetime.time(1, 2, 3, 4), datetime.timedelta(-1, 2, 3),
-        datetime.datetime(2026, 2, 28, 1, tzinfo=datetime.UTC),
+        datetime.datetime(2026, 2, 28, 1, tzinfo=datetime.UTC), 10**5000, -(10**5000),
     ],
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_value_of_a_type_of_the_library_survives_the_way_out(value: Any) -> None:
+def test_large_integer_or_value_of_the_library_survives_the_way_out(value: Any) -> None:
     again = decode(encode([value, (value,)]))
     assert again == [value, (value,)]
     assert type(again[0]) is type(value)
@@ -129,15 +126,14 @@ def test_no_more_frames_are_read_than_there_are_runs() -> None:
     assert not read_frames(data, 2).is_malformed
 
 
-def test_equality_is_of_exact_types() -> None:
-    assert values_equal([1, "a", {"k": (1, 2.0)}], [1, "a", {"k": (1, 2.0)}])
-    assert values_equal(0.1 + 0.2, 0.3)
-    assert values_equal(math.nan, math.nan)
-    assert not values_equal(True, 1)
-    assert not values_equal(1.0, 1)
-    assert not values_equal((1,), [1])
-    assert not values_equal({1: 1}, {True: 1})
-    assert not values_equal({1}, {1.0})
-    assert not values_equal([1, 2], [1])
-    assert not values_equal(0.3001, 0.3)
-    assert not values_equal(math.inf, 1e308)
+@pytest.mark.parametrize(
+    ("value", "expected", "is_equal"),
+    [
+        ([1, "a", {"k": (1, 2.0)}], [1, "a", {"k": (1, 2.0)}], True), (0.1 + 0.2, 0.3, True),
+        (math.nan, math.nan, True), (True, 1, False), (1.0, 1, False), ((1,), [1], False),
+        ({1: 1}, {True: 1}, False), ({1}, {1.0}, False), ([1, 2], [1], False),
+        (0.3001, 0.3, False), (math.inf, 1e308, False),
+    ],
+)  # fmt: skip
+def test_equality_is_of_exact_types(value: object, expected: object, is_equal: bool) -> None:
+    assert values_equal(value, expected) is is_equal

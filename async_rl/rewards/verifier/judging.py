@@ -84,7 +84,7 @@ class Judge:
         self._config = config
         self._containers = Containers(config.container_engine, config.rootfs, num_containers)
         headers = load_headers(config.checker_headers)
-        self._commands = CommandJudge(num_others, cells.level, cells.reasons, headers)
+        self.commands = CommandJudge(num_others, cells.level, cells.reasons, headers)
         try:
             self.packaged = Cells.of_programs(num_others, cells.level, config.packages)
         except CellFailed as error:
@@ -111,7 +111,7 @@ class Judge:
                 found = await program.results(questions, ask, rule, most)
                 if mode is Mode.STREAMS and any(each.message == _REFUSED for each in found):
                     with suppress(Unsupported):
-                        ask = await self._commands.asker(program)
+                        ask = await self.commands.asker(program)
                         found = await program.results(questions, ask, rule, 1)
                 results += found
         results = program.with_rest(results)
@@ -132,7 +132,7 @@ class Judge:
 
     async def _asker(self, mode: Mode, program: Program) -> Ask:
         if program.request.is_command:
-            return await self._commands.asker(program)
+            return await self.commands.asker(program)
         return partial(program.run, mode)
 
     def _program(self, request: VerifyRequest) -> Program:
@@ -151,7 +151,7 @@ class Judge:
     async def require(self, request: VerifyRequest) -> None:
         """Raise Unsupported if such programs cannot be judged on this machine."""
         if request.is_command:
-            await self._commands.require(request.language)
+            await self.commands.require(request.language)
         for test in request.tests:
             if isinstance(test, ContainerTest):
                 await self._containers.require(test.image)
@@ -159,13 +159,13 @@ class Judge:
     @property
     def num_replaced(self) -> int:
         """Cells that broke and were replaced."""
-        return sum(each.num_replaced for each in (self._cells, self.packaged, self._commands))
+        return sum(each.num_replaced for each in (self._cells, self.packaged, self.commands))
 
     async def close(self) -> None:
         """End all that the judge has started. The plain cells belong to the caller."""
         await self._words.close()
         await self.packaged.close()
-        await self._commands.close()
+        await self.commands.close()
         await self._containers.close()
 
     async def _alone(self, test: CodeTest, program: Program, rule: Rule) -> TestResult:
@@ -232,7 +232,7 @@ class Judge:
         files = [given, output, answer]
         limits = program.limits.with_room(sum(map(len, files)))
         if checker.language != PYTHON:
-            compiler = await self._commands.require(checker.language)
+            compiler = await self.commands.require(checker.language)
             return await compiler.check(checker, files, limits)
         how = checker.code, checker.form, checker.interacts
         files = [output, b"", given, answer]

@@ -50,18 +50,19 @@ def build_app(
     known: called with the address of each client that has the token.
     """
 
-    async def admitted(request: Request, work: Awaitable[T]) -> T:
+    async def answered(
+        request: Request, program: VerifyRequest, work: Callable[[VerifyRequest], Awaitable[Any]]
+    ) -> Response:
+        # Before the admission, which a program that cannot be judged must not take.
+        await service.require(program)
+        service.admit(1)
         try:
-            return await while_connected(request, work)
+            return json_response(await while_connected(request, work(program)))
         finally:
             service.release()
 
     async def verify(request: Request) -> Response:
-        program = await _read(request, VerifyRequest)
-        # Before the admission, which a program that cannot be judged must not take.
-        await service.require(program)
-        service.admit(1)
-        return json_response(await admitted(request, service.verify(program)))
+        return await answered(request, await _read(request, VerifyRequest), service.verify)
 
     async def verify_batch(request: Request) -> ASGIApp:
         batch = await _read(request, BatchRequest)
@@ -77,9 +78,7 @@ def build_app(
         except (DataError, ValueError) as error:
             raise HTTPException(400, f"bad request: {error}") from error
         try:
-            await service.require(program)
-            service.admit(1)
-            return json_response(await admitted(request, body.answer(service, program)))
+            return await answered(request, program, partial(body.answer, service))
         except HTTPException as refused:
             # SandboxFusion's clients retry after a 504 only, AReaL's after any status but 200.
             status = 504 if refused.status_code in (429, 503) else refused.status_code
