@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from members import reply
-from rich.console import Console as RichConsole
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from async_rl.monitoring.status import render
 from async_rl.observability.logs import log_path
 from async_rl.protocol.membership import ReportMetrics
 from async_rl.supervision.monitor import Monitor
@@ -34,13 +30,3 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Tensors("run/alarm")] == [2, 5]
-
-
-@pytest.mark.parametrize(("share", "is_told"), [(1.0, True), (0.99, False)])
-def test_status_tells_it_as_long_as_it_is_so(share: float, is_told: bool) -> None:
-    out = io.StringIO()
-    RichConsole(file=out, width=200).print(
-        render(reply(metrics={"reward/failed_share": share}), now_s=60.0)
-    )
-    alarm = "last step: no sample has a reward above reward.fail_reward"
-    assert (alarm in out.getvalue()) == is_told
