@@ -31,7 +31,7 @@ def test_a_terminal_shows_them_in_every_form() -> None:
     for form in (table, text, f"{CLIPBOARD}{TITLE}"):
         out = io.StringIO()
         terminal = Terminal(file=out, force_terminal=True, color_system="standard", width=120)
-        terminal.print(form, markup=False)
+        terminal.print(form, markup=False, highlight=False)
         shown = out.getvalue()
         assert "␛]52;c;" in shown
         assert not {"\x07", "\x7f", "\x9d", "\r"} & set(shown)
