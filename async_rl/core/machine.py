@@ -155,17 +155,12 @@ def _memory_mb() -> int:
     memory: int = psutil.virtual_memory().total
     # cgroup version 2, then version 1.
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limit = _limit_bytes(Path(name))
-        if limit is not None:
+        path = Path(name)
+        limit = path.read_text().strip() if path.is_file() else ""
+        if limit.isdigit():  # without a limit: "max"
             # The kernel kills a container above its limit, however much memory the machine has.
-            memory = min(memory, limit)
+            memory = min(memory, int(limit))
     return memory // 2**20
-
-
-def _limit_bytes(path: Path) -> int | None:
-    """The container's limit in a file of the kernel; None without a file or a limit ("max")."""
-    text = path.read_text().strip() if path.is_file() else ""
-    return int(text) if text.isdigit() else None
 
 
 def arranged(numbers: Iterable[int], system: Path = _SYSTEM) -> Cpus:

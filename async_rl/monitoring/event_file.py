@@ -5,10 +5,9 @@ The only file that imports TensorBoard's writer.
 """
 
 import re
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -16,30 +15,28 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
 from async_rl.observability.catalogue import FIRST_SCREEN, describe, with_unit
 
-_FLUSH_S = 2
-_MAX_QUEUED = 1000
-
 
 class EventFile:
-    """One run's events. A background thread writes them and flushes every two seconds, so that a
-    killed run loses no more.
+    """One run's events, in a file for each start of the run. What `flush` has written survives a
+    kill. Raises OSError if it cannot be written.
 
     Each metric has its meaning from the catalogue with its first value.
     """
 
     def __init__(self, directory: Path) -> None:
         self._described: set[str] = set()
-        threading.excepthook = _hide_what_is_raised_again(threading.excepthook)
-        # The name of the file has the time in seconds and a number that grows.
-        self._writer = EventFileWriter(
-            str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
-        )
-        self._add(_first_screen(), 0)
+        directory.mkdir(exist_ok=True)
+        # TensorBoard reads the files of a directory in the order of their names. Its own writer
+        # has a thread, whose error would come as a traceback before the one of the next call.
+        path = directory / f"events.out.tfevents.{time.time_ns()}.async-rl"
+        self._records = RecordWriter(path.open("xb"))
+        self._add(file_version="brain.Event:2")
+        self._add(summary=_first_screen())
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """Add a point of a curve; with the first one, title with unit, and meaning."""
@@ -50,40 +47,29 @@ class EventFile:
             metadata = summary.value[0].metadata
             metadata.display_name = with_unit(name, name)
             metadata.summary_description = spec.description
-        self._add(summary, step)
+        self._add(step=step, summary=summary)
 
     def text(self, name: str, markdown: str, step: int) -> None:
-        """Add a page of Markdown, which a person sees before the next periodic flush."""
-        self._add(text_pb(name, markdown), step)
-        self._writer.flush()
+        """Add a page of Markdown."""
+        self._add(step=step, summary=text_pb(name, markdown))
 
     def restart(self, step: int) -> None:
         """Continue the run at `step`: TensorBoard discards its earlier values and later steps."""
         # TensorBoard drops later steps only at a START event.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
-        self._writer.flush()
+        self._add(step=step, session_log=start)
+
+    def flush(self) -> None:
+        """Let TensorBoard see everything that was added."""
+        self._records.flush()
 
     def close(self) -> None:
-        """Flush, and stop the background thread."""
-        self._writer.close()
+        """Flush, and close the file."""
+        self._records.close()
 
-    def _add(self, summary: summary_pb2.Summary, step: int) -> None:
-        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
-
-
-def _hide_what_is_raised_again(
-    elsewhere: Callable[[threading.ExceptHookArgs], object],
-) -> Callable[[threading.ExceptHookArgs], None]:
-    """Return a handler of the errors of threads that gives all but the writer's to another one."""
-
-    def handle(args: threading.ExceptHookArgs) -> None:
-        # The writer's thread keeps its error, and the next call of the writer raises it again, so a
-        # full disk ends the run with one sentence. The traceback of the thread would come before.
-        if type(args.thread).__module__ != EventFileWriter.__module__:
-            elsewhere(args)
-
-    return handle
+    def _add(self, **fields: Any) -> None:
+        event = event_pb2.Event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
 
 
 def _first_screen() -> summary_pb2.Summary:

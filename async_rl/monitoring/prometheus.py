@@ -55,14 +55,14 @@ class Endpoint:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, for `prometheus_client`."""
         step, metrics = self._newest()
-        meanings = {name: spec.description for name in metrics if (spec := describe(name))}
-        values = {"step": step} | {name: metrics[name] for name in sorted(meanings)}
+        values = {exported_name("step"): ("learner steps done", float(step))}
         # By name: the format forbids a second family of a name.
-        families = {exported_name(name): name for name in values}
-        for exported, name in families.items():
-            meaning = meanings.get(name, "learner steps done")
-            family = GaugeMetricFamily(exported, meaning, labels=["run"])
-            family.add_metric([self._run], values[name])
+        for name, value in sorted(metrics.items()):
+            if spec := describe(name):
+                values[exported_name(name)] = spec.description, value
+        for name, (meaning, value) in values.items():
+            family = GaugeMetricFamily(name, meaning, labels=["run"])
+            family.add_metric([self._run], value)
             yield family
 
 

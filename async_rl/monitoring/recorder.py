@@ -5,8 +5,8 @@ Input: scalars of a step, from any process, in any order; events of the run.
 Output: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`, `<run_dir>/events.jsonl`.
 Rules
 - A row is written when it and all rows before it are complete: the learner's part (every step
-  except 0) and the evaluation's (if one is due). Ten minutes after its last part an incomplete row
-  is written; a part that arrives later is in TensorBoard only.
+  after the version that it started from) and the evaluation's (if one is due). Ten minutes after
+  its last part an incomplete row is written; a part that arrives later is in TensorBoard only.
 - `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does
   not change it; it never decreases from row to row (step 0 has only its evaluation, which may
   arrive after step 1).
@@ -62,7 +62,6 @@ class _Row(msgspec.Struct):
     time_s: float
     scalars: dict[str, float | None]
     last_s: float = 0.0
-    awaited: set[str] = set()
 
 
 class Recorder:
@@ -86,6 +85,7 @@ class Recorder:
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
         self._rows: dict[int, _Row] = {}
+        self._resumed = 0
         self._started_s = clock()
         self._next_step = 0 if is_evaluated(config, 0) else 1
         newest, end = self._last_row(math.inf)
@@ -113,9 +113,8 @@ class Recorder:
             if is_paced:
                 self._drawn_s = now_s
         if step >= self._next_step:
-            row = self._rows.setdefault(step, _Row(now_s, {}, awaited=self._awaited(step)))
+            row = self._rows.setdefault(step, _Row(now_s, {}))
             row.scalars.update(scalars)
-            row.awaited.difference_update(scalars)
             row.last_s = now_s
         elif scalars:
             _LOG.warning(
@@ -123,6 +122,7 @@ class Recorder:
                 message.source,
                 step,
             )
+        self._events.flush()
         self.flush()
         # The incomplete rows survive a killed supervisor.
         replace_file(self._held_path, msgspec.json.encode(self._rows))
@@ -131,6 +131,7 @@ class Recorder:
         """Record an event of the run: a restart, a silence, a stall, an alarm."""
         events.note(self._run_dir, kind, text, step=step)
         self._events.text(f"run/{kind}", text, step)
+        self._events.flush()
 
     def _run_s(self) -> float:
         """Return the seconds since the start of the run."""
@@ -145,10 +146,11 @@ class Recorder:
             row = self._rows[step]
             is_late = self._run_s() - row.last_s >= HOLD_S
             # Rows are written in order, so an incomplete one holds back those after it.
-            if (row.awaited or step != self._next_step) and not is_late:
+            awaited = self._awaited(step) - row.scalars.keys()
+            if (awaited or step != self._next_step) and not is_late:
                 return
-            if row.awaited:
-                missing = ", ".join(sorted(row.awaited))
+            if awaited:
+                missing = ", ".join(sorted(awaited))
                 _LOG.warning("step %d is recorded without %s, which did not arrive", step, missing)
             self._write(step)
 
@@ -164,15 +166,14 @@ class Recorder:
                 self._path,
                 missing,
             )
+        self._resumed = version
         os.truncate(self._path, end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
         is_written = kept is not None and kept.step == version
         if version > 0 and is_evaluated(self._config, version) and not is_written:
-            # Its evaluation is repeated; the learner's part is not, so it is not awaited.
+            # Its evaluation is repeated.
             now_s = self._run_s()
-            self._rows.setdefault(
-                version, _Row(now_s, {}, last_s=now_s, awaited={_EVALUATION_PART})
-            )
+            self._rows.setdefault(version, _Row(now_s, {}, last_s=now_s))
         # A held row of an earlier step is still to be written. Step 0 has no row before its
         # evaluation.
         if self._next_step:
@@ -211,7 +212,6 @@ class Recorder:
         for step, row in saved.items():
             if step >= self._next_step:
                 row.last_s = self._run_s()
-                row.awaited = self._awaited(step) - row.scalars.keys()
                 self._rows[step] = row
 
     def close(self) -> None:
@@ -226,7 +226,8 @@ class Recorder:
 
     def _awaited(self, step: int) -> set[str]:
         awaited = set()
-        if step > 0:
+        # The learner does not repeat its part of the version that it starts from.
+        if step > self._resumed:
             # The programs of a service have the rewards.
             awaited.add(_SERVICE_PART if self._config.agent.is_service else _LEARNER_PART)
         if is_evaluated(self._config, step):

@@ -148,9 +148,11 @@ def wait_for_run(run_dir: Path, pid: int, *, timeout_s: float) -> bool:
     if not _is_elsewhere(_load_mark(run_dir)):
         return wait_for_end(pid, timeout_s=timeout_s)
     deadline_s = time.monotonic() + timeout_s
-    while living_pid(run_dir) is not None and time.monotonic() < deadline_s:
+    while living_pid(run_dir) is not None:
+        if time.monotonic() >= deadline_s:
+            return False
         time.sleep(_POLL_S)  # no event reports the end of a process on another machine
-    return living_pid(run_dir) is None
+    return True
 
 
 def wait_for_end(pid: int, *, timeout_s: float) -> bool:

@@ -14,50 +14,38 @@ from async_rl.runs.certificate import selection
 from async_rl.runs.certificate.selection import LIMIT, excess_p_value, rank_test
 
 
-def exact(chosen: list[float], others: list[float], *, is_one_sided: bool) -> float:
-    """The share of all subsets whose ranks add up to as much."""
-    every = np.array([*chosen, *others])
-    ranks = np.array([(every < x).sum() + ((every == x).sum() + 1) / 2 for x in every])
-    ranks -= ranks.mean()
-    sums = np.array([sum(s) for s in itertools.combinations(ranks, len(chosen))])
-    observed = ranks[: len(chosen)].sum()
-    if not is_one_sided:
-        sums, observed = abs(sums), abs(observed)
-    return float((sums >= observed - 1e-9).mean())
-
-
 @pytest.mark.parametrize("is_one_sided", [True, False])
-@pytest.mark.parametrize(
-    ("chosen", "others"),
-    [
+def test_permutations_agree_with_all_subsets(is_one_sided: bool) -> None:
+    for chosen, others in (
         ([9.0, 8.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
         ([1.0, 2.0, 2.0], [2.0, 2.0, 3.0, 4.0, 1.0]),
-        ([5.0], [1.0, 2.0, 3.0]),
-    ],
-)
-def test_permutations_agree_with_all_subsets(
-    chosen: list[float], others: list[float], is_one_sided: bool
-) -> None:
-    p = rank_test(np.array(chosen), np.array(others), is_one_sided=is_one_sided)
-    assert p == pytest.approx(exact(chosen, others, is_one_sided=is_one_sided), abs=0.015)
+    ):
+        every = np.array([*chosen, *others])
+        ranks = np.array([(every < x).sum() + ((every == x).sum() + 1) / 2 for x in every])
+        ranks -= ranks.mean()
+        sums = np.array([sum(s) for s in itertools.combinations(ranks, len(chosen))])
+        observed = ranks[: len(chosen)].sum()
+        if not is_one_sided:
+            sums, observed = abs(sums), abs(observed)
+        p = rank_test(np.array(chosen), np.array(others), is_one_sided=is_one_sided)
+        assert p == pytest.approx(float((sums >= observed - 1e-9).mean()), abs=0.015)
 
 
-def test_a_random_selection_is_called_biased_as_rarely_as_the_limit_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_random_selection_is_rarely_called_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "NUM_PERMUTATIONS", 999)
     rng = np.random.default_rng(1)
     values = [
-        rank_test(rng.lognormal(3, 1, 12), rng.lognormal(3, 1, 60), is_one_sided=one)
+        rank_test(rng.lognormal(3, 1, 12), rng.lognormal(3, 1, 24), is_one_sided=one)
         for one in (True, False)
-        for _ in range(150)
+        for _ in range(50)
     ]
-    # Of 300 p values of a sound test 15 are below 0.05 on average; 28 or more: one in a thousand.
-    assert sum(p < 0.05 for p in values) < 28
+    # Of 100 p values of a sound test 5 are below 0.05 on average; 13 or more: one in a thousand.
+    assert sum(p < 0.05 for p in values) < 13
     assert min(values) > LIMIT / 2
 
 
-def test_a_large_selection_is_thinned_and_still_found() -> None:
+def test_a_large_selection_is_thinned_and_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "NUM_PERMUTATIONS", 1_999)
     rng = np.random.default_rng(2)
     lengths = rng.lognormal(3, 1, 50_000)
     is_long = lengths > np.quantile(lengths, 0.9)
@@ -81,12 +69,9 @@ def test_equal_responses_by_chance_are_no_shared_seed() -> None:
         equal = sum(answers[a] == answers[b] for a, b in pairs)
         return equal - sum((chances[a] + chances[b]) / 2 for a, b in pairs)
 
-    alarms = [excess_p_value([excess(False) for _ in range(40)]) < LIMIT for _ in range(400)]
-    assert sum(alarms) <= 2
+    alarms = [excess_p_value([excess(False) for _ in range(40)]) < LIMIT for _ in range(200)]
+    assert sum(alarms) <= 1
     assert excess_p_value([excess(True) for _ in range(40)]) < LIMIT
-
-
-def test_nothing_in_excess_is_no_evidence() -> None:
     assert excess_p_value([]) == excess_p_value([0.0, 0.0]) == 1.0
 
 

@@ -34,23 +34,14 @@ def test_arbitrary_bytes_never_raise_anything_but_protocol_errors(data: bytes) -
             continue
 
 
-def test_objects_outside_the_vocabulary_cannot_travel() -> None:
+def test_other_objects_extensions_and_fields_are_refused() -> None:
     with pytest.raises(ProtocolError, match="object cannot be encoded"):
         encode(object())
-
-
-@pytest.mark.parametrize("code", [0, 2, 127, -1])
-def test_an_extension_other_than_an_array_is_refused(code: int) -> None:
     array = msgspec.msgpack.decode(encode(np.arange(3, dtype=np.int32)))
-    assert decode(encode(Probe(rows=[np.arange(3, dtype=np.int32)])), Probe).rows[0].tolist()
-    payload = msgspec.msgpack.encode(
-        {"type": "Probe", "rows": [msgspec.msgpack.Ext(code, array.data)]}
-    )
-    with pytest.raises(ProtocolError):
-        decode(payload, Probe)
-
-
-def test_unknown_fields_are_refused() -> None:
+    for code in (0, 2, 127, -1):
+        rows = [msgspec.msgpack.Ext(code, array.data)]
+        with pytest.raises(ProtocolError):
+            decode(msgspec.msgpack.encode({"type": "Probe", "rows": rows}), Probe)
     payload = msgspec.msgpack.encode({"type": "Probe", "rows": [], "extra": 1})
     with pytest.raises(ProtocolError, match="extra"):
         decode(payload, Probe)

@@ -45,9 +45,9 @@ def test_gpus_count_only_with_packages_that_use_them(
     assert (here.num_gpus, here.unusable_gpus) == ((2, 0) if can else (0, 2))
 
 
-@pytest.mark.parametrize(("visible", "names"), table(__file__, "the_users_choice_of_gpus"))
-def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it(visible: str, names: list[str]) -> None:
-    assert machine.chosen_gpus({"CUDA_VISIBLE_DEVICES": visible}) == names
+def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it() -> None:
+    for visible, names in table(__file__, "the_users_choice_of_gpus"):
+        assert machine.chosen_gpus({"CUDA_VISIBLE_DEVICES": visible}) == names
 
 
 def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:
@@ -81,3 +81,30 @@ def test_gpus_that_the_packages_cannot_use_leave_the_run_on_the_cpu_and_are_said
         "this machine has 0 that torch and vLLM can use; lower them, or set them to 0 to use the"
         " CPU" in line
     )
+
+
+def system(root: Path, *, nodes: list[str], siblings: list[str]) -> Path:
+    for number, text in enumerate(nodes):
+        (root / "node" / f"node{number}").mkdir(parents=True)
+        (root / "node" / f"node{number}" / "cpulist").write_text(text + "\n")
+    for text in siblings:
+        for cpu in text.split(","):
+            topology = root / "cpu" / f"cpu{cpu}" / "topology"
+            topology.mkdir(parents=True)
+            (topology / "thread_siblings_list").write_text(text + "\n")
+    return root
+
+
+def test_siblings_are_adjacent_and_nodes_follow_each_other(tmp_path: Path) -> None:
+    # Two sockets of two cores with two hyperthreads each, as Linux numbers them.
+    of_two_sockets = system(
+        tmp_path, nodes=["0-1,4-5", "2-3,6-7"], siblings=["0,4", "1,5", "2,6", "3,7"]
+    )
+    cpus = machine.arranged(range(8), of_two_sockets)
+    assert cpus.cores == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert cpus.core_nodes == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert cpus.threads_per_core == 2
+    assert machine.arranged([6, 0, 4], of_two_sockets).cores == (0, 4, 6)
+    # A kernel that lists nothing has one node and no hyperthreads.
+    cpus = machine.arranged([3, 1], tmp_path / "nothing")
+    assert (cpus.cores, cpus.core_nodes, cpus.threads_per_core) == ((1, 3), (0, 0), 1)

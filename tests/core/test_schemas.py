@@ -9,57 +9,14 @@ from typing import Any
 
 import pytest
 import xgrammar
+from tables import table
 
 from async_rl.core.errors import DataError
 from async_rl.core.schemas import ignored_parts, require_applied
 from async_rl.core.support import Support
 
-PERSON = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-ITEM = {"$defs": {"x": {"type": "integer"}}}
-# A schema, a value that does not fit it, and the parts that are ignored.
-CASES: list[tuple[dict[str, Any], Any, list[str]]] = [
-    (PERSON, {}, []),
-    ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, [1], []),
-    ({"type": "string", "pattern": "^a+$"}, "b", []),
-    ({"type": "string", "format": "uuid"}, "b", []),
-    ({"type": ["integer", "null"], "maximum": 3}, 4, []),
-    ({"type": "string", "enum": ["a"], "title": "t"}, "b", []),
-    ({"anyOf": [{"const": 1}, PERSON]}, 2, []),
-    ({**ITEM, "$ref": "#/$defs/x"}, "a", []),
-    ({"properties": {"minLength": {"const": 1}}, "x": {"y": 1}}, {"minLength": 2}, []),
-    ({"default": {"not": 1}, "type": "null"}, 1, []),
-    ({"oneOf": [PERSON, {"type": "null"}], "discriminator": {}}, 2, []),
-    ({"type": "number", "multipleOf": 1.5}, 1, ["#/multipleOf=1.5"]),
-    ({"items": {"type": "null"}, "uniqueItems": True}, [None, None], ["#/uniqueItems=True"]),
-    ({"minLength": 2}, "a", ["#/minLength=2"]),
-    ({"type": "string", "format": "regex"}, "(", ["#/format='regex'"]),
-    (
-        {"type": "string", "pattern": "a+", "maxLength": 2},
-        "aaa",
-        ["#/maxLength=2"],
-    ),
-    ({"enum": ["a", "bc"], "minLength": 2}, "a", ["#/minLength=2"]),
-    ({"type": "string", "anyOf": [{}]}, 1, ["#/type='string'"]),
-    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 1, ["#/oneOf="]),
-    ({"allOf": [{"type": "integer"}, {"minimum": 2}]}, 1, ["#/allOf=", "#/allOf/minimum=2"]),
-    ({"$ref": "http://x/y"}, 1, ["#/$ref='http://x/y'"]),
-    ({"not": {"type": "integer"}}, 1, ["#/not="]),
-    ({"type": "object", "required": ["a"]}, {}, ["#/required=['a']"]),
-    (
-        {"type": "array", "items": {"$ref": "#/$defs/x"}, **ITEM, "contains": {"const": 1}},
-        [2],
-        ["#/contains="],
-    ),
-    (
-        {"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]},
-        {"a": 1},
-        ["#/properties/a/not={}"],
-    ),
-    ({"anyOf": [{"type": "number", "multipleOf": 2}]}, 3, ["#/anyOf/multipleOf=2"]),
-]
 
-
-@pytest.mark.parametrize(("schema", "misfit", "ignored"), CASES)
+@pytest.mark.parametrize(("schema", "misfit", "ignored"), table(__file__, "ignored_parts"))
 def test_the_parts_that_xgrammar_ignores_are_named(
     schema: dict[str, Any], misfit: Any, ignored: list[str]
 ) -> None:

@@ -12,19 +12,8 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import Prompt
 from async_rl.data.prompts import train_prompts
 from benchmarks.embedded import corpus
-from benchmarks.embedded.tiny_coder import TinyCoder
 from benchmarks.embedded.vocabulary import build_tokenizer
 
-SMALL_MODEL = TinyCoder(
-    hidden_size=32,
-    num_layers=1,
-    num_heads=1,
-    warm_start_steps=12,
-    warm_start_batch=8,
-    warm_start_lr=3e-3,
-    flaw_probability=0.3,
-)
-"""An embedded model that takes a second to make."""
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
 

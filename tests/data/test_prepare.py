@@ -41,17 +41,14 @@ def test_only_the_rollout_that_asks_again_gets_the_model_that_saw_second_turns()
     }
 
 
-@pytest.mark.parametrize("given", ["", "relative", "/other"])
-def test_what_is_made_is_kept_in_the_users_cache_directory(
-    monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_what_is_made_is_kept_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.setenv("XDG_CACHE_HOME", given)
-    root = given if given == "/other" else "/home/someone/.cache"
-    assert cache_root() == Path(root) / "async_rl"
+    for given, root in (("relative", "/home/someone/.cache"), ("/other", "/other")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cache_root() == Path(root) / "async_rl"
 
 
-def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_nothing_and_a_killed_one_is_removed(tmp_path: Path) -> None:
     def interrupt(built: Path) -> None:
         built.mkdir()
         raise KeyboardInterrupt
@@ -59,17 +56,14 @@ def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_once(tmp_path / "model", interrupt)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.lock"]
-
-
-def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "model.abc123.build"
     left.mkdir()
-    assert fake_model(tmp_path / "source").is_dir()
     path = build_once(tmp_path / "model", lambda built: fake_model(built) and None)
     assert (path / "model.safetensors").is_file()
     assert not left.exists()
 
 
+@pytest.mark.covers("train_files, val_files: the cache's lock")
 def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
     is_waiting = threading.Event()
 
@@ -144,39 +138,21 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
         fields("hidden_size=big")
 
 
-@pytest.mark.parametrize(
-    ("absent", "named"),
-    [
+def test_a_directory_that_is_missing_or_lacks_a_part_is_refused_by_name(tmp_path: Path) -> None:
+    directory = fake_model(tmp_path / "model")
+    for absent, named in (
         ("config.json", "config.json"),
         ("tokenizer.json", "tokenizer"),
         ("model.safetensors", "safetensors"),
-    ],
-)
-def test_a_model_directory_that_lacks_a_part_is_refused_by_name(
-    tmp_path: Path, absent: str, named: str
-) -> None:
-    directory = fake_model(tmp_path / "model")
-    (directory / absent).unlink()
-    with pytest.raises(
-        ConfigError, match=rf"model.path={directory} lacks .*{named}.*save_pretrained"
     ):
-        prepare_model(make_config(f"model.path={directory}"), silent)
-
-
-def test_a_missing_directory_and_a_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such directory"):
-        prepare_model(make_config(f"model.path={tmp_path / 'nowhere'}"), silent)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="there is no such directory"):
-        prepare_model(make_config(f"model.path={tmp_path / 'file'}"), silent)
-
-
-def hub_entry(root: Path, name: str) -> Path:
-    """A snapshot laid out as the hub's client keeps it."""
-    entry = root / f"models--{name.replace('/', '--')}"
-    (entry / "refs").mkdir(parents=True)
-    (entry / "refs" / "main").write_text("0" * 40)
-    return fake_model(entry / "snapshots" / ("0" * 40))
+        part = (directory / absent).rename(tmp_path / "part")
+        said = rf"model.path={directory} lacks .*{named}.*save_pretrained"
+        with pytest.raises(ConfigError, match=said):
+            prepare_model(make_config(f"model.path={directory}"), silent)
+        part.rename(directory / absent)
+    for name in ("nowhere", "model/config.json"):
+        with pytest.raises(ConfigError, match="there is no such directory"):
+            prepare_model(make_config(f"model.path={tmp_path / name}"), silent)
 
 
 def test_a_hub_name_is_found_in_the_local_hub_cache_or_refused_offline(

@@ -12,35 +12,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from data_support import TESTS, load, make_config, make_tokenizer, texts, write_jsonl
+from data_support import TESTS, load, make_tokenizer, write_jsonl
 
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CodeTest, StdinTest
 from async_rl.data.problems import read_problem
-from async_rl.data.prompts import held_out_prompts, train_prompts
 
 ROWS = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text())
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt"
     " %}<answer>{% endif %}"
 )
-
-
-def test_the_embedded_prompts_keep_both_wordings_on_one_side(tokenizer: Any) -> None:
-    config = make_config("evaluation.num_prompts=0")
-    train, held_out = list(train_prompts(config, tokenizer)), held_out_prompts(config, tokenizer)
-    assert (len(train), len(held_out)) == (13_680, 1_520)
-    specs = [{prompt.prompt_id.rpartition("/")[0] for prompt in side} for side in (train, held_out)]
-    assert not specs[0] & specs[1]
-    assert len({prompt.prompt_id for prompt in [*train, *held_out]}) == 15_200
-    assert not {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
-    # The first ones, which an evaluation uses, are of different specs and of both wordings.
-    first = [prompt.prompt_id.rpartition("/") for prompt in held_out[:100]]
-    assert len({spec for spec, _, _ in first}) == 100
-    assert {which for _, _, which in first} == {"0", "1"}
-    assert max(len(prompt.token_ids) for prompt in train) <= config.data.max_prompt_tokens
-    assert tokenizer.decode(train[0].token_ids.tolist()) == train[0].text
-    assert len(train[0].problem.tests) == 8
 
 
 @pytest.mark.covers("prompt_key")
@@ -109,16 +91,6 @@ def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(tmp_path
     assert first.text == "<user>Hi<answer>" == tokenizer.decode(first.token_ids.tolist())
     shown = "Hi\nYour code should pass these tests:\nassert g()"
     assert second.text == f"<system>Be brief.<user>{shown}<answer>"
-
-
-def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    train = write_jsonl(tmp_path / "train.jsonl", {"prompt": "a", "tests": TESTS})
-    val = write_jsonl(tmp_path / "val.jsonl", {"prompt": "b", "tests": TESTS})
-    config = make_config(f"data.train_files=[{train}]", f"data.val_files=[{val}]")
-    assert texts(held_out_prompts(config, tokenizer)) == ["b"]
-    assert held_out_prompts(make_config(f"data.train_files=[{train}]"), tokenizer) == []
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,7 @@ def test_cut_prompts_have_the_text_of_their_tokens_and_are_counted(
 
 
 @pytest.mark.covers("fill_to_max_length")
-def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+def test_filled_prompts_have_one_length_and_their_old_end(tokenizer: Any, tmp_path: Path) -> None:
     path = write_jsonl(
         tmp_path / "x.jsonl", {"prompt": "a b", "tests": TESTS}, {"prompt": "c", "tests": TESTS}
     )

@@ -23,10 +23,7 @@ def embedded_config() -> RunConfig:
 @pytest.fixture
 def config(embedded_config: RunConfig) -> RunConfig:
     """Four steps, evaluated at 0, 2 and 4."""
-    return replace(
-        embedded_config,
-        evaluation=replace(embedded_config.evaluation, every_steps=2),
-    )
+    return replace(embedded_config, evaluation=replace(embedded_config.evaluation, every_steps=2))
 
 
 @pytest.fixture

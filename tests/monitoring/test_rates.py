@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from members import member
@@ -23,26 +23,30 @@ def generator(rank: int = 0, *, pid: int = 1, **counters: float) -> Member:
     return member(f"generator-{rank}", named, pid=pid)
 
 
-def test_tokens_per_second_are_summed_over_generators_each_by_its_own_time() -> None:
-    first = generator(0, busy_s=2.0, tokens_generated=100.0)
-    second = generator(1, busy_s=1.0, idle_s=3.0, tokens_generated=200.0)
-    numbers = observed(first, second).step(10.0, {})
-    assert numbers["throughput/generated_tokens_per_s"] == 50.0 + 50.0
-
-
-def test_shares_and_seconds_of_a_role_are_means_over_its_processes() -> None:
-    first = generator(0, busy_s=1.0, blocked_s=1.0, blocked_s__admission=1.0)
+def test_rates_are_summed_and_shares_and_seconds_of_a_role_are_means_over_its_processes() -> None:
+    first = generator(0, busy_s=1.0, blocked_s=1.0, blocked_s__admission=1.0, tokens_generated=100)
     first.counters["busy_s/loading weights"] = 1.0
-    second = generator(1, busy_s=2.0)
+    second = generator(1, busy_s=2.0, tokens_generated=200)
     second.counters["busy_s/loading weights"] = 2.0
-    learner = member("learner-0", {"busy_s": 1.0, "wait_s": 3.0, "wait_s/a batch": 3.0})
-    numbers = observed(first, second, learner).step(4.0, {})
-    assert numbers["busy/generator"] == 0.75
-    assert numbers["blocked/generator"] == 0.25
-    assert numbers["stage_s/generator/loading_weights"] == 4.0 * 0.75
-    assert numbers["blocked_s/generator/admission"] == 4.0 * 0.25
-    assert numbers["wait_s/learner/a_batch"] == 3.0
-    assert (numbers["busy/learner"], numbers["waiting/learner"]) == (0.25, 0.75)
+    learner = member(
+        "learner-0", {"busy_s": 1.0, "wait_s": 3.0, "wait_s/a batch": 3.0, "gauge/cpu_s": 6.0}
+    )
+    learner.counters["gauge/weights/pause_s"] = 9.0
+    # Numbers that the learner told itself are not overwritten.
+    numbers = observed(first, second, learner).step(4.0, {"weights/pause_s": 0.02})
+    assert "weights/pause_s" not in numbers
+    expected = {
+        "throughput/generated_tokens_per_s": 50.0 + 100.0,
+        "busy/generator": 0.75,
+        "blocked/generator": 0.25,
+        "stage_s/generator/loading_weights": 4.0 * 0.75,
+        "blocked_s/generator/admission": 4.0 * 0.25,
+        "wait_s/learner/a_batch": 3.0,
+        "busy/learner": 0.25,
+        "waiting/learner": 0.75,
+        "cpu/learner_max": 1.5,
+    }
+    assert {name: numbers[name] for name in expected} == expected
 
 
 def test_a_generator_that_only_evaluates_is_left_out_of_the_shares_of_its_role() -> None:
@@ -69,30 +73,34 @@ def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -
     rates = observed(generator(busy_s=9.0, tokens_generated=900.0, failures__timeout=2.0))
     rates.step(9.0, {})
     rates.restarted("generator-0")
-    rates.observe([generator(pid=2, busy_s=2.0, tokens_generated=20.0, failures__timeout=1.0)])
+    again = generator(
+        pid=2, busy_s=2.0, tokens_generated=20.0, failures__timeout=1.0, gauge__memory_mb=5.0
+    )
+    rates.observe([again])
     numbers = rates.step(11.0, {})
     assert numbers["throughput/generated_tokens_per_s"] == 10.0
     assert numbers["failures/timeout"] == 3.0
     assert numbers["restarts/generators"] == 1.0
-
-
-def test_a_process_that_ended_disappears_but_its_failures_do_not() -> None:
-    rates = observed(generator(busy_s=1.0, gauge__memory_mb=5.0, failures__timeout=1.0))
+    assert numbers["memory/generators_mb_max"] == 5.0
+    # A process that ended disappears, but its failures do not.
     rates.observe([])
-    numbers = rates.step(1.0, {})
+    numbers = rates.step(12.0, {})
     assert "memory/generators_mb_max" not in numbers
-    assert numbers["failures/timeout"] == 1.0
+    assert numbers["failures/timeout"] == 3.0
 
 
-GAUGES = {"queue/ready": 2.0, "verifier/latency_p99_s": 0.5, "memory_mb": 7.0, "odd": 1.0}
+SESSIONS = ("open", "calling", "open_in/guess", "turns")
 
 
 @pytest.mark.parametrize(
     ("names", "gauges", "expected"),
     [
         (
-            ("a", "b"),
-            (GAUGES, {"queue/ready": 3.0, "verifier/latency_p99_s": 0.25}),
+            ("generator-a", "generator-b"),
+            (
+                {"queue/ready": 2.0, "verifier/latency_p99_s": 0.5, "memory_mb": 7.0, "odd": 1.0},
+                {"queue/ready": 3.0, "verifier/latency_p99_s": 0.25},
+            ),
             {
                 "queue/ready": 5.0,
                 "verifier/latency_p99_s": 0.5,
@@ -102,47 +110,30 @@ GAUGES = {"queue/ready": 2.0, "verifier/latency_p99_s": 0.5, "memory_mb": 7.0, "
         ),
         (
             ("gateway-0", "gateway-1"),
-            [
-                {f"sessions/{name}": n for name in ("open", "calling", "open_in/guess", "turns")}
-                for n in (2.0, 3.0)
-            ],
-            {
-                "sessions/open": 5.0,
-                "sessions/calling": 5.0,
-                "sessions/open_in/guess": 5.0,
-                "sessions/turns": 3.0,
-            },
+            [{f"sessions/{name}": n for name in SESSIONS} for n in (2.0, 3.0)],
+            {f"sessions/{name}": 5.0 for name in SESSIONS} | {"sessions/turns": 3.0},
         ),
     ],
 )
 def test_queues_and_sessions_add_up_and_other_gauges_take_the_worst(
-    names: Sequence[str], gauges: Sequence[dict[str, float]], expected: dict[str, float]
+    names: Sequence[str], gauges: Sequence[Mapping[str, float]], expected: dict[str, float]
 ) -> None:
     members = [
-        member(name, {f"gauge/{key}": value for key, value in own.items()}, role=role)
+        member(
+            name if "gateway" in name else name[-1],
+            {f"gauge/{key}": value for key, value in own.items()},
+            role=name.partition("-")[0],
+        )
         for name, own in zip(names, gauges, strict=True)
-        for role in ["gateway" if "gateway" in name else "generator"]
     ]
     assert observed(*members).now() == expected
 
 
-def test_cores_in_use_come_from_cumulative_cpu_seconds() -> None:
-    learner = member("learner-0", {"busy_s": 4.0, "gauge/cpu_s": 6.0})
-    assert observed(learner).step(4.0, {})["cpu/learner_max"] == 1.5
-
-
-def test_numbers_that_the_learner_told_itself_are_not_overwritten() -> None:
-    rates = observed(member("learner-0", {"gauge/weights/pause_s": 9.0}))
-    assert "weights/pause_s" not in rates.step(1.0, {"weights/pause_s": 0.02})
-
-
-@pytest.mark.parametrize(
-    "stage", ["a batch", "admission (the learner is behind)", "verifier-0/queue"]
-)
-def test_every_number_has_a_declared_name(stage: str) -> None:
+def test_every_number_has_a_declared_name() -> None:
     counted = ["busy_s", "wait_s", "blocked_s", "idle_s", "tokens_generated", "samples_scored"]
     counted += ["gauge/cpu_s", "gauge/memory_mb", "failures/x"]
-    counted += [f"{condition}/{stage}" for condition in counted[:3]]
+    for stage in ("a batch", "admission (the learner is behind)", "verifier-0/queue"):
+        counted += [f"{condition}/{stage}" for condition in counted[:3]]
     rates = observed(member("generator-0", dict.fromkeys(counted, 1.0)))
     rates.restarted("generator-0")
     numbers = rates.step(1.0, {})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import members
-import msgspec
 import pytest
 from rich.console import Console
 from tables import table
@@ -22,10 +22,6 @@ def member(name: str, *, pid: int = 7, state: str = "working", **counters: float
     return members.member(name, counters, pid=pid, state=state)
 
 
-def generator(busy_s: float, wait_s: float, blocked_s: float) -> Member:
-    return member("generator-0", busy_s=busy_s, wait_s=wait_s, blocked_s=blocked_s)
-
-
 def shares(role: str, busy: float, waiting: float, blocked: float = 0) -> dict[str, float]:
     """The metrics of a step in which a role was in the three conditions for these tenths."""
     return {
@@ -39,9 +35,8 @@ def delayed_by(*processes: Member, **metrics: float) -> str:
     return bottleneck(members.reply(list(processes), metrics=metrics))
 
 
-def reply(processes: list[Member], **metrics: float) -> StatusReply:
-    named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    return members.reply(processes, metrics=named)
+def reply(*processes: Member, **facts: Any) -> StatusReply:
+    return members.reply(list(processes), **facts)
 
 
 def shown(answer: StatusReply, before: StatusReply | None = None) -> str:
@@ -50,26 +45,15 @@ def shown(answer: StatusReply, before: StatusReply | None = None) -> str:
     return out.getvalue()
 
 
-def test_a_rate_is_per_second_of_the_process_between_the_two_moments() -> None:
+def test_a_rate_is_per_second_of_the_process_between_two_answers_or_since_its_start() -> None:
     before = member("generator-0", busy_s=10, idle_s=0, tokens_generated=1000)
     now = member("generator-0", busy_s=13, idle_s=1, tokens_generated=1800)
     assert per_second(now, before) == {"busy_s": 0.75, "idle_s": 0.25, "tokens_generated": 200.0}
-
-
-def test_a_process_that_was_started_again_is_measured_from_its_start() -> None:
-    before = member("generator-0", pid=6, busy_s=100, tokens_generated=9000)
-    assert (
-        per_second(member("generator-0", pid=7, busy_s=2, tokens_generated=50), before)[
-            "tokens_generated"
-        ]
-        == 25.0
-    )
-
-
-def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
+    again = member("generator-0", pid=8, busy_s=2, tokens_generated=50)
+    assert per_second(again, before)["tokens_generated"] == 25.0
     assert per_second(member("generator-0"), None) == {}
-    assert delayed_by(**shares("generator", 1, 0)) == ""
-    assert delayed_by(**shares("learner", 1, 0)) == ""
+    assert "200 tokens/s" in shown(reply(now), reply(before))
+    assert "129 tokens/s" in shown(reply(now))
 
 
 @pytest.mark.parametrize(("trains", "makes", "named"), table(__file__, "bottlenecks"))
@@ -94,17 +78,18 @@ def test_sessions_that_wait_for_their_agents_hold_a_run_up_and_not_the_engine(
     assert delayed_by(**agents(makes, *sessions)).startswith(named)
 
 
-def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
+def test_no_bottleneck_is_guessed_while_a_process_starts_is_silent_or_stalls() -> None:
     starting = member("generator-1", state="starting")
     assert delayed_by(starting, **shares("learner", 1, 9)) == "still starting: generator-1"
-
-
-def test_a_silent_process_is_named_before_any_bottleneck() -> None:
-    silent = [member("generator-0", state="silent")]
+    for role in ("generator", "learner"):
+        assert delayed_by(**shares(role, 1, 0)) == "", "the other role told no time"
     metrics = shares("learner", 1, 9) | shares("generator", 9, 0)
-    text = shown(members.reply(silent, metrics=metrics))
-    assert "no heartbeat from: generator-0" in text
-    assert "bottleneck" not in text
+    silent = shown(reply(member("generator-0", state="silent"), metrics=metrics))
+    assert "no heartbeat from: generator-0" in silent
+    stalled = shown(reply(metrics=metrics, stalled="no learner step for 70 s"))
+    assert "no learner step for 70 s" in stalled
+    assert "bottleneck" not in silent + stalled
+    assert "bottleneck" in shown(reply(metrics=metrics))
 
 
 def test_every_relief_names_settings_that_exist() -> None:
@@ -120,62 +105,47 @@ def test_every_relief_names_settings_that_exist() -> None:
         assert set(named) <= set(settings())
 
 
-def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
+def test_the_flow_counts_groups_failures_restarts_and_sessions() -> None:
+    queue = {"issued": 1.0, "generating": 12.0, "ready": 3.0, "leased": 16.0}
+    metrics = {f"queue/{state}": number for state, number in queue.items()}
+    metrics |= {"failures/over_age": 2.0, "failures/x": 1.0}
+    metrics |= {"sessions/open": 9.0, "sessions/calling": 7.0, "reward/failed_share": 1.0}
     text = shown(
         reply(
-            [],
-            queue__issued=1,
-            queue__generating=12,
-            queue__ready=3,
-            queue__leased=16,
-            failures__over_age=2,
-            failures__x=1,
+            member("generator-0"),
+            member("gateway-0"),
+            metrics=metrics,
+            restarts={"generator-0": 2},
+            restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"},
         )
     )
     assert (
         "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3  "
         " 3 failed, 2 of them: over_age" in text
     )
+    assert "(restarts: 2; generator-0 was ended by SIGKILL)" in text
+    assert "sessions of agents 9  of them waiting for the engine 7" in text
+    alarm = "last step: no sample has a reward above reward.fail_reward"
+    assert alarm in text
+    other = shown(reply(member("generator-0"), metrics={"reward/failed_share": 0.99}))
+    assert "sessions" not in other
+    assert alarm not in other
 
 
-def test_a_restart_stands_beside_the_process_with_the_first_line_of_its_cause() -> None:
-    answer = reply([generator(1, 0, 0)])
-    answer = msgspec.structs.replace(
-        answer,
-        restarts={"generator-0": 2},
-        restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"},
+def pool(name: str, wanted: int, work: str, draining: int = 0) -> PoolCount:
+    return PoolCount(
+        pool=name, wanted=wanted, starting=0, live=wanted, draining=draining, work=work
     )
-    assert "(restarts: 2; generator-0 was ended by SIGKILL)" in shown(answer)
 
 
-def test_the_rate_column_has_tokens_of_generators_since_the_earlier_answer() -> None:
-    before = reply([member("generator-0", busy_s=10, tokens_generated=1000)])
-    now = reply([member("generator-0", busy_s=12, tokens_generated=6000)])
-    assert "2,500 tokens/s" in shown(now, before)
-    assert "500 tokens/s" in shown(now)
-
-
-def test_a_stalled_run_says_why_instead_of_a_bottleneck() -> None:
-    stalled = msgspec.structs.replace(
-        members.reply([], metrics=shares("learner", 9, 1) | shares("generator", 1, 0)),
-        stalled="no learner step for 70 s",
-    )
-    assert "no learner step for 70 s" in shown(stalled)
-    assert "bottleneck" not in shown(stalled)
-
-
-def pool(name: str, wanted: int, work: str) -> PoolCount:
-    return PoolCount(pool=name, wanted=wanted, starting=0, live=wanted, draining=0, work=work)
-
-
-def test_status_says_which_pool_is_missing_for_what() -> None:
+def test_status_says_which_pool_is_missing_for_what_and_which_processes_leave() -> None:
     def told(plain: int, big: int, judge: int) -> str:
         pools = [
             pool("generators", plain, "train"),
             pool("generators.big", big, "train"),
             pool("generators.judge", judge, "evaluation"),
         ]
-        return shown(msgspec.structs.replace(reply([]), pools=pools))
+        return shown(reply(pools=pools))
 
     assert "continues)" not in told(0, 1, 1)
     assert (
@@ -186,15 +156,5 @@ def test_status_says_which_pool_is_missing_for_what() -> None:
         "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 continues);"
         " generators.judge: 1 wanted, 1 live\n" in told(0, 0, 1)
     )
-
-
-def test_status_shows_the_processes_that_leave_a_pool() -> None:
-    leaving = msgspec.structs.replace(pool("generators", 0, "both"), draining=2)
-    text = shown(msgspec.structs.replace(reply([]), pools=[leaving]))
+    text = shown(reply(pools=[pool("generators", 0, "both", draining=2)]))
     assert "generators: 0 wanted, 2 draining (async-rl scale generators=1 continues)" in text
-
-
-def test_the_sessions_of_agents_are_shown_by_what_they_wait_for() -> None:
-    text = shown(reply([member("gateway-0")], sessions__open=9.0, sessions__calling=7.0))
-    assert "sessions of agents 9  of them waiting for the engine 7" in text
-    assert "sessions" not in shown(reply([member("generator-0")]))

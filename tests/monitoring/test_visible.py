@@ -24,23 +24,20 @@ def test_control_characters_have_pictures_and_lines_stay() -> None:
     assert visible(TITLE) == "�0;title�␡␍"
 
 
-@pytest.mark.parametrize("as_table", [False, True])
-def test_a_terminal_shows_them_in_every_form(as_table: bool) -> None:
-    out = io.StringIO()
-    terminal = Terminal(file=out, force_terminal=True, color_system="standard", width=120)
+def test_a_terminal_shows_them_in_every_form() -> None:
     text = Text(f"{CLIPBOARD}{TITLE}", style="red")
-    if as_table:
-        table = Table("response")
-        table.add_row(text)
-        terminal.print(table)
-    else:
-        terminal.print(text)
-        terminal.print(f"{CLIPBOARD}{TITLE}", markup=False)
-    shown = out.getvalue()
-    assert "␛]52;c;" in shown
-    assert not {"\x07", "\x7f", "\x9d", "\r"} & set(shown)
-    assert "\x1b]" not in shown
-    assert "\x1b[31m" in shown, "rich's own colours are kept"
+    table = Table("response")
+    table.add_row(text)
+    for form in (table, text, f"{CLIPBOARD}{TITLE}"):
+        out = io.StringIO()
+        terminal = Terminal(file=out, force_terminal=True, color_system="standard", width=120)
+        terminal.print(form, markup=False, highlight=False)
+        shown = out.getvalue()
+        assert "␛]52;c;" in shown
+        assert not {"\x07", "\x7f", "\x9d", "\r"} & set(shown)
+        assert "\x1b]" not in shown
+        # rich's own colours are kept
+        assert isinstance(form, str) or "\x1b[31m" in shown
 
 
 def test_logs_show_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,18 +3,13 @@
 import pytest
 from composing import compose, compose_unchecked
 from planning_models import QWEN3_06B, SMOLLM2_135M
-from tables import table
 
 from async_rl.composition.hardware import model_shape
 from async_rl.config.base import replace
 from async_rl.core.machine import Machine
+from async_rl.core.types import Role
 from async_rl.data.prepare import EMBEDDED as FILES
-from async_rl.planning.estimate import (
-    ROW_BYTES,
-    disk_mb,
-    memory_mb,
-    total_memory_mb,
-)
+from async_rl.planning.estimate import ROW_BYTES, disk_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import derived_numbers, fit_problems
 from async_rl.planning.learner_memory import learner_memory
 from async_rl.planning.shape import read_shape, shape_from_hf
@@ -87,28 +82,21 @@ def test_a_shared_prompt_costs_the_copies_of_its_keys_on_gpus_and_nothing_else(g
     assert large - small == pytest.approx(gathered * gpus)
 
 
-@pytest.mark.parametrize(("settings", "is_warned"), table(__file__, "the_plan_names_a_loss"))
-def test_the_plan_names_a_loss_for_old_data(settings: list[str], is_warned: bool) -> None:
-    rows = dict(derived_numbers(compose("grpo_code", settings), None))
-    assert ("algorithm=gspo" in rows.get("old data", "")) is is_warned
+def test_the_plan_names_a_loss_for_old_data() -> None:
+    for age, algorithm, is_warned in (
+        *((7, "grpo", False), (8, "grpo", True), (64, "rloo", True)),
+        *((64, kind, False) for kind in ("gspo", "vcpo", "vespo")),
+    ):
+        words = [f"buffer.max_staleness_versions={age}", f"algorithm={algorithm}"]
+        rows = dict(derived_numbers(compose("grpo_code", words), None))
+        assert ("algorithm=gspo" in rows.get("old data", "")) is is_warned, words
 
 
 def test_derived_numbers_follow_from_the_settings() -> None:
-    overrides = [
-        "buffer.groups_per_step=8",
-        "generation.group_size=4",
-        "buffer.max_staleness_versions=3",
-        "num_steps=10",
-    ]
-    config = compose(
-        "ppo_code",
-        [
-            *overrides,
-            "data.max_prompt_tokens=20",
-            "data.max_response_tokens=30",
-            "evaluation.every_steps=4",
-        ],
-    )
+    overrides = ["buffer.groups_per_step=8", "generation.group_size=4", "num_steps=10"]
+    overrides += ["buffer.max_staleness_versions=3", "evaluation.every_steps=4"]
+    overrides += ["data.max_prompt_tokens=20", "data.max_response_tokens=30"]
+    config = compose("ppo_code", overrides)
     rows = dict(derived_numbers(config, EMBEDDED))
     assert rows["groups per step"] == "8"
     assert rows["sequences per step"] == "32 (8 groups x 4)"
@@ -134,30 +122,21 @@ def test_a_run_of_135_million_parameters_took_no_more_than_its_plan() -> None:
 
 
 def test_more_of_anything_needs_more_memory() -> None:
-    cores = ["generators.cores=[0]", "learner.cores=[1]"]
     # A minibatch of this model's data would have fewer tokens than the budget. In float32 a pass on
     # a CPU has few tokens, whatever the budget.
-    sizes = ["data.max_response_tokens=256", "model.dtype=bfloat16", *cores]
+    sizes = ["data.max_response_tokens=256", "model.dtype=bfloat16"]
+    sizes += ["generators.cores=[0]", "learner.cores=[1]"]
     base = compose("ppo_code", sizes)
     shape = shape_from_hf(QWEN3_06B)
-    for role, override in [
-        ("generator", "generation.vllm.kv_cache_mb=128"),
-        ("learner", "learner.budget_tokens=16384"),
-        ("verifier", "sandbox.memory_mb=512"),
-        ("buffer", "buffer.groups_per_step=64"),
-    ]:
+    roles: dict[Role, str] = {
+        "generator": "generation.vllm.kv_cache_mb=128",
+        "learner": "learner.budget_tokens=16384",
+        "verifier": "sandbox.memory_mb=512",
+        "buffer": "buffer.groups_per_step=64",
+    }
+    for role, override in roles.items():
         more = compose("ppo_code", [override, *sizes])
-        assert memory_mb(more, role, shape) > memory_mb(base, role, shape), override  # type: ignore[arg-type]
-    for override in (
-        "algorithm=grpo",
-        "learner.gradient_checkpointing=true",
-        "algorithm.kl=none",
-    ):
-        assert memory_mb(compose("ppo_code", [override, *sizes]), "learner", shape) < memory_mb(
-            base, "learner", shape
-        ), override
-    two = compose("ppo_code", ["generators.count=2", *sizes[:1]])
-    assert total_memory_mb(two, shape) > total_memory_mb(base, shape)
+        assert memory_mb(more, role, shape) > memory_mb(base, role, shape), override
     saved = compose("ppo_code", ["checkpoint.keep=5", *sizes])
     assert disk_mb(saved, shape) > disk_mb(base, shape)
     assert total_memory_mb(base, None) < total_memory_mb(base, shape)
@@ -185,12 +164,9 @@ def test_a_service_starts_on_a_disk_that_a_run_of_all_its_steps_would_fill() -> 
 
 @pytest.mark.covers("max_seq_len_to_capture")
 def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
-    config = compose("ppo_code", ["data.max_prompt_tokens=400", "data.max_response_tokens=200"])
-    (positions,) = fit_problems(
-        config,
-        EMBEDDED,
-        machine_with(10**6),
-    )
+    long = ["data.max_prompt_tokens=400", "data.max_response_tokens=200"]
+    config = compose("ppo_code", long)
+    (positions,) = fit_problems(config, EMBEDDED, machine_with(10**6))
     assert "= 600 is above the 512 positions" in positions
     (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), machine_with(10**6))
     # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
@@ -198,23 +174,12 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
         "holds 292 tokens of this model, one sequence may have 600; raise it to at least 132"
         in cache
     )
-    enough = compose(
-        "ppo_code",
-        [
-            "data.max_prompt_tokens=400",
-            "data.max_response_tokens=200",
-            "generation.vllm.kv_cache_mb=132",
-        ],
-    )
+    enough = compose("ppo_code", [*long, "generation.vllm.kv_cache_mb=132"])
     assert fit_problems(enough, shape_from_hf(QWEN3_06B), machine_with(10**6)) == []
     config = compose("ppo_code")
     (memory,) = fit_problems(config, EMBEDDED, machine_with(1024))
     assert "this machine has 1.0 GB" in memory
-
-
-def test_the_embedded_default_fits_a_small_machine() -> None:
-    for conf in ("ppo_code", "grpo_code"):
-        assert fit_problems(compose(conf), EMBEDDED, machine_with(6 * 1024)) == []
+    assert fit_problems(config, EMBEDDED, machine_with(6 * 1024)) == []
 
 
 @pytest.mark.proves("generation.head_dtype")

@@ -19,6 +19,9 @@ SIZES = {
 }
 
 
+SMALL = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
+
+
 @pytest.fixture(autouse=True)
 def no_process_group() -> None:
     """End the group of one rank that a test of the learner left in this process."""
@@ -30,7 +33,6 @@ def no_process_group() -> None:
     ("conf", "size", "ranks", "checkpointing"),
     [
         ("ppo_code", "0.6B", 8, "false"),
-        ("ppo_code", "1.7B", 2, "true"),
         ("grpo_code", "8B", 4, "false"),
         ("grpo_code", "1.7B", 1, "false"),
     ],
@@ -47,30 +49,23 @@ def test_the_plan_is_within_a_tenth_of_the_account(
     assert abs(planned_bytes(hf, config) / accounted - 1) < 0.1
 
 
-@pytest.mark.parametrize(
-    ("kl", "ranks", "checkpointing"), [("loss", 8, "false"), ("none", 2, "true")]
-)
-def test_the_plan_of_an_adapter_is_within_a_tenth_of_the_account(
-    kl: str, ranks: int, checkpointing: str
-) -> None:
-    hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
-    knobs = ["model.lora=lora", f"algorithm.kl={kl}"]
-    knobs.append(f"learner.gradient_checkpointing={checkpointing}")
-    config = settings_of("grpo_code", ranks=ranks, overrides=knobs)
-    accounted = accounted_bytes(hf, config)["Total"]
-    assert abs(planned_bytes(hf, config) / accounted - 1) < 0.1
+def test_the_plan_of_an_adapter_is_within_a_tenth_of_the_account() -> None:
+    knobs = ["model.lora=lora", "algorithm.kl=loss", "learner.gradient_checkpointing=false"]
+    config = settings_of("grpo_code", ranks=8, overrides=knobs)
+    accounted = accounted_bytes(SMALL, config)["Total"]
+    assert abs(planned_bytes(SMALL, config) / accounted - 1) < 0.1
 
 
 def test_the_account_sees_the_keys_of_shared_prompts() -> None:
-    hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
     short = ["data.max_response_tokens=512"]
     config = settings_of("grpo_code", ranks=2, overrides=short)
-    accounted = accounted_bytes(hf, config)["Total"]
-    assert -0.1 < planned_bytes(hf, config) / accounted - 1 < 0.2
+    accounted = accounted_bytes(SMALL, config)["Total"]
+    assert -0.1 < planned_bytes(SMALL, config) / accounted - 1 < 0.2
 
 
 def test_long_passes_without_a_gradient_are_planned() -> None:
-    hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
+    # Log-probs are computed in chunks of logits: fewer with a small vocabulary.
+    hf = SMALL | {"vocab_size": 16_000}
     knobs = ["learner.gradient_checkpointing=true", "learner.budget_tokens=4096"]
     shorter, longer = (
         settings_of(

@@ -9,9 +9,12 @@ from planning_models import SMOLLM2_135M
 
 from async_rl.batching.batch import Sizes
 from async_rl.batching.packing import cost_tokens, minibatches
+from async_rl.config.base import with_settings
 from async_rl.planning.estimate import memory_mb
 from async_rl.planning.learner_memory import minibatch_tokens
 from async_rl.planning.shape import shape_from_hf
+
+RLOO = compose_unchecked("grpo_code", ["algorithm=rloo"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -26,16 +29,15 @@ from async_rl.planning.shape import shape_from_hf
 def test_no_minibatch_has_more_tokens_than_the_plan_says(
     groups: int, size: int, parts: int, prompt: int, response: int, seed: int
 ) -> None:
-    config = compose_unchecked(
-        "grpo_code",
-        [
-            "algorithm=rloo",
-            f"buffer.groups_per_step={groups}",
-            f"generation.group_size={size}",
-            f"learner.minibatches={parts}",
-            f"data.max_prompt_tokens={prompt}",
-            f"data.max_response_tokens={response}",
-        ],
+    config = with_settings(
+        RLOO,
+        {
+            "buffer.groups_per_step": groups,
+            "generation.group_size": size,
+            "learner.minibatches": parts,
+            "data.max_prompt_tokens": prompt,
+            "data.max_response_tokens": response,
+        },
     )
     rng = np.random.default_rng(seed)
     # Half of the lengths are at the limits.

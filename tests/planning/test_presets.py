@@ -1,19 +1,28 @@
 """The settings that follow from the model and the GPUs: they fit, and what a user gave stays."""
 
 import itertools
+import operator
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
-from planning_models import QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B
-from test_fit import LONG, machine
+import yaml
+from planning_models import LLAMA_70B, MODELS, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B
+from test_fit import LONG, machine, settled
 
 from async_rl.composition.compose import compose_for
 from async_rl.composition.overrides import with_defaults
+from async_rl.config.base import with_settings
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb, kv_cache_mb
+from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb, kv_cache_mb, memory_mb
 from async_rl.planning.fit import fit_problems, reasons
-from async_rl.planning.presets import fitted
+from async_rl.planning.presets import fitted, fleet, rank_counts
 from async_rl.planning.shape import shape_from_hf
+
+NODE = machine(8, memory_gb=2048)
+CLUSTER = ("launcher=ray", "launcher.nodes=16", "launcher.gpus_per_node=8")
 
 
 def chosen(
@@ -23,54 +32,53 @@ def chosen(
     # The preset of a machine whose memory is unknown, as compose leaves it for any model.
     plain = Machine(cores=on.cores, num_gpus=on.num_gpus, memory_mb=on.memory_mb)
     config, _ = compose_for(plain, conf, with_defaults(overrides, LONG))
-    return fitted(config, shape_from_hf(hf), on, given)
+    whole = fleet(config, on)
+    assert whole is not None
+    return fitted(config, shape_from_hf(hf), whole, given)
 
 
-@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
-def test_what_is_chosen_fits_or_even_the_smallest_plan_does_not(conf: str) -> None:
-    for hf, gpus in itertools.product((QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B), (1, 2, 4, 8)):
+@pytest.mark.parametrize(
+    "case", yaml.safe_load(Path(__file__).with_name("plans.yaml").read_text())["plans"]
+)
+def test_a_plan_has_settings_that_fit_or_is_refused_with_its_numbers(case: dict[str, Any]) -> None:
+    hf, given = MODELS[case["model"]], case.get("given", [])
+    if case.get("nodes"):
+        on = NODE
+        config = chosen(hf, on, *with_defaults(given, CLUSTER))
+    else:
+        on = machine(**{"gpus": 8} | case.get("machine", {}))
+        config = chosen(hf, on, *given) if case.get("is_fitted") else settled(on, *given)
+    for path, value in case.get("chosen", {}).items():
+        assert operator.attrgetter(path)(config) == value, path
+    whole = fleet(config, on)
+    assert whole is not None
+    expected = case.get("problems", [])
+    if expected != ["any"]:
+        problems = fit_problems(config, shape_from_hf(hf), whole)
+        assert len(problems) == len(expected), problems
+        assert all(map(re.search, expected, problems)), problems
+
+
+def test_a_model_that_a_quarter_of_the_gpus_cannot_train_gets_more_of_them() -> None:
+    on, shape = machine(8, gpu_gb=40), shape_from_hf(QWEN3_8B)
+    config = chosen(QWEN3_8B, on)
+    assert config.learner.ranks > 2
+    assert config.learner.ranks + config.generators.count == 8
+    rows = dict(reasons(config, shape, on))
+    assert "of 40.0 GB each; activations are recomputed" in rows["learner's GPUs"]
+    assert "sequences of the greatest length" in rows["GPUs of generators"]
+    assert reasons(config, None, on) == []
+
+
+def test_what_is_chosen_fits_or_even_the_smallest_plan_does_not() -> None:
+    for hf, gpus in itertools.product((QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B), (1, 4, 8)):
         on, shape = machine(gpus, memory_gb=4096), shape_from_hf(hf)
-        config = chosen(hf, on, conf=conf)
+        config = chosen(hf, on, conf="ppo_code")
         problems = fit_problems(config, shape, on)
         if problems:
             assert config.learner.gradient_checkpointing
             assert config.learner.budget_tokens == 2560
             assert config.learner.ranks == max(1, gpus - round(config.generators.gpus_each))
-
-
-def test_a_model_that_a_quarter_of_the_gpus_cannot_train_gets_more_of_them() -> None:
-    small, large = (chosen(hf, machine(8, gpu_gb=40)) for hf in (QWEN3_06B, QWEN3_8B))
-    assert (small.learner.ranks, small.generators.count) == (2, 6)
-    assert large.learner.ranks > 2
-    assert large.learner.ranks + large.generators.count == 8
-
-
-def test_activations_are_kept_if_they_fit() -> None:
-    assert not chosen(QWEN3_06B, machine(8)).learner.gradient_checkpointing
-    assert chosen(QWEN3_8B, machine(8)).learner.gradient_checkpointing
-
-
-def test_an_engine_is_divided_only_if_it_does_not_fit_one_gpu() -> None:
-    for hf, parts in ((QWEN3_8B, 1), (QWEN3_32B, 2)):
-        config = chosen(hf, machine(8))
-        assert config.generation.vllm.tensor_parallel_size == parts
-        assert config.generators.gpus_each == parts
-
-
-def test_a_setting_that_was_given_stays() -> None:
-    config = chosen(QWEN3_8B, machine(8), "learner.budget_tokens=4096", "learner.ranks=3")
-    assert (config.learner.budget_tokens, config.learner.ranks) == (4096, 3)
-    assert config.generators.count == 5
-
-
-@pytest.mark.parametrize(
-    ("gpus", "given"), [(1, []), (1, ["generators.gpus_each=1"]), (0, ["generators.gpus_each=1"])]
-)
-def test_gpus_that_the_machine_lacks_are_left_to_the_checks(gpus: int, given: list[str]) -> None:
-    on, shape = machine(gpus), shape_from_hf(QWEN3_06B)
-    config = chosen(QWEN3_06B, on, "learner.gpus_each=1", *given)
-    assert (config.learner.gpus_each, config.generators.count) == (1, 1)
-    assert not [problem for problem in fit_problems(config, shape, on) if "GPU has" in problem]
 
 
 def test_a_shared_gpu_gives_the_engine_its_cache_in_bytes() -> None:
@@ -86,11 +94,9 @@ def test_a_shared_gpu_gives_the_engine_its_cache_in_bytes() -> None:
     assert in_turns.generation.vllm.kv_cache_mb > at_once.generation.vllm.kv_cache_mb
     taken = gpu_memory_mb(at_once, "learner", shape) + gpu_memory_mb(at_once, "generator", shape)
     assert taken + CUDA_CONTEXT_MB < on.gpu_mb
-
-
-def test_the_cache_of_a_shared_gpu_holds_no_more_sequences_than_run_together() -> None:
-    config = chosen(QWEN3_06B, machine(1), "generation.vllm.max_num_seqs=16")
-    assert config.generation.vllm.kv_cache_mb == kv_cache_mb(config, shape_from_hf(QWEN3_06B), 16)
+    # The cache holds no more sequences than run together.
+    few = chosen(QWEN3_06B, on, "generation.vllm.max_num_seqs=16")
+    assert few.generation.vllm.kv_cache_mb == kv_cache_mb(few, shape, 16)
 
 
 def test_without_gpus_the_cache_holds_some_sequences_of_the_model() -> None:
@@ -102,11 +108,32 @@ def test_without_gpus_the_cache_holds_some_sequences_of_the_model() -> None:
     )
 
 
-def test_the_plan_says_why() -> None:
-    on, shape = machine(8), shape_from_hf(QWEN3_8B)
-    rows = dict(reasons(chosen(QWEN3_8B, on), shape, on))
-    learner = rows["learner's GPUs"]
-    assert "of 80.0 GB each; activations are recomputed" in learner
-    assert "sequences of the greatest length" in rows["GPUs of generators"]
-    assert "sequences of the greatest length" in rows["GPUs of generators"]
-    assert reasons(chosen(QWEN3_8B, on), None, on) == []
+def test_a_login_node_says_nothing_about_the_nodes() -> None:
+    login = Machine(cores=(0, 1), num_gpus=0, memory_mb=64 << 10)
+    config, _ = compose_for(login, "grpo_code", [*LONG, *CLUSTER])
+    assert fleet(config, login) is None
+    whole = fleet(config, NODE)
+    assert whole is not None
+    assert (whole.num_gpus, whole.gpu_mb, whole.memory_mb) == (128, 80 << 10, 16 * 2048 << 10)
+    local, _ = compose_for(NODE, "grpo_code", [*LONG, "hardware=gpus"])
+    assert fleet(local, NODE) is NODE
+
+
+def test_numbers_of_ranks_are_whole_nodes_with_a_group_for_each_rank() -> None:
+    config = chosen(LLAMA_70B, NODE, *CLUSTER, "learner.ranks=2", "buffer.groups_per_step=24")
+    whole = fleet(config, NODE)
+    assert whole is not None
+    assert rank_counts(config, whole, 127) == [2, 3, 4, 5, 6, 7, 8, 16, 24]
+    pairs = with_settings(config, {"learner.context_ranks": 2})
+    assert rank_counts(pairs, whole, 127) == [2, 4, 6, 8, 16, 24, 32, 40, 48]
+
+
+def test_the_ranks_of_a_node_fit_its_main_memory() -> None:
+    config = chosen(LLAMA_70B, NODE, *CLUSTER, "buffer.groups_per_step=64")
+    shape = shape_from_hf(LLAMA_70B)
+    rank_gb = memory_mb(config, "learner", shape) / 1024
+    small = fleet(config, machine(8, memory_gb=int(7 * rank_gb)))
+    assert small is not None
+    (problem,) = fit_problems(config, shape, small)
+    assert problem.startswith(f"the learner ranks of a node need about {8 * rank_gb:.1f} GB")
+    assert f"a node has {int(7 * rank_gb)}.0 GB" in problem

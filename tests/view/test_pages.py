@@ -7,14 +7,13 @@ import json
 import re
 from pathlib import Path
 
+import members
 import pytest
 from starlette.testclient import TestClient
 from tables import table
 from view_support import HOSTILE
 
 from async_rl.core.errors import ConfigError
-from async_rl.protocol.control import StatusReply
-from async_rl.protocol.membership import Member
 from async_rl.runs import status
 from async_rl.runs.samples import decoder, lines, samples
 from async_rl.runs.view import library
@@ -53,18 +52,31 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("address", PAGES)
-def test_no_text_of_a_run_becomes_markup(client: TestClient, address: str) -> None:
-    page = text(client, address)
-    assert "<script>alert" not in page
-    assert "<img" not in page
-    assert "<b>w2" not in page
+def test_pages_escape_text_load_nothing_write_nothing(client: TestClient, directory: Path) -> None:
+    def digest() -> dict[str, str]:
+        files = (path for path in directory.rglob("*") if path.is_file())
+        return {
+            str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if not path.name.endswith(("-wal", "-shm"))  # SQLite's own, also of a reader
+        }
 
-
-def test_the_hostile_text_is_shown(client: TestClient) -> None:
-    page = text(client, "/runs/one/groups/1")
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert HOSTILE not in page
+    before = digest()
+    for address in (*PAGES, "/runs/three"):
+        reply = client.get(address)
+        page = reply.text
+        assert (reply.status_code == 200) == (address in PAGES), page
+        assert not re.findall("<script>alert|<img|<b>w2", page)
+        assert HOSTILE not in page
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
+        assert " style=" not in page, "the policy would ignore it"
+        assert not re.findall(r" on\w+=", page.replace("onerror=alert(2)", ""))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text(client, "/runs/one/groups/1")
+    assert digest() == before
+    assert client.post("/").status_code == 405
 
 
 def test_runs_are_listed_with_their_results(client: TestClient) -> None:
@@ -85,18 +97,24 @@ def test_curves_of_two_runs_share_their_axes(client: TestClient) -> None:
     assert [(colour, label) for colour, _, label in lines] == [("0", "one"), ("1", "two")]
     ends = [float(points.split()[-1].partition(",")[2]) for _, points, _ in lines]
     assert ends[0] < ends[1], "the larger value is higher"
-
-
-def test_one_section_of_metrics_is_shown(client: TestClient) -> None:
     page = text(client, "/curves?run=one&section=eval")
     assert re.findall(r"<figcaption>(\S+)", page) == ["eval/pass_at_1", "eval/pass_at_1_error"]
     assert "<option>wait_s</option>" in page
+    page = text(client, "/compare?run=one&run=two")
+    assert "the runs first differ at step 1: metric, reward/mean" in page
+    rows = re.findall(r"<td>reward/mean</td><td>([^<]+)</td><td>([^<]+)</td>", page)
+    assert rows == [("0.7333", "0.3667")]
+    assert page.count("<figure") == 2
 
 
-@pytest.mark.parametrize(("query", "groups"), table(__file__, "groups_are_filtered"))
-def test_groups_are_filtered(client: TestClient, query: str, groups: list[int]) -> None:
-    page = text(client, f"/runs/one/samples?{query}")
-    assert [int(group) for group in re.findall(r"/groups/(\d+)", page)] == groups
+def test_groups_are_filtered_and_a_wrong_address_is_explained(client: TestClient) -> None:
+    for query, groups in table(__file__, "groups_are_filtered"):
+        page = text(client, f"/runs/one/samples?{query}")
+        assert [int(group) for group in re.findall(r"/groups/(\d+)", page)] == groups, query
+    for address, reason in table(__file__, "wrong"):
+        reply = client.get(address)
+        assert reply.status_code == 404
+        assert reason in reply.text
 
 
 def test_a_token_shows_its_values(client: TestClient) -> None:
@@ -114,15 +132,6 @@ def test_the_groups_of_a_step_and_the_ages_are_drawn(client: TestClient) -> None
     assert ages == [("0", "2"), ("1", "2")]
 
 
-def test_two_runs_are_compared_with_their_curves(client: TestClient) -> None:
-    page = text(client, "/compare?run=one&run=two")
-    assert "the runs first differ at step 1: metric, reward/mean" in page
-    assert re.findall(r"<td>reward/mean</td><td>([^<]+)</td><td>([^<]+)</td>", page) == [
-        ("0.7333", "0.3667")
-    ]
-    assert page.count("<figure") == 2
-
-
 def test_the_certificate_is_a_page_of_the_run(client: TestClient) -> None:
     assert 'href="/runs/one/certificate"' in client.get("/runs/one").text
     page = client.get("/runs/one/certificate").text
@@ -131,53 +140,18 @@ def test_the_certificate_is_a_page_of_the_run(client: TestClient) -> None:
     assert page.count("<td>cannot be known</td>") >= 3, "the run has no record of pushes and starts"
 
 
-@pytest.mark.parametrize(("address", "reason"), table(__file__, "wrong"))
-def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: str) -> None:
-    reply = client.get(address)
-    assert reply.status_code == 404
-    assert reason in reply.text
-
-
-@pytest.mark.parametrize(
-    ("step", "failed", "number"), [(None, False, 12), (None, True, 2), (2, False, 4)]
-)
-def test_an_export_has_every_chosen_sample(
-    directory: Path, step: int | None, failed: bool, number: int
-) -> None:
+def test_an_export_has_every_chosen_sample(directory: Path) -> None:
     run_dir = directory / "one"
-    rows = list(map(json.loads, lines(run_dir, decoder(run_dir), step=step, failed=failed)))
-    assert len(rows) == number
-    for row in rows:
-        assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
-        if row["step"] == 2:
-            assert len(row["advantages"]) == len(row["token_ids"]) - row["prompt_length"]
-
-
-def test_nothing_is_written(client: TestClient, directory: Path) -> None:
-    def digest() -> dict[str, str]:
-        files = (path for path in directory.rglob("*") if path.is_file())
-        return {
-            str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files
-            if not path.name.endswith(("-wal", "-shm"))  # SQLite's own, also of a reader
-        }
-
-    before = digest()
-    for address in PAGES:
-        text(client, address)
-    assert digest() == before
-    assert client.post("/").status_code == 405
-
-
-def test_the_browser_may_load_nothing_from_elsewhere(client: TestClient) -> None:
-    for address in (*PAGES, "/runs/three"):
-        reply = client.get(address)
-        policy = reply.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert not re.findall(r'(?:src|href)="(?:https?:)?//', reply.text)
-        assert " style=" not in reply.text, "the policy would ignore it"
-        assert not re.findall(r" on\w+=", reply.text.replace("onerror=alert(2)", ""))
+    for step, failed, number in ((None, False, 12), (None, True, 2), (2, False, 4)):
+        rows = list(map(json.loads, lines(run_dir, decoder(run_dir), step=step, failed=failed)))
+        assert len(rows) == number
+        for row in rows:
+            assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
+            if row["step"] == 2:
+                assert len(row["advantages"]) == len(row["token_ids"]) - row["prompt_length"]
+    assert len(samples(run_dir, step=2, failed=False, most=9)) == 4
+    with pytest.raises(ConfigError, match="step=3: no such rollout; steps 1 to 2 are stored"):
+        samples(run_dir, step=3, failed=False, most=9)
 
 
 def test_every_request_needs_the_token_and_no_other_site_has_it(directory: Path) -> None:
@@ -194,19 +168,15 @@ def test_every_request_needs_the_token_and_no_other_site_has_it(directory: Path)
     assert client.get("/runs/one").status_code == 200
     # DNS rebinding: the same port under the name of another site, to which no browser sends it.
     assert client.get("http://evil.example:8200/runs/one").status_code == 401
-
-
-def test_two_servers_on_one_host_do_not_overwrite_the_cookie_of_each_other(
-    directory: Path,
-) -> None:
-    cookies: dict[str, str] = {}
-    for token in ("first-token", "second-token"):
-        app = build_app(Library(directory), token=token)
-        client = TestClient(app, base_url="http://127.0.0.1", cookies=cookies)
-        assert client.get(f"/?token={token}").status_code == 200
-        cookies |= dict(client.cookies)
-    app = build_app(Library(directory), token="first-token")
-    assert TestClient(app, base_url="http://127.0.0.1", cookies=cookies).get("/").is_success
+    # Two servers on one host do not overwrite the cookie of each other.
+    other = TestClient(
+        build_app(Library(directory), token="other-token"),
+        base_url="http://127.0.0.1",
+        cookies=dict(client.cookies),
+    )
+    assert other.get("/?token=other-token").is_success
+    client.cookies.update(other.cookies)
+    assert client.get("/runs/one").status_code == 200
 
 
 def test_new_rows_appear_and_repeated_steps_replace_old_ones(tmp_path: Path) -> None:
@@ -240,14 +210,8 @@ def test_a_run_that_has_just_begun_has_pages(tmp_path: Path, directory: Path) ->
 def test_a_live_run_shows_its_processes_and_what_they_wait_for(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = Member(
-        name="learner-0", role="learner", pid=1, address="", state="running",
-        waits_for="a <batch>", since_s=0.0, version=7, counters={},
-    )  # fmt: skip
-    reply = StatusReply(
-        run_name="one", run_dir="", step=2, num_steps=9, started_s=0.0, tensorboard_url="",
-        members=[waiting], metrics={}, stalled="generator-0 does not answer",
-    )  # fmt: skip
+    waiting = members.member("learner-0", waits_for="a <batch>", version=7)
+    reply = members.reply([waiting], stalled="generator-0 does not answer")
     monkeypatch.setattr(status, "living_pid", lambda run_dir: 1)
     monkeypatch.setattr(library, "ask_status", lambda run_dir, timeout_s: reply)
     client = open_view(directory)
@@ -257,11 +221,3 @@ def test_a_live_run_shows_its_processes_and_what_they_wait_for(
     assert ">7<" in row
     assert "generator-0 does not answer" in page
     assert 'data-refresh="3"' in page
-
-
-def test_a_step_without_stored_responses_is_refused_with_the_steps_that_have_some(
-    directory: Path,
-) -> None:
-    assert len(samples(directory / "one", step=2, failed=False, most=9)) == 4
-    with pytest.raises(ConfigError, match="step=3: no such rollout; steps 1 to 2 are stored"):
-        samples(directory / "one", step=3, failed=False, most=9)

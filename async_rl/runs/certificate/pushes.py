@@ -15,7 +15,6 @@ from async_rl.runs.certificate.statements import Statement, listed, statement
 from async_rl.training.checkpoints import (
     PUSHES_FILE,
     VERSIONS_FILE,
-    Probed,
     Published,
     Pushed,
 )
@@ -94,10 +93,19 @@ def _computed(lives: Mapping[str, list[Pushed]]) -> Statement:
         num_unprobed += len(loads) - len(probes)
         broken += [f"{life}: {probe.problem}" for probe in probes if probe.problem]
         means += [probe.mean for probe in probes if probe.mean is not None]
-        compared = [probe for probe in probes if probe.followed is not None]
-        sure = [probe for probe in compared if abs(_lead(probe)) > _SURE * (probe.error or 0.0)]
-        shares += [probe.followed or 0.0 for probe in sure]
-        old = [probe.version for probe in sure if _lead(probe) < 0]
+        compared = [
+            (probe.version, probe.followed, probe.error or 0.0)
+            for probe in probes
+            if probe.followed is not None
+        ]
+        # Nearer to the new weights (1) or to the old ones (0) by more than their error.
+        sure = [
+            (version, followed)
+            for version, followed, error in compared
+            if abs(followed - 0.5) > _SURE * error
+        ]
+        shares += [followed for _, followed in sure]
+        old = [version for version, followed in sure if followed < 0.5]
         if old:
             broken.append(
                 f"{life} reported version {ranges(old)} and kept its old weights: its log-probs did"
@@ -123,8 +131,3 @@ def _computed(lives: Mapping[str, list[Pushed]]) -> Statement:
         unknown=unknown,
         evidence=evidence,
     )
-
-
-def _lead(probe: Probed) -> float:
-    """Return how much nearer to the new weights than to the old ones a probe is."""
-    return (probe.followed or 0.0) - 0.5

@@ -303,8 +303,8 @@ def _fitted(flights: _Flights, tokens: DoubleArray) -> list[float]:
         best = int(np.argmin([errors(beside).mean() for beside in grid]))
         low = grid[max(best - 1, 0)]
         high = grid[min(best + 1, _GRID - 1)]
-    least = errors(float(grid[best]))
     beside = float(grid[best])
+    least = errors(beside)
     if errors(0.0).mean() - least.mean() < _ROUNDING:
         beside = 0.0
     possible = [beside]

@@ -5,14 +5,11 @@ changed and remembered otherwise.
 import functools
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from async_rl.buffer.store.connection import Connection
-from async_rl.buffer.store.ledger import reading
 from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
@@ -99,10 +96,6 @@ class RunView:
             settings=", ".join(str(value) for value in values if value),
             result=result_of(self.curves),
         )
-
-    def store(self) -> AbstractContextManager[Connection]:
-        """Open one moment of its store. Raises Unavailable if it has none yet."""
-        return reading(self.path)
 
     @functools.cached_property
     def decode(self) -> Decode:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from async_rl.buffer.store import trajectories
-from async_rl.buffer.store.ledger import OF_GROUP, group_rows
+from async_rl.buffer.store.ledger import OF_GROUP, group_rows, reading
 from async_rl.buffer.store.trajectories import Filter, rollout_of
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.frozen import frozen
@@ -154,7 +154,7 @@ def run_page(visit: Visit) -> Content:
     waterfall: dict[int, list[trajectories.Span]] = {}
     ages: list[tuple[int, int]] = []
     # A run that has stored nothing yet has a page that says so.
-    with contextlib.suppress(Unavailable), run.store() as store:
+    with contextlib.suppress(Unavailable), reading(run.path) as store:
         waterfall = trajectories.spans(store, chosen)
         ages = trajectories.ages(store)
     # A step of thousands of groups would be a page of thousands of rows.
@@ -175,7 +175,7 @@ def sample_list(visit: Visit) -> Content:
     """Return the groups that pass a filter."""
     run = visit.run
     chosen = visit.query
-    with run.store() as store:
+    with reading(run.path) as store:
         # One row more than a page shows whether there is a next page.
         rows = trajectories.page_of(store, chosen, most=trajectories.PAGE + 1)
     # Other orders are of the newest groups only and have no next page.
@@ -196,7 +196,7 @@ def group_page(visit: Visit) -> Content:
     """Return one group with all its responses. Raises ConfigError if the run has no such group."""
     run = visit.run
     group_id = visit.path["group_id"]
-    with run.store() as store:
+    with reading(run.path) as store:
         row = next(iter(group_rows(store, OF_GROUP, [group_id])), None)
         if row is None:
             raise ConfigError(f"{run.name} has no group {group_id}")
