@@ -176,7 +176,6 @@ class Learner:
         # Before the weights are published: admission then opens for the version that they have, and
         # no generator reports a version that the buffer does not know.
         await self._context.call_buffer(commit)
-        await self._pool.parts.keep_advantages(result.advantages)
         is_last = self._version == self._config.num_steps
         if is_last or self._version % self._config.weights.push_every_steps == 0:
             await self._publish()

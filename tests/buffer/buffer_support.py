@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from composing import compose_unchecked
@@ -48,6 +48,17 @@ from async_rl.protocol.learner import (
 )
 
 T = TypeVar("T")
+
+
+class Shown(NamedTuple):
+    """What a command has printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Shown]
 
 
 @cache
@@ -132,6 +143,7 @@ def make_trajectory(
     trained: bool = True,
     is_truncated: bool = False,
     calls: tuple[AgentCall, ...] = (),
+    clock: tuple[float, ...] = (),
 ) -> Trajectory:
     """Two prompt tokens and one response token per version."""
     length = 2 + len(versions)
@@ -149,6 +161,7 @@ def make_trajectory(
             latency_s=0.01,
         ),
         calls=calls,
+        clock=clock,
     )
 
 
@@ -157,6 +170,7 @@ def make_group(
     *,
     versions: Sequence[int] | None = None,
     generator: str = "generator-0",
+    generation_s: float = 0.5,
     **kinds: Any,
 ) -> Group:
     versions = [ticket.admitted_version] * 3 if versions is None else versions
@@ -169,7 +183,7 @@ def make_group(
         generator=generator,
         admitted_version=ticket.admitted_version,
         trajectories=[make_trajectory(versions, **kinds) for _ in range(ticket.num_samples)],
-        generation_s=0.5,
+        generation_s=generation_s,
     )
 
 

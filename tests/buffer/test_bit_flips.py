@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from buffer_support import (
-    commit,
     evaluate,
     fail,
     make_config,
@@ -34,14 +32,13 @@ from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.errors import InfrastructureError
 from async_rl.launchers.commands.stored import drop_group
-from async_rl.protocol.learner import KeepAdvantages
 
 CONFIG = make_config(recording="full")
-NUM_FLIPS = 400
+NUM_FLIPS = 120
 
 
 async def make_store(run_dir: Path) -> Path:
-    """A store with groups in every state, an evaluation and advantages."""
+    """A store with groups in every state, and an evaluation."""
     run_dir.mkdir()
     async with opened(run_dir, CONFIG) as service:
         await evaluate(service, 0)
@@ -51,11 +48,7 @@ async def make_store(run_dir: Path) -> Path:
                 await put(service, ticket, versions=[version] * (3 + ticket.group_id))
             await train(service, version)
         await sync(service, 2, "learner")
-        group_ids = [group.group_id for group in (await take(service, 2)).groups]
-        rows = [np.array([0.5, 0.25, 1.0], np.float32)]
-        samples = [(group_ids[0], 0)]
-        await service.keep_advantages(KeepAdvantages(life=1, samples=samples, rows=rows))
-        await commit(service, 3, group_ids)
+        await train(service, 2)
         given = await tickets(service, 3)
         await put(service, given[0])
         await fail(service, given[1].group_id, 1)

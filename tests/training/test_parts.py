@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 from async_rl.core.codec import encode
 from async_rl.core.heads import GroupHead, PackedTrajectory, pack_group, packed, read_group
 from async_rl.core.types import Group, Trajectory
-from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import (
-    KeepAdvantages,
     ReadSequences,
     Sequences,
 )
@@ -37,15 +34,10 @@ class Buffer:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = {g.group_id: read_group(pack_group(g)) for g in groups}
         self.sent: list[list[PackedTrajectory]] = []
-        self.kept: dict[tuple[int, int], list[float]] = {}
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def call(self, request: ReadSequences | KeepAdvantages) -> Any:
-        if isinstance(request, KeepAdvantages):
-            rows = [row.tolist() for row in request.rows]
-            self.kept.update(zip(request.samples, rows, strict=True))
-            return Ok()
+    async def call(self, request: ReadSequences) -> Any:
         await self.gate.wait()
         found = [self._groups[name].member(n) for name, n in request.samples]
         self.sent.append(found)
@@ -123,19 +115,3 @@ async def test_a_read_that_was_sent_twice_leaves_nothing_of_a_trained_batch() ->
     await late
     with pytest.raises(KeyError):
         mine.pop(0)
-
-
-async def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "CHUNK_TOKENS", 6)
-    sizes: list[int] = []
-
-    buffer = Buffer([])
-
-    async def call(request: KeepAdvantages) -> Any:
-        sizes.append(len(request.rows))
-        return await buffer.call(request)
-
-    rows = {(7, n): np.full(3, n, dtype=np.float32) for n in range(3)}
-    await Parts(call, 0).keep_advantages(rows)
-    assert buffer.kept == {(7, n): [n] * 3 for n in range(3)}
-    assert sizes == [2, 1]

@@ -35,13 +35,8 @@ from async_rl.training.operations import (
 from async_rl.training.ranks import Rank, TrainingPool
 from async_rl.weights.tensors import tensor_spec
 
-
-async def _nothing(_: object) -> None:
-    pass
-
-
-DONE = SimpleNamespace(advantages={})
-NO_PARTS: Any = SimpleNamespace(pop=lambda version: None, keep_advantages=_nothing)
+DONE = SimpleNamespace()
+NO_PARTS: Any = SimpleNamespace(pop=lambda version: None)
 
 
 def test_every_rank_computes_on_the_first_gpu_that_it_sees_however_many_ranks_there_are(
