@@ -15,9 +15,11 @@ from async_rl.protocol.buffer import Work
 from async_rl.protocol.learner import TakeBatch
 
 
-async def fail_all(service: BufferService, given: list[Ticket]) -> None:
+async def fail_all(
+    service: BufferService, given: list[Ticket], reason: DropReason = DropReason.SCORING_OUTAGE
+) -> None:
     for ticket in given:
-        await fail(service, ticket.group_id, ticket.attempt, DropReason.SCORING_OUTAGE)
+        await fail(service, ticket.group_id, ticket.attempt, reason)
 
 
 async def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_pauses(
@@ -25,9 +27,9 @@ async def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_p
 ) -> None:
     clock = Clock()
     config = make_config(max_attempts=2)
+    pauses = []
     async with opened(tmp_path, config, clock=clock) as service:
         await fail_all(service, await tickets(service, 0))
-        pauses = []
         for _ in range(10):
             started_s = clock.now
             while not (given := await tickets(service, 0)):
@@ -39,21 +41,24 @@ async def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_p
             await fail_all(service, given)
         assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
         assert service.state.drops == {}
+    # Its attempts do not count after a restart of the buffer either.
+    async with opened(tmp_path, config, clock=clock) as service:
+        await fail_all(service, await tickets(service, 0, incarnation="b"))
         clock.now += 30
-        [trial] = await tickets(service, 0)
+        [trial] = await tickets(service, 0, incarnation="b")
         await put(service, trial)
-        rest = await tickets(service, 0)
-        assert [(t.group_id, t.attempt) for t in rest] == [(1, 2), (2, 2), (3, 2)]
+        rest = await tickets(service, 0, incarnation="b")
+        assert [(t.group_id, t.attempt) for t in rest] == [(1, 3), (2, 3), (3, 3)]
         # The outage is over: what fails now is the prompt's own fault, and counts.
-        for attempt in (2, 3):
+        for attempt in (3, 4):
+            assert service.state.drops == {}
             await fail(service, 1, attempt)
-            await tickets(service, 0)
+            await tickets(service, 0, incarnation="b")
         assert service.state.drops == {"scoring_failed": 1}
 
 
 async def test_a_prompt_that_no_generator_can_score_is_dropped_in_the_end(tmp_path: Path) -> None:
     """A generator that has scored nothing takes it for an outage, and nothing else may start."""
-
     clock = Clock()
     config = make_config(groups_per_step=1, max_staleness=0, max_attempts=2)
     async with opened(tmp_path, config, clock=clock) as service:
@@ -65,23 +70,6 @@ async def test_a_prompt_that_no_generator_can_score_is_dropped_in_the_end(tmp_pa
         assert 180 < clock.now - started_s < 300
         clock.now += 30
         assert [ticket.group_id for ticket in await tickets(service, 0)] == [1]
-
-
-async def test_attempts_of_an_outage_do_not_count_after_a_restart_of_the_buffer(
-    tmp_path: Path,
-) -> None:
-    config = make_config(max_attempts=2, max_staleness=0)
-    clock = Clock()
-    async with opened(tmp_path, config, clock=clock) as service:
-        for _ in range(5):
-            await fail_all(service, await tickets(service, 0))
-            clock.now += 60
-    async with opened(tmp_path, config) as service:
-        given = await tickets(service, 0)
-        await fail(service, 0, given[0].attempt)
-        assert service.state.drops == {}
-        await fail(service, 0, (await tickets(service, 0))[0].attempt)
-        assert service.state.drops == {"scoring_failed": 1}
 
 
 async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferService) -> None:
@@ -97,42 +85,37 @@ async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferS
     work = await parked
     assert isinstance(work, Work)
     assert work.waits_for == expected
-    assert (await taken).groups == []
+    await taken
 
 
 async def test_a_parked_request_is_answered_when_the_pause_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "FIRST_PAUSE_S", 0.1)
+    class LoopClock(Clock):
+        def __call__(self) -> float:
+            return asyncio.get_running_loop().time()
 
+    monkeypatch.setattr(leases, "FIRST_PAUSE_S", 0.1)
     async with opened(tmp_path, clock=LoopClock()) as service:
         await fail_all(service, await tickets(service, 0))
         given = await tickets(service, 0, wait_s=20)
         assert [ticket.group_id for ticket in given] == [0]
 
 
-class LoopClock(Clock):
-    """The time of the running event loop."""
-
-    def __call__(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
 async def test_an_attempt_whose_session_nobody_took_does_not_count_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     config = make_config(max_attempts=2)
-    for life in range(3):
+    for life in range(2):
         async with opened(tmp_path, config) as service:
-            for _ in range(4):
+            for _ in range(3):
                 # No pause: the next program may come at any time.
                 given = await tickets(service, 0, incarnation=str(life))
                 assert [ticket.group_id for ticket in given] == [0, 1, 2, 3]
-                for ticket in given:
-                    await fail(service, ticket.group_id, ticket.attempt, DropReason.NOT_TAKEN)
+                await fail_all(service, given, DropReason.NOT_TAKEN)
             assert service.state.drops == {}
     async with opened(tmp_path, config) as service:
         for _ in range(2):
-            for ticket in await tickets(service, 0, incarnation="last"):
-                await fail(service, ticket.group_id, ticket.attempt, DropReason.AGENT_FAILED)
+            given = await tickets(service, 0, incarnation="last")
+            await fail_all(service, given, DropReason.AGENT_FAILED)
         assert service.state.drops == {"agent_failed": 4}

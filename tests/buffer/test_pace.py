@@ -48,30 +48,30 @@ def opens(pace: Pace) -> list[float]:
     return [at_s - START_S for at_s in pace.opens_s[1:]]
 
 
-def test_a_group_starts_one_lead_before_the_step_in_training_is_expected_to_end() -> None:
-    assert opens(played([0.25] * 8)) == [8.75, math.inf]
-    # Longer than a step: it starts in the step before its own.
-    assert opens(played([1.25] * 8)) == [NOW, 8.75]
-    assert opens(played([2.5] * 8)) == [NOW, NOW]
-
-
-def test_nothing_is_held_back_before_four_batches_were_measured() -> None:
-    assert opens(played([0.25] * 3)) == [NOW, NOW]
-    assert opens(played([0.25] * 4))[0] == 4.75
-
-
-@pytest.mark.parametrize(("slow_s", "lead_s"), [(0.3, 0.25), (0.75, 0.75)])
-def test_a_slow_batch_counts_if_waiting_for_its_like_would_cost_too_much(
-    slow_s: float, lead_s: float
+@pytest.mark.parametrize(
+    ("made_s", "expected"),
+    [
+        # One lead before the step in training is expected to end.
+        ([0.25] * 8, [8.75, math.inf]),
+        # Longer than a step: it starts in the step before its own.
+        ([1.25] * 8, [NOW, 8.75]),
+        ([2.5] * 8, [NOW, NOW]),
+        # Nothing is held back before four batches were measured.
+        ([0.25] * 3, [NOW, NOW]),
+        ([0.25] * 4, [4.75, math.inf]),
+        # A slow batch counts if waiting for its like would cost too much: in 20 s the learner may
+        # wait for 0.1 s.
+        ([0.25] * 10 + [0.3] + [0.25] * 9, [20.75, math.inf]),
+        ([0.25] * 10 + [0.75] + [0.25] * 9, [20.25, math.inf]),
+        # It is forgotten after 32 steps.
+        ([0.75] + [0.25] * 31, [32.25, math.inf]),
+        ([0.75] + [0.25] * 32, [33.75, math.inf]),
+    ],
+)
+def test_a_group_starts_as_late_as_the_recent_batches_allow(
+    made_s: list[float], expected: list[float]
 ) -> None:
-    # In 20 s the learner may wait for 0.1 s.
-    pace = played([0.25] * 10 + [slow_s] + [0.25] * 9)
-    assert opens(pace)[0] == 21 - lead_s
-
-
-def test_a_slow_batch_is_forgotten_after_32_steps() -> None:
-    assert opens(played([0.75] + [0.25] * 31))[0] == 32.25
-    assert opens(played([0.75] + [0.25] * 32))[0] == 33.75
+    assert opens(played(made_s)) == expected
 
 
 @pytest.mark.parametrize(

@@ -43,34 +43,28 @@ def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
 REWARDS = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.8]]
 
 
-@pytest.mark.covers("dataset_filter_threshold")
-def test_prompts_above_the_bound_leave_highest_first() -> None:
-    assert judged(REWARDS, above=0.6, max_share=0.9) == [2, 3]
-    assert judged(REWARDS, above=0.95, max_share=0.9) == [2]
-    assert judged(REWARDS, above=1.0, max_share=0.9) == [], "at the bound is not above it"
-
-
-def test_prompts_below_the_bound_leave() -> None:
-    assert judged(REWARDS, below=0.3, max_share=0.9) == [0]
-    assert judged(REWARDS, below=0.6, max_share=0.9) == [0, 1]
-    assert judged(REWARDS, above=0.95, below=0.3, max_share=0.9) == [0, 2]
-
-
-@pytest.mark.covers("dataset_max_filter_percentage")
-def test_no_more_leave_than_the_share_rounded_down() -> None:
-    assert judged(REWARDS, above=0.4, max_share=0.25) == [2]
-    assert judged(REWARDS, above=0.4, max_share=0.5) == [2, 3]
-    assert judged(REWARDS, above=0.4, max_share=0.2) == []
-
-
-def test_a_share_of_all_leaves_one_prompt() -> None:
-    assert judged(REWARDS, above=0.4, max_share=1.0) == [2, 3, 1]
-    assert judged([[0.9], [0.8]], above=0.4, max_share=1.0) == [0], "the nearest to its bound stays"
-
-
-@pytest.mark.covers("dataset_filter_threshold off")
-def test_without_a_bound_nobody_leaves() -> None:
-    assert judged(REWARDS, max_share=0.9) == []
+@pytest.mark.covers(
+    "dataset_filter_threshold", "dataset_max_filter_percentage", "dataset_filter_threshold off"
+)
+@pytest.mark.parametrize(
+    ("settings", "leavers"),
+    [
+        ({"above": 0.6}, [2, 3]),  # the highest first
+        ({"above": 0.95}, [2]),
+        ({"above": 1.0}, []),  # at the bound is not above it
+        ({"below": 0.3}, [0]),
+        ({"below": 0.6}, [0, 1]),
+        ({"above": 0.95, "below": 0.3}, [0, 2]),
+        # No more than the share, rounded down, and of all prompts the nearest to its bound stays.
+        ({"above": 0.4, "max_share": 0.25}, [2]),
+        ({"above": 0.4, "max_share": 0.5}, [2, 3]),
+        ({"above": 0.4, "max_share": 0.2}, []),
+        ({"above": 0.4, "below": 0.1, "max_share": 1.0}, [2, 3, 0]),
+        ({}, []),
+    ],
+)
+def test_prompts_beyond_a_bound_leave(settings: dict[str, float], leavers: list[int]) -> None:
+    assert judged(REWARDS, **{"max_share": 0.9} | settings) == leavers
 
 
 @pytest.mark.covers("reward_output_scaling, bias, max_reward_clip")

@@ -50,13 +50,10 @@ def test_a_run_that_a_full_disk_ended_has_failed_and_was_not_killed(
     after = (run_dir / "state.json").stat()
     # Neither a new file nor a longer one: there is no room for them.
     assert (after.st_ino, after.st_size) == (reserved.st_ino, reserved.st_size)
-
-
-def test_the_reserved_room_is_given_back(run_dir: Path) -> None:
     outcome.reserve(run_dir)
     outcome.write(run_dir, outcome="finished", step=9, cause="")
     assert status_of(run_dir).state is RunState.FINISHED
-    assert not (run_dir / "state.reserved").exists()
+    assert not (run_dir / "state.reserved").exists(), "the room is given back"
 
 
 def test_a_resume_that_fails_before_its_learner_starts_is_at_the_step_of_its_checkpoint(

@@ -22,28 +22,20 @@ async def _received(*numbers: signal.Signals) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
+    ("hang_up", "numbers", "expected"),
     [
-        ([signal.SIGHUP], (True, False)),
-        ([signal.SIGTERM, signal.SIGTERM], (True, False)),
-        ([signal.SIGTERM, signal.SIGHUP], (True, False)),
-        ([signal.SIGINT, signal.SIGINT], (True, True)),
+        (signal.SIG_DFL, [signal.SIGHUP], (True, False)),
+        (signal.SIG_DFL, [signal.SIGTERM, signal.SIGHUP], (True, False)),
+        (signal.SIG_DFL, [signal.SIGINT, signal.SIGINT], (True, True)),
+        # Under nohup a run continues without its terminal.
+        (signal.SIG_IGN, [signal.SIGHUP], (False, False)),
     ],
 )
 def test_a_closed_terminal_stops_a_run_in_order(
-    numbers: list[signal.Signals], expected: tuple[bool, bool]
+    hang_up: signal.Handlers, numbers: list[signal.Signals], expected: tuple[bool, bool]
 ) -> None:
-    # The tests themselves may run under nohup, where a process inherits that SIGHUP is ignored.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = signal.signal(signal.SIGHUP, hang_up)
     try:
         assert asyncio.run(_received(*numbers)) == expected
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_run_under_nohup_continues_without_its_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert asyncio.run(_received(signal.SIGHUP)) == (False, False)
     finally:
         signal.signal(signal.SIGHUP, before)
