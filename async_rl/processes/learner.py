@@ -221,7 +221,6 @@ class Learner:
             await self._pusher.publish(self._version)
 
     async def _evaluate_if_due(self) -> None:
-        every = self._config.evaluation.every_steps
-        if every and (self._version % every == 0 or self._version == self._config.num_steps):
+        if self._config.is_evaluated(self._version):
             request = StartEvaluation(life=self._life, version=self._version)
             await self._context.call_buffer(request)

@@ -48,15 +48,16 @@ async def test_a_call_is_repeated_until_the_supervisor_runs_again(
     paused: Callable[[int], Any],
 ) -> None:
     client = paused(3)
-    calls = SupervisorCalls(client, patience_s=60)
-    assert await calls.call(GetStatus(), timeout_s=1) == Ok()
+    calls = SupervisorCalls(client, call_s=1, patience_s=60)
+    assert await calls.call(GetStatus()) == Ok()
     assert client.num_attempts == 3
 
 
 async def test_patience_begins_after_an_attempt_that_may_rightly_take_long(
     paused: Callable[[int], Any],
 ) -> None:
-    assert await SupervisorCalls(paused(2), patience_s=1).call(GetStatus(), timeout_s=5)
+    calls = SupervisorCalls(paused(2), call_s=1, patience_s=1)
+    assert await calls.call(GetStatus(), wait_s=4) == Ok()
 
 
 async def test_a_process_gives_up_a_supervisor_that_stays_away(
@@ -66,5 +67,5 @@ async def test_a_process_gives_up_a_supervisor_that_stays_away(
     # A cut network looks the same: a supervisor that still runs starts the process again.
     assert issubclass(SupervisorLost, RestartNeeded)
     with pytest.raises(SupervisorLost, match=r"no answer, for 20 s"):
-        await SupervisorCalls(client, patience_s=20).call(GetStatus(), timeout_s=5)
+        await SupervisorCalls(client, call_s=5, patience_s=20).call(GetStatus())
     assert client.num_attempts == 5

@@ -161,6 +161,7 @@ def test_more_than_fits_in_memory_is_refused_with_figures_and_fewer_never(tmp_pa
 
 def test_the_memory_of_this_machine_does_not_limit_a_cluster(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
         run.scaler.scale({"generators": 4})
         assert run.registry.wanted["generators"] == 4
 

@@ -71,7 +71,7 @@ class Learner:
             )
         )
 
-    async def call(self, request: Expel, *, timeout_s: float) -> None:
+    async def call(self, request: Expel) -> None:
         """The supervisor: who is cut off is ended and leaves."""
         self.cut_off.append(request)
         self.end_process(request.name)

@@ -93,7 +93,7 @@ class World:
         self.generators[name] = generator
         self.serve()
 
-    async def call(self, request: Expel, *, timeout_s: float) -> None:
+    async def call(self, request: Expel) -> None:
         """The supervisor ends whom the learner cuts off."""
         self.cut_off.append(request)
         del self.generators[request.name]
