@@ -20,6 +20,7 @@ from buffer_support import (
     problems,
     put,
     put_all,
+    rows,
     sync,
     take,
     tickets,
@@ -54,8 +55,7 @@ async def make_store(run_dir: Path) -> Path:
         await fail(service, given[1].group_id, 1)
         await take(service, 3)
     path = run_dir / "store.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    rows(run_dir, "PRAGMA wal_checkpoint(TRUNCATE)")
     return path
 
 
@@ -126,12 +126,9 @@ async def test_a_damaged_group_is_named_at_the_resume_and_can_be_dropped(tmp_pat
     with contextlib.closing(StoreReader(path)) as reader:
         recovered = reader.recover()
     ready, *others = [group.group_id for group in (*recovered.ready, *recovered.leased)]
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        (payload,) = connection.execute(
-            "SELECT payload FROM blobs WHERE group_id=?", (ready,)
-        ).fetchone()
-        payload = payload[:-1] + bytes([payload[-1] ^ 1])
-        connection.execute("UPDATE blobs SET payload=? WHERE group_id=?", (payload, ready))
+    ((payload,),) = rows(path.parent, "SELECT payload FROM blobs WHERE group_id=?", ready)
+    payload = payload[:-1] + bytes([payload[-1] ^ 1])
+    rows(path.parent, "UPDATE blobs SET payload=? WHERE group_id=?", payload, ready)
     with pytest.raises(InfrastructureError, match=f"group {ready} are damaged .* --drop {ready}"):
         async with opened(path.parent, CONFIG):
             pass

@@ -12,7 +12,7 @@ import pytest
 from buffer_support import FakePrompts, make_trajectory
 from composing import compose
 
-from async_rl.buffer.evaluation import evaluation_scalars, interval, majority, result_of
+from async_rl.buffer.evaluation import evaluation_scalars, interval, result_of
 from async_rl.core.types import NO_VERSION, AnswerTest, AssertTest, CodeProblem, Group, Purpose
 from async_rl.rewards.responses import vote_of
 
@@ -93,22 +93,6 @@ def test_the_version_that_wrote_the_tokens_is_told() -> None:
     assert evaluation_scalars(versions)["eval/version_mean"] == 3.5
     assert "eval/version_mean" not in evaluation_scalars([result([True], version=NO_VERSION)])
     assert evaluation_scalars([]) == {"eval/num_samples": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("passed", "votes", "share"),
-    [
-        ([True, True, False, False, False], ["7", "7", "1", "2", "3"], 1.0),
-        ([True, False, False, False], ["7", "1", "1", "2"], 0.0),
-        ([True, False], ["7", "1"], 0.5),
-        ([False, False], [None, None], 0.0),
-        ([True, False, False], ["7", None, None], 1.0),  # without an answer it does not vote
-    ],
-)
-def test_a_majority_can_be_right_where_most_samples_are_wrong(
-    passed: list[bool], votes: list[str | None], share: float
-) -> None:
-    assert majority(passed, votes) == share
 
 
 def test_samples_of_one_prompt_do_not_count_as_independent() -> None:

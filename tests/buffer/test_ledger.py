@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 
 import msgspec
 import pytest
 from buffer_support import (
-    Clock,
     Command,
     FakePrompts,
     fail,
@@ -22,6 +19,7 @@ from buffer_support import (
     opened,
     problems,
     put,
+    rows,
     sync,
     take,
     tickets,
@@ -38,15 +36,14 @@ from async_rl.buffer.store.ledger import (
     reading,
     summary,
 )
-from async_rl.buffer.store.trajectories import Filter, ages, page_of, spans
+from async_rl.buffer.store.trajectories import Filter, ages, page_of
 from async_rl.composition.compose import write_config
 from async_rl.config.base import replace
 from async_rl.core.calls import AgentCall
 from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError, Unavailable
-from async_rl.core.types import DropReason, GroupState, Prompt, Purpose
+from async_rl.core.types import GroupState, Prompt, Purpose
 from async_rl.launchers.commands.stored import drop_group
-from async_rl.protocol.buffer import FailGroup
 from async_rl.training.checkpoints import directory_of
 
 CONFIG = make_config(max_attempts=1)
@@ -79,27 +76,17 @@ class ForeignPrompts(FakePrompts):
 
 
 async def test_any_text_of_a_prompt_or_a_message_is_kept_to_its_end(tmp_path: Path) -> None:
+    text = ForeignPrompts.TEXT
     async with opened(tmp_path, CONFIG, ForeignPrompts()) as service:
-        first, second = await tickets(service, 0, credit=2)
+        first, _ = await tickets(service, 0, credit=2)
         await put(service, first)
-        await service.fail_group(
-            FailGroup(
-                group_id=second.group_id,
-                attempt=1,
-                reason=DropReason.SCORING_FAILED,
-                message=ForeignPrompts.TEXT,
-            )
-        )
-        await take(service, 0)
-    assert problems(tmp_path, CONFIG) == []
-    kept = ForeignPrompts.TEXT.replace("\0", "\ufffd")
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as connection:
-        assert {text for (text,) in connection.execute("SELECT text FROM prompts")} == {kept}
-        dropped = "SELECT message FROM groups WHERE state='dropped'"
-        assert connection.execute(dropped).fetchall() == [(kept,)]
-    # Open groups are compared with the data by the id of their prompt.
-    async with opened(tmp_path, CONFIG, ForeignPrompts()) as service:
+        await fail(service, 1, 1, message=text)
         await tickets(service, 0)
+    assert problems(tmp_path, CONFIG) == []
+    kept = text.replace("\0", "\ufffd")
+    assert set(rows(tmp_path, "SELECT text FROM prompts")) == {(kept,)}
+    assert rows(tmp_path, "SELECT message FROM groups WHERE state='dropped'") == [(kept,)]
+    # Open groups are compared with the data by the id of their prompt.
     async with opened(tmp_path, CONFIG, ForeignPrompts()) as service:
         assert service.state.admission.open
 
@@ -113,9 +100,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(made: Path, tmp_path: Path) -> Path:
-    """A copy of the store, to be changed."""
-    return Path(shutil.copytree(made, tmp_path / "run")) / "store.sqlite"
+def run_dir(made: Path, tmp_path: Path) -> Path:
+    """A copy of the run, whose store may be changed."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
 
 
 async def test_the_calls_of_an_agent_are_rows_that_sql_finds(tmp_path: Path) -> None:
@@ -134,8 +121,7 @@ async def test_the_calls_of_an_agent_are_rows_that_sql_finds(tmp_path: Path) -> 
         "SELECT call.value->>'role', call.value->>'reward' FROM groups, json_each(groups.calls) AS"
         " sample, json_each(sample.value) AS call WHERE group_id=?"
     )
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as connection:
-        found = connection.execute(query, [ticket.group_id]).fetchall()
+    found = rows(tmp_path, query, ticket.group_id)
     assert found == [("judge", 0.0), ("solver", 0.5)] * ticket.num_samples
 
 
@@ -171,41 +157,19 @@ def test_the_summary_counts_states_reasons_and_ages(made: Path) -> None:
     assert sum(found.staleness.values()) == 4
 
 
-async def test_the_times_of_a_step_count_from_the_start_of_its_first_group(tmp_path: Path) -> None:
-    clock = Clock()
-    async with opened(tmp_path, clock=clock) as service:
-        for _ in range(2):
-            (ticket,) = await tickets(service, 0, credit=1)
-            clock.now += 3
-            await put(service, ticket)
-            clock.now += 2
-        await train(service, 0)
-    with reading(tmp_path) as connection:
-        found = spans(connection, 1)
-    assert {
-        number: [(one.state, round(one.start_s, 6), round(one.end_s, 6)) for one in group]
-        for number, group in found.items()
-    } == {
-        0: [("generating", 0.0, 3.0), ("ready", 3.0, 10.0), ("leased", 10.0, 10.0)],
-        1: [("generating", 5.0, 8.0), ("ready", 8.0, 10.0), ("leased", 10.0, 10.0)],
-    }
-
-
 @pytest.mark.parametrize("change", (WRONG := table(__file__, "wrong")))
-def test_the_audit_sees_what_is_wrong(store: Path, change: str) -> None:
-    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
-        assert connection.execute(change).rowcount > 0
-    assert WRONG[change] in problems(store.parent, CONFIG)
+def test_the_audit_sees_what_is_wrong(run_dir: Path, change: str) -> None:
+    rows(run_dir, change)
+    assert WRONG[change] in problems(run_dir, CONFIG)
 
 
-def test_the_audit_names_the_first_twenty_groups_and_counts_the_rest(store: Path) -> None:
-    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
-        connection.execute(
-            "INSERT INTO transitions (group_id, attempt, state, at_s, generator, reason)"
-            " SELECT value, 1, 'generating', 0, '', '' FROM json_each(?)",
-            [json.dumps([*range(100, 125)])],
-        )
-    *named, rest = problems(store.parent, CONFIG)
+def test_the_audit_names_the_first_twenty_groups_and_counts_the_rest(run_dir: Path) -> None:
+    added = (
+        "INSERT INTO transitions (group_id, attempt, state, at_s, generator, reason) SELECT value,"
+        " 1, 'generating', 0, '', '' FROM json_each(?)"
+    )
+    rows(run_dir, added, json.dumps([*range(100, 125)]))
+    *named, rest = problems(run_dir, CONFIG)
     assert (len(named), rest) == (20, "and 5 more")
 
 
@@ -217,9 +181,9 @@ def test_the_audit_sees_an_admission_beyond_the_bound(made: Path) -> None:
 
 
 def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_code(
-    store: Path, command: Command
+    run_dir: Path, command: Command
 ) -> None:
-    run = functools.partial(command, "ledger", store.parent)
+    run = functools.partial(command, "ledger", run_dir)
     code, out, _ = run("--prompt", "t4")
     assert code == 0
     assert re.search(r"t4 +train +dropped +scoring_failed +\S+ +\d", out), out
@@ -228,18 +192,17 @@ def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_
     assert run("--state", "lost").code == 2
     assert "give only one of" in run("--audit", "--step", "1").err
     for version in (1, 2):
-        directory = directory_of(store.parent, version)
+        directory = directory_of(run_dir, version)
         directory.mkdir(parents=True)
         (directory / "rank_0000.safetensors").write_bytes(b"weights")
         write_sums(directory, sums_of(directory))
     code, out, _ = run("--audit")
     assert (code, "every checkpoint has its checksums" in out) == (0, True)
-    (directory_of(store.parent, 1) / "rank_0000.safetensors").write_bytes(b"weightt")
+    (directory_of(run_dir, 1) / "rank_0000.safetensors").write_bytes(b"weightt")
     damaged = "wrong: checkpoint step_000001 is damaged: rank_0000.safetensors does not have the"
     code, out, _ = run("--audit")
     assert (code, out.count("wrong: "), damaged in out) == (1, 1, True)
-    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
-        connection.execute("DELETE FROM blobs WHERE group_id=5")
+    rows(run_dir, "DELETE FROM blobs WHERE group_id=5")
     code, out, _ = run("--audit")
     assert (code, "wrong: the trajectories of group 5 are lost" in out) == (1, True)
 
@@ -249,12 +212,12 @@ async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trai
     tmp_path: Path, state: str
 ) -> None:
     async with opened(tmp_path) as service:
-        given = await tickets(service, 0)
-        for ticket in given[: 3 if state == "issued" else 4]:
+        *given, last = await tickets(service, 0)
+        for ticket in given:
             await put(service, ticket)
         if state == "leased":
             await take(service, 0)
-        group_id = given[3 if state == "issued" else 1].group_id
+        group_id = last.group_id if state == "issued" else 1
         with pytest.raises(Unavailable, match="is written by another process"):
             await drop_group(tmp_path, group_id)
     await drop_group(tmp_path, group_id)

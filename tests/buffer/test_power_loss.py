@@ -32,60 +32,10 @@ from async_rl.protocol.learner import (
 )
 
 
-class Disk:
-    """Keeps of each file the content at its last fsync, and of each directory the names: the worst
-    that a power loss may leave.
-    """
-
-    def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._run_dir = run_dir
-        self._content: dict[str, bytes] = {}
-        self._names: set[str] = set()
-        real = os.fsync
-
-        def fsync(fd: int) -> None:
-            real(fd)
-            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-            if path == run_dir:
-                self._names = {inner.name for inner in path.iterdir()}
-            elif path.parent == run_dir:
-                self._content[path.name] = path.read_bytes()
-                # SQLite syncs it without Python, whenever it moves the log into it.
-                self._content[STORE_FILE] = (run_dir / STORE_FILE).read_bytes()
-
-        monkeypatch.setattr(os, "fsync", fsync)
-
-    def after_power_loss(self, target: Path) -> Path:
-        target.mkdir()
-        for name in self._names & self._content.keys():
-            (target / name).write_bytes(self._content[name])
-        return target
-
-
 async def history(service: BufferService) -> tuple[int, int]:
     reply = await service.history(GetHistory())
     assert isinstance(reply, History)
     return reply.first, reply.last
-
-
-async def test_after_a_power_loss_the_store_covers_every_checkpoint_that_was_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    disk = Disk(run_dir, monkeypatch)
-    async with opened(run_dir) as service:
-        for version in range(3):
-            await step(service, version)
-        await service.secure_store(SecureStore())
-        for version in range(3, 6):
-            await step(service, version)
-        assert await history(service) == (0, 6)
-        disk.after_power_loss(tmp_path / "after")
-    async with opened(tmp_path / "after") as service:
-        assert await history(service) == (0, 3)
-        await sync(service, 3, "b")
-        await step(service, 3)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 0.3, 0.6])

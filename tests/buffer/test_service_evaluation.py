@@ -1,8 +1,11 @@
-"""Held-out evaluations as the buffer opens, counts and reports them."""
+"""Held-out evaluations as the buffer opens, counts and reports them; its state as people see it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from buffer_support import (
@@ -14,9 +17,12 @@ from buffer_support import (
     opened,
     put,
     put_all,
+    settle,
+    step,
     sync,
     take,
     tickets,
+    train,
 )
 
 from async_rl.buffer.evaluation import report_of
@@ -25,6 +31,8 @@ from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import Purpose
+from async_rl.observability.activity import Activity
+from async_rl.processes.buffer import report_evaluations, show_state
 
 
 async def report(
@@ -128,3 +136,66 @@ async def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_
     async with opened(tmp_path / "none", prompts=FakePrompts(num_held_out=0)) as service:
         await evaluate(service, 0)
         assert {t.purpose for t in await tickets(service, 0)} == {Purpose.TRAIN}
+
+
+class Surroundings:
+    """The part of a ProcessContext that the buffer's tasks need."""
+
+    def __init__(self) -> None:
+        self.config = make_config()
+        self.activity = Activity()
+        self.log = logging.getLogger("test")
+        self.version = -1
+
+
+async def test_figures_of_discarded_weights_are_not_booked_on_those_after_them(
+    tmp_path: Path,
+) -> None:
+    prompts = FakePrompts(num_held_out=2)
+    async with opened(tmp_path, prompts=prompts) as service:
+        await step(service, 0)
+        has_returned = asyncio.Event()
+
+        async def goes_back(step: int, **_: Any) -> None:
+            """While the figures travel, the learner starts again and comes to the version."""
+            await sync(service, 0, "second")
+            await train(service, 0)
+            await evaluate(service, 1)
+            has_returned.set()
+
+        context: Any = Surroundings()
+        context.report = goes_back
+        held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+        task = asyncio.create_task(report_evaluations(context, service, held_out, str))
+        await evaluate(service, 1)
+        for ticket in await tickets(service, 1, credit=2):
+            await put(service, ticket)
+        await has_returned.wait()
+        await settle()
+        await service.store.flush()
+        # Its groups are open: it has begun again.
+        assert await service.store.reader.evaluation_scores() == {}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(
+    service: BufferService,
+) -> None:
+    context: Any = Surroundings()
+    task = asyncio.create_task(show_state(context, service))
+    given = await tickets(service, 0)
+    parked = asyncio.create_task(take(service, 0, wait_s=60))
+    await put(service, given[0])
+    await put(service, given[1], trained=False)
+    shown = context.activity.snapshot()
+    assert shown.state == "waiting"
+    assert shown.waits_for == "groups: 1 of 2 groups are ready for step 1"
+    counters = {"gauge/queue/generating": 2, "gauge/queue/ready": 1, "failures/untrainable": 1}
+    assert shown.counters.items() >= counters.items()
+    await put(service, given[2])
+    await parked
+    await take(service, 0)
+    assert context.activity.snapshot().waits_for == ""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

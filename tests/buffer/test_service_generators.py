@@ -12,7 +12,6 @@ import pytest
 from buffer_support import (
     Clock,
     FakePrompts,
-    ask,
     commit,
     fail,
     make_config,
@@ -37,8 +36,7 @@ from async_rl.config.base import replace
 from async_rl.core.errors import Superseded
 from async_rl.core.heads import pack_group
 from async_rl.core.types import Ticket
-from async_rl.protocol.buffer import PutGroup, Work
-from async_rl.protocol.learner import ReadSequences, Sequences
+from async_rl.protocol.buffer import PutGroup
 
 
 def queue(service: BufferService) -> list[int]:
@@ -48,23 +46,6 @@ def queue(service: BufferService) -> list[int]:
 
 def attempts(given: list[Ticket]) -> list[tuple[int, int]]:
     return [(ticket.group_id, ticket.attempt) for ticket in given]
-
-
-async def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
-    async with opened(tmp_path) as service:
-        given = await tickets(service, 0)
-        assert [(t.group_id, t.attempt, t.prompt.prompt_id, t.num_samples) for t in given] == [
-            (number, 1, f"t{number}", 2) for number in range(4)
-        ]
-        for ticket in reversed(given):
-            await put(service, ticket)
-        assert queue(service) == [0, 0, 4, 0]
-        assert await taken_ids(service, 0) == [0, 1]
-        sequences = await service.read_sequences(ReadSequences(train_version=0, samples=[(0, 0)]))
-        assert isinstance(sequences, Sequences)
-        assert sequences.trajectories[0].unpacked().versions.tolist() == [-1, -1, 0, 0, 0]
-        await commit(service, 1, [0, 1])
-    assert states(tmp_path) == {0: "trained", 1: "trained", 2: "ready", 3: "ready"}
 
 
 async def test_a_ticket_has_the_newest_responses_to_its_prompt_if_the_engine_has_drafts(
@@ -89,23 +70,6 @@ async def test_a_ticket_has_the_newest_responses_to_its_prompt_if_the_engine_has
     async with opened(tmp_path / "none", prompts=prompts) as service:
         await drafts_of_next(service, 1)
         assert await drafts_of_next(service, 1) == []
-
-
-async def test_a_parked_request_is_answered_by_the_commit_that_frees_admission(
-    service: BufferService,
-) -> None:
-    await put_all(service)
-    await take(service, 0)
-    refused = await service.request_work(ask(1, wait_s=0.01))
-    assert isinstance(refused, Work)
-    assert "4 groups are active" in refused.waits_for
-    parked = asyncio.create_task(tickets(service, 1, wait_s=60))
-    await settle()
-    assert not parked.done()
-    assert service.waits_for().startswith("admission: 4 groups are active")
-    await commit(service, 1, [0, 1])
-    assert [t.group_id for t in await parked] == [4, 5]
-    assert service.waits_for() == ""
 
 
 async def test_groups_that_arrive_together_are_committed_and_answered_together(

@@ -5,10 +5,7 @@ restart.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 from buffer_support import (
@@ -18,6 +15,7 @@ from buffer_support import (
     opened,
     put,
     put_all,
+    rows,
     settle,
     step,
     sync,
@@ -30,12 +28,6 @@ from buffer_support import (
 from async_rl.buffer.service import BufferService
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.learner import DropBatch, ReadSequences
-
-
-def rows(path: Path, query: str) -> list[Any]:
-    """The first column of what a query of the store finds."""
-    with contextlib.closing(sqlite3.connect(path / "store.sqlite")) as store:
-        return [row[0] for row in store.execute(query)]
 
 
 async def test_a_take_is_parked_until_its_last_group_is_put(
@@ -92,7 +84,7 @@ async def test_open_groups_may_be_as_old_as_the_version_that_the_learner_went_ba
     async with opened(tmp_path) as service:
         assert open_versions(service) == {0}
     # The row of a finished group still tells what it was sampled with.
-    assert rows(tmp_path, "SELECT max(version) FROM groups WHERE state='ready'") == [1]
+    assert rows(tmp_path, "SELECT max(version) FROM groups WHERE state='ready'") == [(1,)]
 
 
 @pytest.mark.parametrize("has_restarted", [True, False])
@@ -146,7 +138,6 @@ async def test_a_start_that_is_reported_twice_undoes_steps_once(tmp_path: Path) 
         # A repeated request that comes late must not take the batch away from its learner.
         await sync(service, 0, "second")
         await commit(service, 1, leased)
-    history = rows(
-        tmp_path, "SELECT state FROM transitions WHERE group_id=0 ORDER BY transition_id"
-    )
+    query = "SELECT state FROM transitions WHERE group_id=0 ORDER BY transition_id"
+    history = [state for (state,) in rows(tmp_path, query)]
     assert history == ["generating", "ready", "leased", "trained", "ready", "leased", "trained"]

@@ -93,40 +93,6 @@ async def test_what_was_flushed_is_read_back_equal_and_a_dropped_group_leaves_me
             await store.groups([0])
 
 
-async def test_one_transaction_takes_all_that_is_queued(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    for group_id in range(20):
-        write(store, group_id)
-    statements: list[str] = []
-    store.connection.set_trace_callback(statements.append)
-    async with store:
-        await store.flush()
-        # The flush itself may have come too late for it.
-        assert 1 <= statements.count("COMMIT") <= 2
-
-
-async def test_what_was_put_is_committed_before_the_files_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-
-    def count(_: Path) -> None:
-        with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as reader:
-            seen.extend(reader.execute("SELECT count(*) FROM groups").fetchone())
-
-    monkeypatch.setattr(writer, "sync", count)
-    async with open_store(tmp_path) as store:
-        with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as other:
-            # The writer waits for it.
-            other.execute("BEGIN IMMEDIATE")
-            write(store, 0)
-            secured = asyncio.create_task(store.secure())
-            await asyncio.to_thread(list)
-            other.rollback()
-        await secured
-    assert set(seen) == {1}
-
-
 async def test_a_change_that_fails_leaves_no_part_of_itself(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         ticket = admitted(store, 0)

@@ -1,7 +1,8 @@
-"""What a child process finds when it starts."""
+"""What a child process finds when it starts, and how it ends without its supervisor."""
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from composing import compose
+from members import without_supervisor
 
 from async_rl.composition.compose import write_config
 from async_rl.core.errors import ProtocolError
+from async_rl.core.os import RESTART_CODE
 from async_rl.core.types import Role
+from async_rl.launchers.backends.local import child_command
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import message_schema
 from async_rl.runs.control import ask_status
@@ -86,3 +90,30 @@ print(base.message_schema())
 
     assert fingerprint("same") == fingerprint("elsewhere") == f"{message_schema()}\n"
     assert fingerprint("changed") != fingerprint("same")
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    without_supervisor(tmp_path, "verifiers.cells=1", "timeouts.call_s=0.2")
+    verifier = ProcessSpec(name="verifier-0", role="verifier", rank=0, cores=(), gpus=0, env={})
+    return child_command(verifier, tmp_path, parent_pid=0, announces=True)
+
+
+def test_a_process_without_supervisor_exits_after_its_patience_to_be_started_again(
+    command: list[str], tmp_path: Path
+) -> None:
+    assert subprocess.run(command, check=False, timeout=60).returncode == RESTART_CODE
+    log = (tmp_path / "logs" / "verifier-0.log").read_text()
+    assert "did not answer Heartbeat within 0.2 s, for 1.2 s" in log
+
+
+def test_a_crash_in_native_code_leaves_what_each_thread_did(command: list[str]) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSEGV)
+        output = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in output
+    assert "runtime/main.py" in output
