@@ -247,8 +247,8 @@ async def put(service: BufferService, ticket: Ticket, **kinds: Any) -> None:
 async def put_all(service: BufferService, version: int = 0, **kinds: Any) -> list[int]:
     """Finish every group for which there is a ticket; return their ids."""
     given = await tickets(service, version)
-    for ticket in given:
-        await put(service, ticket, **kinds)
+    # Together: one commit for all.
+    await asyncio.gather(*(put(service, ticket, **kinds) for ticket in given))
     return [ticket.group_id for ticket in given]
 
 

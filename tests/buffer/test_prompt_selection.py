@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,8 @@ def _in_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put_passes(service: BufferService, ticket: Ticket, passes: Sequence[bool]) -> None:
     """Put a group whose samples pass or fail like this."""
     group = make_group(ticket)
-    samples = [make_trajectory([0] * 3, passes=each) for each in passes]
+    versions = [ticket.admitted_version] * 3
+    samples = [make_trajectory(versions, passes=each) for each in passes]
     group = msgspec.structs.replace(group, trajectories=samples)
     await service.put_group(PutGroup(payload=pack_group(group)))
 
@@ -79,10 +81,12 @@ async def issued_prompts(
         life = {"incarnation": str(steps)}
         async with opened(path, config, FakePrompts(num_train=num_train)) as service:
             for version in steps:
+                puts = []
                 for ticket in await tickets(service, version, **life):
                     issued.append(ticket.prompt.prompt_id)
                     is_even = int(ticket.prompt.prompt_id[1:]) % 2 == 0
-                    await put_passes(service, ticket, [is_even, False])
+                    puts.append(put_passes(service, ticket, [is_even, False]))
+                await asyncio.gather(*puts)
                 await train(service, version)
             await tickets(service, steps.stop, credit=2, **life)
     return issued
@@ -150,10 +154,12 @@ async def mixed_share(path: Path, order: str, num_steps: int = 40) -> float:
     num_mixed = []
     async with opened(path, config, prompts) as service:
         for version in range(num_steps):
+            puts = []
             for ticket in await tickets(service, version):
                 passes = (rng.random(2) < RATES[ticket.prompt.data_source]).tolist()
                 num_mixed.append(passes[0] != passes[1])
-                await put_passes(service, ticket, passes)
+                puts.append(put_passes(service, ticket, passes))
+            await asyncio.gather(*puts)
             await train(service, version)
     assert len(num_mixed) == num_steps * 6
     return sum(num_mixed) / len(num_mixed)
