@@ -57,6 +57,7 @@ async def test_with_a_cut_log_the_history_says_what_the_store_still_covers(
             with pytest.raises(ProtocolError, match="the store has no batch for"):
                 await sync(service, 4, "b")
         await sync(service, last, "b")
+        service.lose("generator-0", "it was killed as well")
         await step(service, last)
         assert await history(service) == (0, last + 1)
 
