@@ -31,7 +31,6 @@ from async_rl.protocol.learner import (
     GetEvaluationScores,
     GetHistory,
     History,
-    KeepAdvantages,
     ReadSequences,
     SecureStore,
     Sequences,
@@ -93,7 +92,6 @@ class BufferService:
             CommitStep: self.commit_step,
             StartEvaluation: self.start_evaluation,
             ForgetBefore: self.forget_before,
-            KeepAdvantages: self.keep_advantages,
         }
         return {
             kind: self._fenced(handler) if issubclass(kind, FromLearner) else handler
@@ -219,12 +217,6 @@ class BufferService:
         """The groups of the step are trained, and admission may continue."""
         self.state.commit(request.version, request.group_ids, self._clock())
         return await self._confirm()
-
-    async def keep_advantages(self, request: KeepAdvantages) -> Message:
-        """Store advantages with the trajectories, for `async-rl rollouts`."""
-        # Without a flush: only people read advantages, so a crash may lose some.
-        self.store.keep_advantages(zip(request.samples, request.rows, strict=True))
-        return Ok()
 
     async def sync_version(self, request: SyncVersion) -> Message:
         """The learner starts at this version: later steps are undone and their groups ready."""

@@ -224,6 +224,11 @@ class RunConfig(Section):
         """
         return self.placement == COLOCATED
 
+    def is_evaluated(self, version: int) -> bool:
+        """Return whether this version is evaluated: version 0, every n-th and the last."""
+        every = self.evaluation.every_steps
+        return every > 0 and (version % every == 0 or version == self.num_steps)
+
     @property
     def node_ranks(self) -> int:
         """The most learner ranks of a node; 0 on one machine, or if they are not known."""

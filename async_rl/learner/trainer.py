@@ -4,7 +4,7 @@
 Its calls block, so the learner process runs them in a thread.
 Invariants
 - SPMD: every rank makes the same calls, each with its own part of the batch. Results are complete
-  on rank 0, and except for weights and advantages on all ranks.
+  on rank 0, and except for weights on all ranks.
 - Version k is the policy after k steps; `step(groups, version)` makes version + 1.
 - Nothing has changed if a call raises StalenessError or NonFiniteError, except PartlyTrained.
 """
@@ -24,13 +24,13 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.frozen import frozen
-from async_rl.core.heads import SampleId, means_by_name, sample_ids
+from async_rl.core.heads import means_by_name
 from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.host_memory import Owned, Resting
 from async_rl.learner.loading import load_models, ranks_of
-from async_rl.learner.metrics import Step, step_scalars
+from async_rl.learner.metrics import step_scalars
 from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
@@ -46,12 +46,10 @@ from async_rl.weights.tensors import tensor_spec
 class StepResult:
     """The results of a step for other processes.
 
-    scalars: under the names of the metric catalogue; advantages: of the response tokens of each
-    sequence that this rank reports; empty without a critic and without several calls of an agent.
+    scalars: under the names of the metric catalogue.
     """
 
     scalars: dict[str, float]
-    advantages: dict[SampleId, FloatArray]
 
 
 class Trainer:
@@ -174,7 +172,6 @@ class Trainer:
                 **{f"reward/part/{name}": mean for name, mean in means.items()},
                 "reward/failed_share": failed,
             },
-            advantages=self._advantages(part, step),
         )
 
     def _reshard(self) -> None:
@@ -185,17 +182,6 @@ class Trainer:
     @property
     def _num_updates(self) -> int:
         return sum(optimizer.num_updates for optimizer in self._optimizers.values())
-
-    def _advantages(self, part: BatchPart, step: Step) -> dict[SampleId, FloatArray]:
-        """The advantages of each own sequence's response tokens, on one rank of its context."""
-        # Other estimators have one number per response, or follow from its rewards.
-        has_calls = any(len(sample.calls) > 1 for head in part.heads for sample in head.samples)
-        if not (self._models.has_values or has_calls) or self._ranks.context.index:
-            return {}
-        ends = np.cumsum([sample.response_length for sample in part.trajectories])
-        rows = np.split(step.targets.advantages.float().cpu().numpy(), ends)
-        ids = sample_ids(part.heads)
-        return {ids[s]: row for s, row in zip(part.own, rows, strict=False)}
 
     def leave_device(self) -> None:
         """Move models and moments to host memory; no step may run until `enter_device`."""

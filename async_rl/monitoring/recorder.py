@@ -87,7 +87,7 @@ class Recorder:
         self._rows: dict[int, _Row] = {}
         self._resumed = 0
         self._started_s = clock()
-        self._next_step = 0 if is_evaluated(config, 0) else 1
+        self._next_step = 0 if config.is_evaluated(0) else 1
         newest, end = self._last_row(math.inf)
         if newest is not None:
             # A resumed run continues the times of the run before.
@@ -170,7 +170,7 @@ class Recorder:
         os.truncate(self._path, end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
         is_written = kept is not None and kept.step == version
-        if version > 0 and is_evaluated(self._config, version) and not is_written:
+        if version > 0 and self._config.is_evaluated(version) and not is_written:
             # Its evaluation is repeated.
             now_s = self._run_s()
             self._rows.setdefault(version, _Row(now_s, {}, last_s=now_s))
@@ -230,7 +230,7 @@ class Recorder:
         if step > self._resumed:
             # The programs of a service have the rewards.
             awaited.add(_SERVICE_PART if self._config.agent.is_service else _LEARNER_PART)
-        if is_evaluated(self._config, step):
+        if self._config.is_evaluated(step):
             awaited.add(_EVALUATION_PART)
         return awaited
 
@@ -243,9 +243,3 @@ class Recorder:
         scalars = {name: math.nan if v is None else v for name, v in row.scalars.items()}
         self._on_row(step, scalars)
         self._next_step = step + 1
-
-
-def is_evaluated(config: RunConfig, step: int) -> bool:
-    """Return whether this version is evaluated: version 0, every n-th and the last."""
-    every = config.evaluation.every_steps
-    return every > 0 and (step % every == 0 or step == config.num_steps)

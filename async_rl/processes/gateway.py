@@ -16,7 +16,6 @@ import msgspec
 from async_rl.core.os import write_private
 from async_rl.core.types import Ticket
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
-from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Drain
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.environments import Environments, open_environments
@@ -128,11 +127,7 @@ async def _work(
         context, rollouts, engine=lambda: engines, limit=asyncio.timeout, on_closed=closed
     )
 
-    async def drain(_: Drain) -> Message:
-        groups.draining.set()
-        return Ok()
-
-    await context.serve({Drain: drain})
+    await context.serve({Drain: groups.drain})
     owned = {
         "follow generators": engines.follow(on_version),
         "follow verifiers": rollouts.follow_verifiers(context.directory),

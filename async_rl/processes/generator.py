@@ -26,7 +26,7 @@ from async_rl.generation.engine import OpenEngine, one_completion, require_versi
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.generation.vllm.tool_calls import ToolCalls
-from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.base import Message
 from async_rl.protocol.generator import (
     Complete,
     Continuation,
@@ -109,7 +109,7 @@ class Generator:
             {
                 LoadWeights: self._load_weights,
                 Probe: self._probe,
-                Drain: self._drain,
+                Drain: self.groups.drain,
                 Sleep: self.sleeping.sleep,
                 Complete: self.complete,
                 Sample: self.sample,
@@ -232,10 +232,6 @@ class Generator:
         if version != engine.version:
             version = NO_VERSION  # a load came in between, so the rows belong to no version
         return Logprobs(version=version, rows=rows)
-
-    async def _drain(self, _: Drain) -> Message:
-        self.groups.draining.set()
-        return Ok()
 
 
 async def _end(reason: str) -> None:

@@ -176,7 +176,6 @@ class Learner:
         # Before the weights are published: admission then opens for the version that they have, and
         # no generator reports a version that the buffer does not know.
         await self._context.call_buffer(commit)
-        await self._pool.parts.keep_advantages(result.advantages)
         is_last = self._version == self._config.num_steps
         if is_last or self._version % self._config.weights.push_every_steps == 0:
             await self._publish()
@@ -222,7 +221,6 @@ class Learner:
             await self._pusher.publish(self._version)
 
     async def _evaluate_if_due(self) -> None:
-        every = self._config.evaluation.every_steps
-        if every and (self._version % every == 0 or self._version == self._config.num_steps):
+        if self._config.is_evaluated(self._version):
             request = StartEvaluation(life=self._life, version=self._version)
             await self._context.call_buffer(request)

@@ -233,9 +233,8 @@ class Supervisor:
         )
         # Before the signal, or the fleet would restart the learner.
         fleet.begin_stop()
-        fleet.terminate_roles(["learner"])
         timeout_s = self._config.timeouts.stop_s
-        if not await fleet.all_ended(["learner"], timeout_s=timeout_s):
+        if not await fleet.terminate(["learner"], timeout_s=timeout_s):
             _log.warning(
                 "the learner did not end within %g s and is killed; resume continues from the last"
                 " checkpoint",
@@ -247,8 +246,7 @@ class Supervisor:
             await monitor.until_evaluated(last_step, timeout_s=_FINAL_EVALUATION_S)
         # The buffer last, because generators return their tickets to it.
         for roles in (["gateway"], ["generator"], ["verifier", "buffer"]):
-            fleet.terminate_roles(roles)
-            await fleet.all_ended(roles, timeout_s=_CLOSE_S)
+            await fleet.terminate(roles, timeout_s=_CLOSE_S)
 
     def _report_end(self, cause: str, step: int) -> int:
         """Report the end on the terminal, in the log and in `state.json`; return the exit code."""

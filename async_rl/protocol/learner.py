@@ -3,7 +3,6 @@ resumes from.
 """
 
 from async_rl.core.heads import GroupHead, PackedTrajectory, SampleId
-from async_rl.core.types import FloatArray
 from async_rl.protocol.base import Message, Request
 
 
@@ -136,15 +135,6 @@ class StartFrom(FromLearner, kw_only=True):
     """
 
     version: int
-
-
-class KeepAdvantages(FromLearner, kw_only=True):
-    """A rank of the learner -> buffer: the advantages of each response token of these samples;
-    people read them.
-    """
-
-    samples: list[SampleId]
-    rows: list[FloatArray]
 
 
 class EvaluationScores(Message):

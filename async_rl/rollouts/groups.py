@@ -29,7 +29,9 @@ from async_rl.core.errors import (
 from async_rl.core.heads import pack_group
 from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.generation.engine import Generates
+from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
+from async_rl.protocol.generator import Drain
 from async_rl.rollouts.rollout import Rollouts, num_written
 from async_rl.runtime.context import ProcessContext
 
@@ -112,6 +114,11 @@ class Groups:
     def weights_loaded(self) -> None:
         """Begin with the first weights."""
         self._has_weights.set()
+
+    async def drain(self, _: Drain) -> Message:
+        """Request no more tickets; `make` then finishes the groups in flight."""
+        self.draining.set()
+        return Ok()
 
     async def report_version(self) -> None:
         """Report the version of the engine to the buffer, also for the parked request."""

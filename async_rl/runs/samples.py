@@ -25,7 +25,7 @@ from async_rl.buffer.store.trajectories import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
-from async_rl.core.types import FloatArray, Score, Trajectory
+from async_rl.core.types import Score, Trajectory
 from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
 
 if TYPE_CHECKING:
@@ -68,16 +68,6 @@ class Sample:
         `behavior_logprobs` float32 [L] in nats, 0 where the policy did not sample the token.
         """
         return self.rollout.group.trajectories[self.index]
-
-    @property
-    def advantages(self) -> FloatArray | None:
-        """float32 [response tokens]; None if no step stored them, as docs/operations.md says."""
-        stored = self.rollout.advantages
-        lengths = [each.response_length for each in self.rollout.group.trajectories]
-        if stored is None or len(stored) != sum(lengths):
-            return None
-        start = sum(lengths[: self.index])
-        return stored[start : start + lengths[self.index]]
 
     @property
     def prompt(self) -> str:
@@ -210,7 +200,6 @@ def lines(run_dir: Path, decode: Decode, *, step: int | None, failed: bool) -> I
 def _row(sample: Sample) -> dict[str, Any]:
     group = sample.rollout.group
     trajectory = sample.trajectory
-    advantages = sample.advantages
     return {
         "group_id": group.group_id,
         "prompt": sample.prompt,
@@ -230,7 +219,6 @@ def _row(sample: Sample) -> dict[str, Any]:
         "loss_mask": trajectory.loss_mask.tolist(),
         "behavior_logprobs": trajectory.behavior_logprobs.tolist(),
         "versions": trajectory.versions.tolist(),
-        "advantages": None if advantages is None else advantages.tolist(),
     }
 
 

@@ -167,13 +167,13 @@ class ProcessContext:
         request = Register(
             name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices)
         )
-        await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
+        await self.supervisor.call(request)
         self._is_serving = True
 
     async def report(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send numbers of one learner step to the metrics writer."""
         request = ReportMetrics(source=self.name, step=step, scalars=dict(scalars))
-        await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
+        await self.supervisor.call(request)
 
     async def work_until_stopped(
         self, work: Coroutine[Any, Any, None], owned: Mapping[str, Coroutine[Any, Any, None]]
@@ -192,7 +192,6 @@ class ProcessContext:
 
     async def _beat(self) -> None:
         process = psutil.Process()
-        timeouts = self.config.timeouts
         while True:
             self.activity.gauge("memory_mb", process.memory_info().rss / 2**20)
             times = process.cpu_times()
@@ -211,7 +210,7 @@ class ProcessContext:
                 counters=snapshot.counters,
             )
             # Without an answer this raises and the process exits: no supervisor could end it.
-            reply: NextBeat = await self.supervisor.call(beat, timeout_s=timeouts.call_s)
+            reply: NextBeat = await self.supervisor.call(beat)
             await asyncio.sleep(reply.after_s)
 
     def start_services(self) -> None:
@@ -220,11 +219,7 @@ class ProcessContext:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)
         self._own(self._beat(), "heartbeat")
-        call_timeout_s = self.config.timeouts.call_s
-        following = self.directory.follow(
-            self.supervisor, FOLLOWED[self.role], call_timeout_s=call_timeout_s
-        )
-        self._own(following, "directory")
+        self._own(self.directory.follow(self.supervisor, FOLLOWED[self.role]), "directory")
 
     async def close(self) -> None:
         """Stop the process's own tasks, its server and its connections."""
@@ -275,7 +270,9 @@ async def open_context(
             model_path=Path(control.model_path),
             keys=keys,
             host=process_host(config.network, control.address),
-            supervisor=SupervisorCalls(client, patience_s=config.timeouts.orphan_s),
+            supervisor=SupervisorCalls(
+                client, call_s=config.timeouts.call_s, patience_s=config.timeouts.orphan_s
+            ),
             group=group,
             connections=Connections(keys, directory),
             directory=directory,

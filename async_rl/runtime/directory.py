@@ -31,17 +31,22 @@ _WATCH_S = 20.0  # a supervisor without news answers after this time
 
 @dataclass(frozen=True)
 class SupervisorCalls:
-    """Calls the supervisor, again and again for `patience_s` while it does not answer.
+    """Calls the supervisor, again and again for `patience_s` while it does not answer. call_s: for
+    each attempt.
 
     A supervisor that was stopped, or whose machine was suspended, answers later; its children must
     not exit because of that.
     """
 
     client: RpcClient
+    call_s: float
     patience_s: float
 
-    async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call, with `timeout_s` for each attempt. Raises SupervisorLost."""
+    async def call(self, request: Message, *, wait_s: float = 0.0) -> Any:
+        """As RpcClient.call. wait_s: the supervisor may take this long to answer. Raises
+        SupervisorLost.
+        """
+        timeout_s = self.call_s + wait_s
         # On top of the first attempt: a request for news may rightly wait longer than that.
         deadline_s = time.monotonic() + timeout_s + self.patience_s
         while True:
@@ -112,15 +117,13 @@ class Directory:
         matches = self._of_role.get(cast(Role, name_or_role), {}).values()
         return min(matches, key=lambda member: member.name, default=None)
 
-    async def follow(
-        self, supervisor: SupervisorCalls, roles: frozenset[Role], *, call_timeout_s: float
-    ) -> None:
-        """Watch these roles of the supervisor's list until cancelled. Raises DeadlineExceeded."""
+    async def follow(self, supervisor: SupervisorCalls, roles: frozenset[Role]) -> None:
+        """Watch these roles of the supervisor's list until cancelled. Raises SupervisorLost."""
         while True:
             request = WatchMembers(
                 known_revision=self.revision, roles=sorted(roles), wait_s=_WATCH_S
             )
-            self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
+            self.update(await supervisor.call(request, wait_s=_WATCH_S))
 
 
 class _Ended(Unavailable):

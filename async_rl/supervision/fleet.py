@@ -142,21 +142,19 @@ class Fleet:
         """Restart no process from now on, and kill none because it is silent."""
         self._stopping.set()
 
-    def terminate_roles(self, roles: Collection[str]) -> None:
-        """Send SIGTERM to the processes of these roles, and SIGKILL to those that still start.
+    async def terminate(self, roles: Collection[str], *, timeout_s: float) -> bool:
+        """Send SIGTERM to the processes of these roles, and SIGKILL to those that still start; wait
+        until none of them runs. Return False after `timeout_s`.
 
         A starting process has no work to finish and may not handle SIGTERM for a long time.
         """
-        for child in self._of_roles(roles):
+        children = self._of_roles(roles)
+        for child in children:
             if child.spec.role == "learner" or self._registry.is_serving(child.name):
                 child.terminate()
             else:
                 child.kill()
-
-    async def all_ended(self, roles: Collection[str], *, timeout_s: float) -> bool:
-        """Wait until no process of these roles runs; return False after `timeout_s`."""
-        handles = [child.handle for child in self._of_roles(roles)]
-        waits = [handle.wait() for handle in handles if handle is not None]
+        waits = [child.handle.wait() for child in children if child.handle is not None]
         # Only the waiting is cancelled, not the process; the caller decides about that.
         return await in_time(asyncio.gather(*waits, return_exceptions=True), timeout_s)
 

@@ -102,9 +102,9 @@ class Liveness:
 
     def changes(self) -> list[str]:
         """Return a sentence per process that became silent or recovered since the last call."""
-        silent = {(m.name, m.pid): m.waits_for for m in self.members() if m.state == SILENT}
-        members = self._registry.members
-        serving = {(m.name, m.pid) for m in members if self._registry.is_serving(m.name)}
+        members = self.members()
+        silent = {(m.name, m.pid): m.waits_for for m in members if m.state == SILENT}
+        serving = {(m.name, m.pid) for m in members if m.state not in _AWAY}
         news = [
             f"{life[0]} is silent: {reason}"
             for life, reason in silent.items()

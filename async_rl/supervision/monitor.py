@@ -21,7 +21,7 @@ from async_rl.core.errors import require_life
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint
 from async_rl.monitoring.rates import Rates
-from async_rl.monitoring.recorder import Recorder, is_evaluated
+from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
@@ -182,7 +182,7 @@ class Monitor(Closing):
 
     async def until_evaluated(self, step: int, *, timeout_s: float) -> None:
         """Wait for the evaluation of `step` if one is due; log if it does not come in time."""
-        if not is_evaluated(self._config, step):
+        if not self._config.is_evaluated(step):
             return
         try:
             async with asyncio.timeout(timeout_s):

@@ -16,13 +16,6 @@ _CAUSE_CHARS = 800
 """A cause of this length fits into the reserved room, whatever JSON and UTF-8 make of it."""
 
 
-class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    outcome: str
-    step: int
-    cause: str
-    ended_s: float
-
-
 def reserve(run_dir: Path) -> None:
     """Reserve the room. Raises OSError."""
     # Written, not only allocated: a sparse file would have no room on a full disk.
@@ -31,13 +24,13 @@ def reserve(run_dir: Path) -> None:
 
 def write(run_dir: Path, *, outcome: str, step: int, cause: str) -> None:
     """Write the outcome of the run. Raises OSError if not even the reserved room can be used."""
-    state = _Outcome(outcome=outcome, step=step, cause=cause, ended_s=time.time())
+    state = {"outcome": outcome, "step": step, "cause": cause, "ended_s": time.time()}
     reserved = run_dir / _RESERVED
     try:
         (run_dir / _FILE).write_bytes(msgspec.json.encode(state))
         reserved.unlink(missing_ok=True)
     except OSError:
-        short = msgspec.structs.replace(state, cause=cause[:_CAUSE_CHARS])
+        short = state | {"cause": cause[:_CAUSE_CHARS]}
         # In place: a new file, or a longer one, would need room that is not there.
         with reserved.open("r+b") as file:
             file.write(msgspec.json.encode(short).ljust(_RESERVED_BYTES))

@@ -31,7 +31,7 @@ async def expel(context: ProcessContext, lives: set[Life], reason: str) -> None:
         context.activity.count("failures/generator_cut_off", 1)
         request = Expel(name=name, pid=pid, reason=reason)
         try:
-            await context.supervisor.call(request, timeout_s=context.config.timeouts.call_s)
+            await context.supervisor.call(request)
         except AsyncRLError as error:
             raise WeightsError(
                 f"{name} missed a push ({reason}) and could not be removed from the run: {error}"

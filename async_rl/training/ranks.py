@@ -170,9 +170,7 @@ class Rank:
             work = functools.partial(self._perform, operation)
             # Rank 0 drops a batch that cannot be trained and continues, or all restart together.
             with contextlib.suppress(NonFiniteError, StalenessError):
-                result = await self._in_thread(work)
-                if isinstance(operation, Step):
-                    await self.parts.keep_advantages(result.advantages)
+                await self._in_thread(work)
 
     def close(self) -> None:
         """Stop the thread after its operation."""

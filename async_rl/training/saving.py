@@ -54,7 +54,7 @@ async def resume(context: ProcessContext, pool: TrainingPool) -> StartFrom:
         else:
             break
     start = StartFrom(life=synced.life, version=version)
-    await context.supervisor.call(start, timeout_s=context.config.timeouts.call_s)
+    await context.supervisor.call(start)
     return start
 
 

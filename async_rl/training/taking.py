@@ -8,16 +8,15 @@ Invariants
   owners. The ranks of a context read the same part.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from async_rl.batching.batch import BatchPart
-from async_rl.core.heads import GroupHead, SampleId, sample_ids
+from async_rl.core.heads import GroupHead, sample_ids
 from async_rl.core.sequences import divided
-from async_rl.core.types import FloatArray, Trajectory
+from async_rl.core.types import Trajectory
 from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (
-    KeepAdvantages,
     ReadSequences,
     Sequences,
     TakeBatch,
@@ -93,11 +92,9 @@ class Parts:
         self._number = number
         self._requests: dict[int, Fetch] = {}
         self._parts: dict[int, BatchPart] = {}
-        self._life = 0
 
     async def fetch(self, request: Fetch, owners: Sequence[int]) -> None:
         """Read this rank's sequences of a batch. owners: the part of each sequence."""
-        self._life = request.life
         version = request.train_version
         self._requests[version] = request
         samples = [sample for group in request.heads for sample in group.samples]
@@ -120,10 +117,3 @@ class Parts:
         """Return the part for this version and forget it."""
         del self._requests[version]
         return self._parts.pop(version)
-
-    async def keep_advantages(self, advantages: Mapping[SampleId, FloatArray]) -> None:
-        """Let the buffer store the advantages of a trained part."""
-        for chunk in divided(((name, len(row)) for name, row in advantages.items()), CHUNK_TOKENS):
-            rows = [advantages[name] for name in chunk]
-            keep = KeepAdvantages(life=self._life, samples=chunk, rows=rows)
-            await self._call_buffer(keep)

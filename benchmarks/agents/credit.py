@@ -1,5 +1,5 @@
 """Train a run of agents that use every form of credit at once, in a jail per session, and compare
-the ledger and the stored advantages with what the agents asked for.
+the ledger with what the agents asked for.
 
 Run: `python -m benchmarks.agents.credit [--steps N]` (CPU, the embedded model; some minutes).
 
@@ -19,11 +19,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.trajectories import Rollout, rollouts
-from async_rl.core.types import Trajectory
+from async_rl.buffer.store.trajectories import rollouts
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.metrics import Curves
 from benchmarks.figures import figure
@@ -43,52 +40,6 @@ _SETTINGS = (
     "recording=full",
 )
 _ROLES = ("planner", "solver", "solver", "judge", "probe")
-
-
-def expected(samples: list[Trajectory], *, gamma: float) -> list[dict[int, float]]:
-    """Return the advantage of each trained call by its end: its return, less the mean return of
-    its role over the samples of the group.
-    """
-    returns: list[dict[str, list[tuple[int, float]]]] = []
-    for index, sample in enumerate(samples):
-        roles: dict[str, list[tuple[int, float]]] = {}
-        for role in ("planner", "solver"):
-            calls = [call for call in sample.calls if call.role == role]
-            # The reward of the sample counts at the last answer of every role.
-            value = float(index % 4 == 0)
-            found = []
-            for call in reversed(calls):
-                value = call.reward + value if call is calls[-1] else call.reward + gamma * value
-                found.append((call.end_tokens, value))
-            roles[role] = found
-        returns.append(roles)
-    means = {
-        role: np.mean([np.mean([value for _, value in sample[role]]) for sample in returns])
-        for role in ("planner", "solver")
-    }
-    return [
-        {end: value - means[role] for role, found in sample.items() for end, value in found}
-        for sample in returns
-    ]
-
-
-def compare(rollout: Rollout) -> float:
-    """Return the largest difference of a stored advantage from that of its call."""
-    assert rollout.advantages is not None, "a step has stored them"
-    at, worst = 0, 0.0
-    for sample, wanted in zip(
-        rollout.group.trajectories, expected(rollout.group.trajectories, gamma=_GAMMA), strict=True
-    ):
-        own = rollout.advantages[at : at + sample.response_length]
-        at += sample.response_length
-        right = np.zeros(sample.response_length)
-        for call in sample.calls:
-            if call.end_tokens:
-                right[call.end_tokens - call.num_tokens : call.end_tokens] = wanted[call.end_tokens]
-        mask = sample.loss_mask[sample.prompt_length :]
-        assert (right[~mask] == 0).all(), "only trained tokens have an advantage"
-        worst = max(worst, float(np.abs(own - right)[mask].max()))
-    return worst
 
 
 def check(run_dir: Path) -> None:
@@ -113,10 +64,6 @@ def check(run_dir: Path) -> None:
     assert not tokens["probe"]
     assert num_masked == tokens.total(), (num_masked, tokens)
     figure("trained tokens of the store", num_masked, "")
-    worst = max(map(compare, found))
-    # Stored in float16.
-    assert worst < 2e-3, worst
-    figure("largest difference of an advantage from that by hand", worst, "")
     (about,) = [each for each in certify(run_dir).statements if each.subject == "calls"]
     figure("statements of the certificate about calls", 1, "")
     print("\n".join([about.verdict, *about.evidence]))

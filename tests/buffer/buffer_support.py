@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from composing import compose_unchecked
@@ -50,37 +50,43 @@ from async_rl.protocol.learner import (
 T = TypeVar("T")
 
 
+class Shown(NamedTuple):
+    """What a command has printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Shown]
+
+
 @cache
 def _base() -> RunConfig:
     return compose_unchecked("ppo_code")
 
 
+_BUFFER = {"max_staleness": "max_staleness_versions", "uses": "uses_per_group"}
+
+
 def make_config(
     *,
-    groups_per_step: int = 2,
-    max_staleness: int = 1,
-    age_rule: str = "drop",
-    uses: int = 1,
-    uniform_groups: str = "train",
     group_size: int = 2,
     max_attempts: int = 3,
     num_steps: int = 1000,
     lease_s: float = 30.0,
     recording: str = "off",
+    **settings: Any,
 ) -> RunConfig:
+    """settings: of the buffer, some by shorter names."""
     base = _base()
+    settings = {"groups_per_step": 2, "max_staleness": 1, "age_rule": "drop"} | settings
+    buffer = {_BUFFER.get(name, name): value for name, value in settings.items()}
     return replace(
         base,
         num_steps=num_steps,
         recording=recording,
-        buffer=replace(
-            base.buffer,
-            groups_per_step=groups_per_step,
-            max_staleness_versions=max_staleness,
-            age_rule=age_rule,
-            uses_per_group=uses,
-            uniform_groups=uniform_groups,
-        ),
+        buffer=replace(base.buffer, **buffer),
         generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts),
         timeouts=replace(base.timeouts, call_s=lease_s / 3, group_s=120.0),
     )
@@ -132,6 +138,7 @@ def make_trajectory(
     trained: bool = True,
     is_truncated: bool = False,
     calls: tuple[AgentCall, ...] = (),
+    clock: tuple[float, ...] = (),
 ) -> Trajectory:
     """Two prompt tokens and one response token per version."""
     length = 2 + len(versions)
@@ -149,6 +156,7 @@ def make_trajectory(
             latency_s=0.01,
         ),
         calls=calls,
+        clock=clock,
     )
 
 
@@ -157,6 +165,7 @@ def make_group(
     *,
     versions: Sequence[int] | None = None,
     generator: str = "generator-0",
+    generation_s: float = 0.5,
     **kinds: Any,
 ) -> Group:
     versions = [ticket.admitted_version] * 3 if versions is None else versions
@@ -169,7 +178,7 @@ def make_group(
         generator=generator,
         admitted_version=ticket.admitted_version,
         trajectories=[make_trajectory(versions, **kinds) for _ in range(ticket.num_samples)],
-        generation_s=0.5,
+        generation_s=generation_s,
     )
 
 
@@ -192,23 +201,9 @@ async def opened(
         )
 
 
-def ask(
-    version: int,
-    *,
-    credit: int = 8,
-    generator: str = "generator-0",
-    incarnation: str = "a",
-    wait_s: float = 0.0,
-    **more: Any,
-) -> RequestWork:
-    return RequestWork(
-        generator=generator,
-        incarnation=incarnation,
-        version=version,
-        credit=credit,
-        wait_s=wait_s,
-        **more,
-    )
+def ask(version: int, **more: Any) -> RequestWork:
+    usual = {"generator": "generator-0", "incarnation": "a", "credit": 8, "wait_s": 0.0}
+    return RequestWork(version=version, **(usual | more))
 
 
 async def tickets(service: BufferService, version: int, **kinds: Any) -> list[Ticket]:
@@ -252,8 +247,8 @@ async def put(service: BufferService, ticket: Ticket, **kinds: Any) -> None:
 async def put_all(service: BufferService, version: int = 0, **kinds: Any) -> list[int]:
     """Finish every group for which there is a ticket; return their ids."""
     given = await tickets(service, version)
-    for ticket in given:
-        await put(service, ticket, **kinds)
+    # Together: one commit for all.
+    await asyncio.gather(*(put(service, ticket, **kinds) for ticket in given))
     return [ticket.group_id for ticket in given]
 
 
@@ -300,19 +295,18 @@ async def fail(
     group_id: int,
     attempt: int,
     reason: DropReason = DropReason.SCORING_FAILED,
+    message: str = "no verifier\nanswered",
 ) -> None:
-    await service.fail_group(
-        FailGroup(
-            group_id=group_id,
-            attempt=attempt,
-            reason=reason,
-            message="no verifier\nanswered",
-        )
-    )
+    failure = FailGroup(group_id=group_id, attempt=attempt, reason=reason, message=message)
+    await service.fail_group(failure)
 
 
-def states(path: Path) -> dict[int, str]:
-    with sqlite3.connect(path / "store.sqlite") as connection:
-        rows = dict(connection.execute("SELECT group_id, state FROM groups"))
-    connection.close()
-    return rows
+def rows(run_dir: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """What a query finds in the store, or changes there."""
+    path = run_dir / "store.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(query, values).fetchall()
+
+
+def states(run_dir: Path) -> dict[int, str]:
+    return dict(rows(run_dir, "SELECT group_id, state FROM groups"))

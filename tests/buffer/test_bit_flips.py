@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from buffer_support import (
-    commit,
     evaluate,
     fail,
     make_config,
@@ -22,6 +20,7 @@ from buffer_support import (
     problems,
     put,
     put_all,
+    rows,
     sync,
     take,
     tickets,
@@ -34,14 +33,13 @@ from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.errors import InfrastructureError
 from async_rl.launchers.commands.stored import drop_group
-from async_rl.protocol.learner import KeepAdvantages
 
 CONFIG = make_config(recording="full")
-NUM_FLIPS = 400
+NUM_FLIPS = 120
 
 
 async def make_store(run_dir: Path) -> Path:
-    """A store with groups in every state, an evaluation and advantages."""
+    """A store with groups in every state, and an evaluation."""
     run_dir.mkdir()
     async with opened(run_dir, CONFIG) as service:
         await evaluate(service, 0)
@@ -51,18 +49,13 @@ async def make_store(run_dir: Path) -> Path:
                 await put(service, ticket, versions=[version] * (3 + ticket.group_id))
             await train(service, version)
         await sync(service, 2, "learner")
-        group_ids = [group.group_id for group in (await take(service, 2)).groups]
-        rows = [np.array([0.5, 0.25, 1.0], np.float32)]
-        samples = [(group_ids[0], 0)]
-        await service.keep_advantages(KeepAdvantages(life=1, samples=samples, rows=rows))
-        await commit(service, 3, group_ids)
+        await train(service, 2)
         given = await tickets(service, 3)
         await put(service, given[0])
         await fail(service, given[1].group_id, 1)
         await take(service, 3)
     path = run_dir / "store.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    rows(run_dir, "PRAGMA wal_checkpoint(TRUNCATE)")
     return path
 
 
@@ -133,12 +126,9 @@ async def test_a_damaged_group_is_named_at_the_resume_and_can_be_dropped(tmp_pat
     with contextlib.closing(StoreReader(path)) as reader:
         recovered = reader.recover()
     ready, *others = [group.group_id for group in (*recovered.ready, *recovered.leased)]
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        (payload,) = connection.execute(
-            "SELECT payload FROM blobs WHERE group_id=?", (ready,)
-        ).fetchone()
-        payload = payload[:-1] + bytes([payload[-1] ^ 1])
-        connection.execute("UPDATE blobs SET payload=? WHERE group_id=?", (payload, ready))
+    ((payload,),) = rows(path.parent, "SELECT payload FROM blobs WHERE group_id=?", ready)
+    payload = payload[:-1] + bytes([payload[-1] ^ 1])
+    rows(path.parent, "UPDATE blobs SET payload=? WHERE group_id=?", payload, ready)
     with pytest.raises(InfrastructureError, match=f"group {ready} are damaged .* --drop {ready}"):
         async with opened(path.parent, CONFIG):
             pass

@@ -1,13 +1,13 @@
-"""Groups that were trained long ago become sums; what the run needs of them does not change."""
+"""Old groups: several steps use them (buffer.uses_per_group), and those that were trained long ago
+become sums; what the run needs of them does not change.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from pathlib import Path
 
+import pytest
 from buffer_support import (
-    FakePrompts,
     commit,
     evaluate,
     fail,
@@ -17,19 +17,40 @@ from buffer_support import (
     problems,
     put,
     put_all,
+    rows,
+    step,
+    sync,
     take,
+    taken_ids,
     tickets,
 )
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
+from async_rl.buffer.store.trajectories import batch_of, batch_rows, complete_steps
 from async_rl.config.run import KEPT_GROUPS
+from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Purpose
-from async_rl.protocol.learner import DropBatch, SetAside
+from async_rl.protocol.learner import (
+    DropBatch,
+    GetHistory,
+    History,
+    ReadSequences,
+    Sequences,
+    SetAside,
+)
 
 CONFIG = make_config()
 STEPS = 9
+
+
+async def train(service: BufferService, version: int) -> None:
+    """Train the next batch, make what it waits for, and compact."""
+    while not (batch := await take(service, version)).groups:
+        await put_all(service, version)
+    await commit(service, version + 1, [group.group_id for group in batch.groups])
+    await forget(service, version + 1)
 
 
 async def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary, Audit]:
@@ -46,64 +67,39 @@ async def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary
                 else:
                     await put(service, ticket, generator=name)
             await train(service, version)
-    async with opened(path, CONFIG, kept_groups=kept_groups) as service:
-        next_id = service.state.admission.next_group_id
+            next_id = service.state.admission.next_group_id
     with reading(path) as connection:
         return next_id, summary(connection), audit(connection, CONFIG.buffer)
 
 
-async def train(service: BufferService, version: int) -> None:
-    """Train the next batch, make what it waits for, and compact."""
-    while not (batch := await take(service, version)).groups:
-        await put_all(service, version)
-    await commit(service, version + 1, [group.group_id for group in batch.groups])
-    await forget(service, version + 1)
-
-
 async def test_the_newest_groups_keep_their_rows_and_others_stay_counted(tmp_path: Path) -> None:
+    path = tmp_path / "few"
     next_id, everything, complete = await make_history(tmp_path / "all", KEPT_GROUPS)
-    same_id, few, compacted = await make_history(tmp_path / "few", 4)
-    assert complete.problems == compacted.problems == []
-    assert complete.unchecked == []
-    assert everything.num_compacted == 0
-    assert few.num_compacted == 2 * (STEPS - 2)
+    same_id, few, compacted = await make_history(path, 4)
+    assert complete.problems == compacted.problems == complete.unchecked == []
+    assert (everything.num_compacted, few.num_compacted) == (0, 2 * (STEPS - 2))
     assert compacted.num_groups == complete.num_groups - few.num_compacted
     assert f"the rows of {few.num_compacted} groups of steps 1 to 7" in compacted.unchecked[0]
     assert same_id == next_id
     for name in ("states", "dropped", "staleness", "generators", "next_position", "num_prompts"):
         assert getattr(few, name) == getattr(everything, name), name
-    with sqlite3.connect(tmp_path / "few" / "store.sqlite") as connection:
-        for table in ("transitions", "trained", "advantages", "blobs"):
-            (left,) = connection.execute(
-                f"SELECT count(*) FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
-            ).fetchone()
-            assert left == 0, table
-    connection.close()
-
-
-async def test_a_lost_step_is_found(tmp_path: Path) -> None:
-    await make_history(tmp_path / "few", 4)
-    with sqlite3.connect(tmp_path / "few" / "store.sqlite") as connection:
-        connection.execute("DELETE FROM compacted WHERE version = 3")
-    connection.close()
-    assert "step 3 trained 0 groups instead of 2" in problems(tmp_path / "few", CONFIG)
+    for table in ("transitions", "trained", "blobs"):
+        lost = f"SELECT * FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
+        assert rows(path, lost) == [], table
+    rows(path, "DELETE FROM compacted WHERE version = 3")
+    assert "step 3 trained 0 groups instead of 2" in problems(path, CONFIG)
 
 
 async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -> None:
-    async def train_all(first: int, last: int) -> list[int]:
-        """Train all groups of the run and compact them; return the ids that were issued."""
+    for first, last in ((0, 3), (3, 5)):
         issued = []
         async with opened(tmp_path, kept_groups=0, num_steps=last) as service:
             for version in range(first, last):
                 issued += await put_all(service, version)
                 await train(service, version)
-        return issued
-
-    assert await train_all(0, 3) == list(range(6))
-    assert await train_all(3, 5) == list(range(6, 10))
-    with reading(tmp_path) as connection:
-        assert connection.execute("SELECT count(*) FROM groups").fetchone() == (0,)
-        assert connection.execute("SELECT max(last_position) FROM compacted").fetchone() == (9,)
+        assert issued == [*range(2 * first, 2 * last)]
+    assert rows(tmp_path, "SELECT count(*) FROM groups") == [(0,)]
+    assert rows(tmp_path, "SELECT max(last_position) FROM compacted") == [(9,)]
     assert problems(tmp_path, CONFIG) == []
 
 
@@ -122,6 +118,9 @@ async def test_dropped_batches_of_the_present_version_stay_counted(tmp_path: Pat
             bad = [g.group_id for g in (await take(service, 1)).groups]
             drop = DropBatch(train_version=1, group_ids=bad, message="bad")
             assert await service.drop_batch(drop) == SetAside(num_batches=number)
+            # A leased batch is none of them.
+            await put_all(service, 1)
+            assert len((await take(service, 1)).groups) == 2
             await forget(service, 1)
     assert problems(tmp_path, CONFIG) == []
 
@@ -132,8 +131,7 @@ async def make_evaluated_history(
     """Evaluate every version and drop one group of every third step; return the scores of the
     evaluations too. The last evaluation is not reported.
     """
-    prompts = FakePrompts(num_held_out=3)
-    async with opened(path, None, prompts, kept_groups=kept_groups, max_attempts=1) as service:
+    async with opened(path, kept_groups=kept_groups, max_attempts=1) as service:
         for version in range(STEPS):
             await evaluate(service, version)
             for ticket in await tickets(service, version):
@@ -151,39 +149,26 @@ async def make_evaluated_history(
         return summary(connection), scores
 
 
-async def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
+async def test_dropped_groups_and_reported_evaluations_beside_compacted_steps_become_counts(
     tmp_path: Path,
 ) -> None:
+    path = tmp_path / "few"
     everything, scores = await make_evaluated_history(tmp_path / "all", KEPT_GROUPS)
-    few, same_scores = await make_evaluated_history(tmp_path / "few", 4)
+    few, same_scores = await make_evaluated_history(path, 4)
     assert everything.states["dropped"] == 2
     for name in ("states", "dropped", "evaluation_states", "next_position", "num_prompts"):
         assert getattr(few, name) == getattr(everything, name), name
     assert same_scores == scores == {version: version / 10 for version in range(STEPS - 1)}
-    with sqlite3.connect(tmp_path / "few" / "store.sqlite") as connection:
-        rows = connection.execute(
-            "SELECT DISTINCT coalesce(evaluation, -1) FROM groups WHERE state='dropped' OR"
-            " purpose='eval' ORDER BY 1"
-        ).fetchall()
-        [samples] = connection.execute(
-            "SELECT count(*) FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups)"
-        ).fetchone()
-    connection.close()
+    ended = "SELECT DISTINCT coalesce(evaluation, -1) FROM groups WHERE state='dropped' OR"
     # Steps up to 7 are compacted. Their groups were admitted before the evaluation of version 6.
-    assert [version for (version,) in rows] == [6, 7, 8]
-    assert samples == 0
-
-
-async def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Path) -> None:
-    path = tmp_path / "few"
-    await make_evaluated_history(path, 4)
-    prompts = FakePrompts(num_held_out=3)
-    async with opened(path, None, prompts, kept_groups=0, max_attempts=1) as service:
+    assert rows(path, f"{ended} purpose='eval' ORDER BY 1") == [(6,), (7,), (8,)]
+    lost = "SELECT * FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups)"
+    assert rows(path, lost) == []
+    async with opened(path, kept_groups=0, max_attempts=1) as service:
         for version in range(STEPS, STEPS + 4):
             await train(service, version)
-    with reading(path) as connection:
-        kept = connection.execute("SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'")
-        assert [version for (version,) in kept] == [STEPS - 1]
+    kept = "SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'"
+    assert rows(path, kept) == [(STEPS - 1,)], "it was not reported"
     assert problems(path, CONFIG) == []
 
 
@@ -193,14 +178,69 @@ async def test_the_uses_of_compacted_groups_are_forgotten_with_them(tmp_path: Pa
         for version in range(STEPS):
             await train(service, version)
     assert problems(tmp_path, config) == []
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as connection:
-        # Step 8 used the groups of step 7 again, which have no rows any more.
-        for table, first in (("trained", STEPS - 1), ("reused", STEPS)):
-            steps = connection.execute(
-                f"SELECT DISTINCT version FROM {table} JOIN steps USING (step_id) ORDER BY version"
-            ).fetchall()
-            assert [version for (version,) in steps] == [*range(first, STEPS + 1)], table
-            sql = (
-                f"SELECT count(*) FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
-            )
-            assert connection.execute(sql).fetchone() == (0,), table
+    # Step 8 used the groups of step 7 again, which have no rows any more.
+    for table, first in (("trained", STEPS - 1), ("reused", STEPS)):
+        steps = f"SELECT DISTINCT version FROM {table} JOIN steps USING (step_id) ORDER BY version"
+        assert rows(tmp_path, steps) == [(version,) for version in range(first, STEPS + 1)], table
+        lost = f"SELECT * FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
+        assert rows(tmp_path, lost) == [], table
+
+
+async def read_and_commit(service: BufferService, version: int) -> list[int]:
+    """Make groups and train a batch, whose sequences are read; return its groups."""
+    await put_all(service, version)
+    group_ids = await taken_ids(service, version)
+    names = [(group_id, 0) for group_id in group_ids]
+    read = await service.read_sequences(ReadSequences(train_version=version, samples=names))
+    assert isinstance(read, Sequences)
+    assert len(read.trajectories) == len(names)
+    await commit(service, version + 1, group_ids)
+    return group_ids
+
+
+async def test_groups_are_used_again_after_restarts_and_by_a_learner_that_went_back(
+    tmp_path: Path,
+) -> None:
+    config = make_config(uses=3, max_staleness=3)
+    expected = {0: [0, 1], 1: [0, 1, 2, 3], 2: [0, 1, 2, 3, 4, 5], 3: [2, 3, 4, 5, 6, 7]}
+    for version in range(3):
+        async with opened(tmp_path, config) as service:
+            assert await read_and_commit(service, version) == expected[version]
+    with reading(tmp_path) as store:
+        assert [row.group_id for row in batch_rows(store, 3)] == expected[2]
+        batch = batch_of(store, 3)
+        assert batch is not None
+        assert [group.group_id for group in batch] == expected[2]
+    async with opened(tmp_path, config) as service:
+        await sync(service, 1)
+        for version in (1, 2, 3):
+            assert await read_and_commit(service, version) == expected[version]
+        # The uses of undone steps are not part of later batches.
+        await sync(service, 2, "again")
+        bad = await taken_ids(service, 2)
+        await service.drop_batch(DropBatch(train_version=2, group_ids=bad, message="bad"))
+        batch_3 = await step(service, 2)
+    assert problems(tmp_path, config) == []
+    with reading(tmp_path) as store:
+        assert [row.group_id for row in batch_rows(store, 3)] == batch_3
+    # A group that was used too late, or never before, is found.
+    rows(tmp_path, "INSERT INTO reused SELECT 0, step_id FROM steps WHERE version=1")
+    rows(tmp_path, "UPDATE groups SET oldest_version=-9 WHERE group_id=1")
+    again = "again, which is too old or was not trained before"
+    found = [each for each in problems(tmp_path, config) if again in each]
+    assert found == [f"step {n} trained group {i} {again}" for n, i in ((1, 0), (2, 1), (3, 1))]
+
+
+async def test_groups_that_a_start_would_use_again_are_not_forgotten(tmp_path: Path) -> None:
+    config = make_config(uses=3, max_staleness=8)
+    async with opened(tmp_path, config) as service:
+        for version in range(6):
+            await step(service, version)
+        await forget(service, 4)
+        assert await service.history(GetHistory()) == History(first=4, last=6)
+        with pytest.raises(ProtocolError, match="restore that"):
+            await sync(service, 3)
+        await sync(service, 4)
+        assert await read_and_commit(service, 4) == [4, 5, 6, 7, 8, 9]
+    with reading(tmp_path) as store:
+        assert complete_steps(store) == [5]

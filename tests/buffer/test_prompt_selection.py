@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ from buffer_support import (
 )
 
 from async_rl.buffer.policies import Choice, Result, pools, priority
+from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.heads import pack_group
-from async_rl.core.types import Prompt, Purpose
+from async_rl.core.types import Prompt, Purpose, Ticket
 from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.data.prompts import write_prompts
 from async_rl.protocol.buffer import PutGroup
@@ -58,6 +60,15 @@ def _in_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "selections_of_a_test", sys.modules[__name__])
 
 
+async def put_passes(service: BufferService, ticket: Ticket, passes: Sequence[bool]) -> None:
+    """Put a group whose samples pass or fail like this."""
+    group = make_group(ticket)
+    versions = [ticket.admitted_version] * 3
+    samples = [make_trajectory(versions, passes=each) for each in passes]
+    group = msgspec.structs.replace(group, trajectories=samples)
+    await service.put_group(PutGroup(payload=pack_group(group)))
+
+
 async def issued_prompts(
     path: Path, config: RunConfig, *lives: range, num_train: int = 40
 ) -> list[str]:
@@ -70,14 +81,12 @@ async def issued_prompts(
         life = {"incarnation": str(steps)}
         async with opened(path, config, FakePrompts(num_train=num_train)) as service:
             for version in steps:
+                puts = []
                 for ticket in await tickets(service, version, **life):
                     issued.append(ticket.prompt.prompt_id)
-                    group = make_group(ticket, passes=False)
-                    if int(ticket.prompt.prompt_id[1:]) % 2 == 0:
-                        solved = make_trajectory([version] * 3)
-                        failed = group.trajectories[1:]
-                        group = msgspec.structs.replace(group, trajectories=[solved, *failed])
-                    await service.put_group(PutGroup(payload=pack_group(group)))
+                    is_even = int(ticket.prompt.prompt_id[1:]) % 2 == 0
+                    puts.append(put_passes(service, ticket, [is_even, False]))
+                await asyncio.gather(*puts)
                 await train(service, version)
             await tickets(service, steps.stop, credit=2, **life)
     return issued
@@ -88,11 +97,10 @@ async def test_a_restarted_buffer_chooses_as_the_one_that_went_on(
     tmp_path: Path, order: str
 ) -> None:
     config = selecting(order)
-    whole = await issued_prompts(tmp_path / "whole", config, range(12))
-    cut = await issued_prompts(tmp_path / "cut", config, range(5), range(5, 12))
-    plain = await issued_prompts(tmp_path / "plain", selecting("sequential"), range(12))
-    assert cut == whole != plain
-    assert len(whole) == 48
+    whole = await issued_prompts(tmp_path / "whole", config, range(9))
+    cut = await issued_prompts(tmp_path / "cut", config, range(5), range(5, 9))
+    assert cut == whole != [f"t{row}" for row in range(36)]
+    assert len(whole) == 36
 
 
 async def test_a_run_that_selected_may_be_resumed_with_a_filter(tmp_path: Path) -> None:
@@ -146,13 +154,12 @@ async def mixed_share(path: Path, order: str, num_steps: int = 40) -> float:
     num_mixed = []
     async with opened(path, config, prompts) as service:
         for version in range(num_steps):
+            puts = []
             for ticket in await tickets(service, version):
-                passes = rng.random(2) < RATES[ticket.prompt.data_source]
+                passes = (rng.random(2) < RATES[ticket.prompt.data_source]).tolist()
                 num_mixed.append(passes[0] != passes[1])
-                group = make_group(ticket)
-                samples = [make_trajectory([version] * 3, passes=each) for each in passes.tolist()]
-                group = msgspec.structs.replace(group, trajectories=samples)
-                await service.put_group(PutGroup(payload=pack_group(group)))
+                puts.append(put_passes(service, ticket, passes))
+            await asyncio.gather(*puts)
             await train(service, version)
     assert len(num_mixed) == num_steps * 6
     return sum(num_mixed) / len(num_mixed)
@@ -199,10 +206,10 @@ def choice_of(candidates: Sequence[int], results: Sequence[Result], seed: int = 
 
 
 def shares(policy: Any, results: Sequence[Result], num_rows: int = 1200) -> list[float]:
-    """Return the share of each word in a batch, on average over twenty batches."""
+    """Return the share of each word in a batch, on average over ten batches."""
     chosen = [
         row % 3
-        for seed in range(20)
+        for seed in range(10)
         for row in policy(
             choice_of(
                 np.random.default_rng(seed + 100).permutation(num_rows)[: 8 * COUNT].tolist(),
@@ -211,15 +218,17 @@ def shares(policy: Any, results: Sequence[Result], num_rows: int = 1200) -> list
             )
         )
     ]
-    assert len(chosen) == 20 * COUNT
+    assert len(chosen) == 10 * COUNT
     return [chosen.count(word) / len(chosen) for word in range(3)]
 
 
-@pytest.mark.parametrize("rates", [(0.0, 0.5, 1.0), (0.02, 0.5, 0.98)])
-def test_prompts_are_preferred_whose_words_are_solved_in_part(rates: Sequence[float]) -> None:
-    low, middle, high = shares(priority, results_of(rates))
+def test_prompts_are_preferred_whose_words_are_solved_in_part() -> None:
+    low, middle, high = shares(priority, results_of((0.02, 0.5, 0.98)))
     assert middle > 0.7
     assert min(low, high) > 0.01, "a prompt that cannot be learned now may be learned later"
+    newer = results_of((0.5, 0.0, 0.0), batches=60)[50 * COUNT :]
+    older = results_of((0.0, 0.5, 0.0), batches=10)
+    assert shares(priority, [*older, *newer])[0] > 0.6, "a result says less the older it is"
 
 
 def test_rewards_that_differ_by_a_little_are_a_little_reason_to_prefer_a_prompt() -> None:
@@ -233,17 +242,6 @@ def test_rewards_that_differ_by_a_little_are_a_little_reason_to_prefer_a_prompt(
     results = sorted([*form, *solved], key=lambda result: result.position)
     of_form, of_solved, _ = shares(priority, results)
     assert of_solved > 2 * of_form
-
-
-@pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (0.5, 0.5, 0.5)])
-def test_prompts_are_drawn_alike_while_nothing_tells_them_apart(rates: Sequence[float]) -> None:
-    assert all(abs(share - 1 / 3) < 0.12 for share in shares(priority, results_of(rates)))
-
-
-def test_a_result_says_less_the_older_it_is() -> None:
-    newer = results_of((0.5, 0.0, 0.0), batches=60)[50 * COUNT :]
-    older = results_of((0.0, 0.5, 0.0), batches=10)
-    assert shares(priority, [*older, *newer])[0] > 0.6
 
 
 def test_half_of_a_batch_comes_from_the_pool_and_the_longest_rested_first() -> None:

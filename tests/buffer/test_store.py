@@ -1,8 +1,9 @@
+"""One store with its writer: what a flush promises, and what a file that cannot be written does."""
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import sqlite3
@@ -12,220 +13,130 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from buffer_support import Clock, FakePrompts, make_group
+from buffer_support import Clock, make_group, opened
 
 from async_rl.buffer import changes
-from async_rl.buffer.groups import OpenGroup
+from async_rl.buffer.service import BufferService
 from async_rl.buffer.store import writer
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.heads import pack_group, read_group
-from async_rl.core.types import Group, GroupState, Purpose, Sampling, Ticket
-
-WRITER = Path(__file__).with_name("crash_writer.py")
+from async_rl.core.types import Group, Purpose
 
 
 def open_store(path: Path) -> Store:
     return Store(path, clock=Clock())
 
 
-def admitted(store: Store, group_id: int) -> Ticket:
-    prompt = FakePrompts().prompt(Purpose.TRAIN, group_id)
-    group = OpenGroup(
-        group_id=group_id,
-        purpose=Purpose.TRAIN,
-        index=group_id,
-        state=GroupState.GENERATING,
-        attempt=1,
-        generator="g",
-        version=0,
+def writing(path: Path) -> contextlib.AbstractAsyncContextManager[BufferService]:
+    """A buffer that any number of groups may be put into."""
+    return opened(path, groups_per_step=2000)
+
+
+def admitted(service: BufferService) -> Group:
+    """Return the result of a group that was handed out."""
+    ticket = service.state.hand_out(
+        Purpose.TRAIN, generator="generator-0", incarnation="a", version=0, now_s=0.0
     )
-    change = changes.Admitted(
-        group=group,
-        prompt_id=prompt.prompt_id,
-        data_source=prompt.data_source,
-        text=prompt.text,
-        checksum=0,
-        num_samples=2,
-    )
-    store.write([change])
-    return Ticket(
-        group_id=group_id,
-        attempt=1,
-        purpose=Purpose.TRAIN,
-        prompt=prompt,
-        num_samples=2,
-        sampling=Sampling(temperature=1, max_new_tokens=4),
-        admitted_version=0,
-    )
+    assert ticket is not None
+    return make_group(ticket)
 
 
-def completed(group: Group, payload: bytes = b"") -> changes.Completed:
-    packed = read_group(pack_group(group))
-    return changes.completed(packed, memoryview(payload or pack_group(group)))
-
-
-def write(store: Store, group_id: int) -> Group:
-    group = make_group(admitted(store, group_id))
-    store.write([completed(group)])
+def write(service: BufferService, group: Group | None = None, payload: bytes = b"") -> Group:
+    """Queue the changes by which a group is complete."""
+    group = group or admitted(service)
+    packed = pack_group(group)
+    service.state.complete(read_group(packed), memoryview(payload or packed), 0.0)
+    service.store.write(service.state.drain_changes())
     return group
 
 
-async def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        written = [write(store, i) for i in range(3)]
-        await store.flush()
-        for before, packed in zip(written, await store.reader.groups([0, 1, 2]), strict=True):
-            after = packed.unpacked()
-            assert (
-                after.trajectories[1].behavior_logprobs.tolist()
-                == before.trajectories[1].behavior_logprobs.tolist()
-            )
-            assert (
-                after.trajectories[1].versions.tolist() == before.trajectories[1].versions.tolist()
-            )
-            assert after.trajectories[0].score == before.trajectories[0].score
+def committed(store: Store) -> list[int]:
+    return [group.group_id for group in store.reader.recover().ready]
 
 
-async def test_a_dropped_group_leaves_memory_and_file(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        for group_id in (0, 1):
-            write(store, group_id)
+async def test_what_was_flushed_is_read_back_equal_and_a_dropped_group_leaves_memory_and_file(
+    tmp_path: Path,
+) -> None:
+    async with writing(tmp_path) as service:
+        store = service.store
+        written = [write(service) for _ in range(3)]
         store.write([changes.Dropped(group_id=0, reason="untrainable", message="")])
         await store.flush()
+        for before, packed in zip(written[1:], await store.reader.groups([1, 2]), strict=True):
+            assert pack_group(packed.unpacked()) == pack_group(before)
         assert [group.group_id for group in await store.groups([1])] == [1]
         with pytest.raises(InfrastructureError):
             await store.groups([0])
 
 
-async def test_one_transaction_takes_all_that_is_queued(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    for group_id in range(20):
-        write(store, group_id)
-    statements: list[str] = []
-    store.connection.set_trace_callback(statements.append)
-    async with store:
-        await store.flush()
-        # The flush itself may have come too late for it.
-        assert 1 <= statements.count("COMMIT") <= 2
-
-
-async def test_what_was_put_is_committed_before_the_files_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-
-    def count(_: Path) -> None:
-        with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as reader:
-            seen.extend(reader.execute("SELECT count(*) FROM groups").fetchone())
-
-    monkeypatch.setattr(writer, "sync", count)
-    async with open_store(tmp_path) as store:
-        with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as other:
-            # The writer waits for it.
-            other.execute("BEGIN IMMEDIATE")
-            write(store, 0)
-            secured = asyncio.create_task(store.secure())
-            await asyncio.to_thread(list)
-            other.rollback()
-        await secured
-    assert set(seen) == {1}
-
-
 async def test_a_change_that_fails_leaves_no_part_of_itself(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        ticket = admitted(store, 0)
-        await store.flush()
+    async with writing(tmp_path) as service:
+        group = admitted(service)
         with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as other:
             # The trajectories can be stored, and then the change of state cannot.
             other.execute("DROP TABLE transitions")
-            store.write([completed(make_group(ticket))])
+            write(service, group)
             with pytest.raises(InfrastructureError, match="transitions"):
-                await store.flush()
+                await service.store.flush()
             assert other.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
             other.execute("PRAGMA busy_timeout=0")
             other.execute("BEGIN IMMEDIATE")  # nothing holds the file any more
 
 
-async def test_others_read_while_it_writes(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        write(store, 0)
-        await store.flush()
-        writer = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
-        writer.execute("BEGIN IMMEDIATE")
-        reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
-        assert reader.execute("SELECT state, reward_mean, pass_rate FROM groups").fetchall() == [
-            ("ready", 1.0, 1.0)
-        ]
-        reader.close()
-        writer.close()
-
-
-async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    async with open_store(tmp_path):
+async def test_others_read_while_it_writes_and_a_second_writer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("async_rl.buffer.store.connection.BUSY_MS", 50)
+    path = tmp_path / "store.sqlite"
+    async with writing(tmp_path) as service:
+        write(service)
+        await service.store.flush()
         with pytest.raises(Unavailable, match="written by another process"):
             open_store(tmp_path)
-    async with open_store(tmp_path):
-        pass
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with contextlib.closing(sqlite3.connect(path, timeout=0)) as reader:
+            found = reader.execute("SELECT state, reward_mean, pass_rate FROM groups").fetchall()
+            assert found == [("ready", 1.0, 1.0)]
+        write(service)
+        locked = r"cannot be written: database is locked; end the program that holds it"
+        with pytest.raises(InfrastructureError, match=locked):
+            await service.store.flush()
+    with pytest.raises(InfrastructureError, match="end the program that holds it"):
+        open_store(tmp_path)
+    holder.close()
+    async with open_store(tmp_path) as store:
+        assert committed(store) == [0]
 
 
-def test_a_file_that_is_no_store_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "store.sqlite").write_bytes(b"not a database at all" * 100)
+def test_a_file_that_is_no_store_or_has_another_schema_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version=99")
+    with pytest.raises(InfrastructureError, match="schema 99"):
+        open_store(tmp_path)
+    path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(InfrastructureError, match=r"store\.sqlite"):
         open_store(tmp_path)
 
 
-def test_a_store_of_another_schema_is_a_clear_error(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "store.sqlite")
-    connection.execute("PRAGMA user_version=99")
-    connection.close()
-    with pytest.raises(InfrastructureError, match="schema 99"):
-        open_store(tmp_path)
-
-
 async def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        write(store, 0)
+    async with writing(tmp_path) as service:
+        store = service.store
+        write(service)
         await store.flush()
         failed = asyncio.create_task(store.failed())
         store.connection.execute("PRAGMA max_page_count=1")
-        for group_id in range(1, 2000):
-            write(store, group_id)
-        with pytest.raises(InfrastructureError, match="full"):
-            await store.flush()
-        with pytest.raises(InfrastructureError, match="full"):
-            await store.flush()
-        with pytest.raises(InfrastructureError, match="full"):
-            await failed
+        for _ in range(1, 500):
+            write(service)
+        for wait in (store.flush(), store.flush(), failed):
+            with pytest.raises(InfrastructureError, match="full"):
+                await wait
     async with open_store(tmp_path) as store:
-        ready = [g.group_id for g in store.reader.recover().ready]
+        ready = committed(store)
         assert ready == list(range(len(ready)))
-        assert 1 <= len(ready) < 2000
-
-
-async def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
-    """The writer prints each group id after its flush; it is killed during the next writes."""
-    path = f"{WRITER.parent}:{WRITER.parents[1]}"
-    writer = await asyncio.create_subprocess_exec(
-        sys.executable,
-        WRITER,
-        tmp_path,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )
-    assert writer.stdout is not None
-    acknowledged = [int(await writer.stdout.readline()) for _ in range(7)]
-    writer.kill()
-    acknowledged += [int(line) for line in (await writer.stdout.read()).split()]
-    await writer.wait()
-    async with open_store(tmp_path) as store:
-        ready = [g.group_id for g in store.reader.recover().ready]
-        assert ready[: len(acknowledged)] == acknowledged
-        assert ready == list(range(len(ready)))
-        groups = await store.reader.groups(ready)
-        assert [len(g.member(0).unpacked().token_ids) for g in groups] == [20_002] * len(ready)
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as reader:
-        assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert 1 <= len(ready) < 500
 
 
 async def test_the_connection_has_the_settings_on_which_the_promises_rest(tmp_path: Path) -> None:
@@ -242,45 +153,31 @@ async def test_the_connection_has_the_settings_on_which_the_promises_rest(tmp_pa
         # A process whose event loop has failed exits although its disk hangs.
         added = set(threading.enumerate()) - before
         assert [t.daemon for t in added if t.name.startswith("store ")] == [True, True]
+    with os.scandir("/proc/self/fd") as fds:
+        files = [os.readlink(fd) for fd in fds if os.path.islink(fd) and os.path.exists(fd)]
+    assert [file for file in files if file.startswith(str(tmp_path))] == [], "it is closed"
 
 
 async def test_the_log_stays_short_although_the_writer_never_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fast run on a slow disk had a log of 2 GB after 6,000 steps; its index is in memory."""
-    limit_bytes = 8 * 2**20
+    limit_bytes = 2**22
     monkeypatch.setattr(writer, "MOVE_BYTES", limit_bytes // 4)
     monkeypatch.setattr(writer, "LONGEST_LOG_PAGES", limit_bytes // 16384)
     log = tmp_path / "store.sqlite-wal"
     longest = 0
 
-    async with open_store(tmp_path) as store:
-        for group_id in range(1500):
+    async with writing(tmp_path) as service:
+        for number in range(800):
             # As large as a group of some samples, which compression would not leave.
-            group = make_group(admitted(store, group_id))
-            store.write([completed(group, os.urandom(65_000))])
+            write(service, payload=os.urandom(65_000))
             # Two commits are always under way, so that no checkpoint finds the writer idle.
-            if group_id % 2:
-                await store.flush()
+            if number % 2:
+                await service.store.flush()
             longest = max(longest, log.stat().st_size)
     # What is written during two checkpoints comes on top; without a limit it would be 100 MB.
     assert limit_bytes < longest < 10 * limit_bytes
-
-
-async def test_a_closed_store_keeps_no_file_open(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        pass
-    with os.scandir("/proc/self/fd") as fds:
-        files = [os.readlink(fd) for fd in fds if os.path.islink(fd) and os.path.exists(fd)]
-    assert [file for file in files if file.startswith(str(tmp_path))] == [], store
-
-
-async def test_a_tenth_of_what_is_recorded_makes_room_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_store(tmp_path) as store:
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**12, free=0))
-        assert store.last_not_kept("full", 200) == 20
 
 
 async def test_a_part_of_the_log_is_moved_into_the_file_once(
@@ -323,15 +220,14 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
         " sys.stdin.read()"
     )
 
-    ids = itertools.count()
-
-    async def write_next(store: Store) -> None:
-        write(store, next(ids))
+    async def write_next() -> None:
+        write(service)
         await store.flush()
 
     with caplog.at_level(logging.WARNING):
-        async with open_store(tmp_path) as store, asyncio.timeout(60):
-            await write_next(store)
+        async with writing(tmp_path) as service, asyncio.timeout(60):
+            store = service.store
+            await write_next()
             reader = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
@@ -344,12 +240,12 @@ async def test_a_reader_that_holds_a_transaction_delays_no_commit_and_is_named(
             await reader.stdout.readline()
             # On a busy machine the thread that looks at the log gets its turn late.
             while len(caplog.records) < 2:
-                await write_next(store)
+                await write_next()
             first_mb, second_mb = [record.args[1] for record in caplog.records]  # type: ignore
             assert 2 * first_mb <= second_mb < 3 * first_mb, "again at twice the size"
             await reader.communicate(b"")
             assert f"(pid {reader.pid}); end the transaction" in caplog.text
             while store.is_log_long:
-                await write_next(store)
+                await write_next()
             # The next commit waits again for a person who writes.
             assert store.connection.execute("PRAGMA busy_timeout").fetchone() == (10**9,)

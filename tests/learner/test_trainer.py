@@ -76,25 +76,6 @@ def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked
     assert equal(weights_of(asking), before)
 
 
-def test_with_a_critic_a_step_returns_the_advantages_of_each_sample(model_path: Path) -> None:
-    groups = make_groups()
-    assert make_trainer(model_path, "grpo_code").step(groups, 0).advantages == {}
-    result = make_trainer(model_path, "ppo_code", "algorithm.normalize_advantages=none").step(
-        groups, 0
-    )
-    samples = {(g.group_id, n): t for g in groups for n, t in enumerate(g.trajectories)}
-    assert {name: len(row) for name, row in result.advantages.items()} == {
-        name: sample.response_length for name, sample in samples.items()
-    }
-    told = np.concatenate(
-        [
-            result.advantages[name][sample.loss_mask[sample.prompt_length :]]
-            for name, sample in samples.items()
-        ]
-    )
-    assert told.mean() == pytest.approx(result.scalars["advantage/mean"], abs=1e-5)
-
-
 def test_logprobs_are_those_of_the_model_itself(model_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     rows = [

@@ -20,7 +20,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.errors import DataError
 from async_rl.monitoring import recorder as recorder_module
-from async_rl.monitoring.recorder import is_evaluated
 from async_rl.observability.catalogue import METRICS
 from async_rl.protocol.membership import ReportMetrics
 
@@ -143,7 +142,7 @@ def test_a_row_needs_no_evaluation_that_is_off_and_of_a_service_no_reward(
 @pytest.mark.covers("test_freq")
 def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: RunConfig) -> None:
     every_three = replace(config, evaluation=replace(config.evaluation, every_steps=3))
-    assert [step for step in range(5) if is_evaluated(every_three, step)] == [0, 3, 4]
+    assert [step for step in range(5) if every_three.is_evaluated(step)] == [0, 3, 4]
 
 
 def test_tensorboard_gets_scalars_events_and_ten_charts(tmp_path: Path, config: RunConfig) -> None:

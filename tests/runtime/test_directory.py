@@ -1,23 +1,22 @@
-"""Reaching whoever serves under a name: across its lives, and without keeping what belonged to
-those that ended.
-"""
+"""Reaching whoever serves under a name, across its lives, and a supervisor that was paused."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
 
-from async_rl.core.errors import Unavailable
-from async_rl.protocol.base import Message
+from async_rl.core.errors import DeadlineExceeded, RestartNeeded, SupervisorLost, Unavailable
+from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import RequestWork, Work
+from async_rl.protocol.control import GetStatus
 from async_rl.protocol.membership import Member, Members
-from async_rl.runtime.directory import Connections, Directory, Peer
+from async_rl.runtime.directory import Connections, Directory, Peer, SupervisorCalls
 from async_rl.wire.keys import Keys, create_keys
 from async_rl.wire.rpc import RpcServer
 
@@ -74,16 +73,6 @@ async def it(tmp_path: Path) -> AsyncIterator[Lives]:
         await it.connect.close()
 
 
-async def test_a_request_that_its_process_did_not_live_to_answer_is_answered_by_its_successor(
-    it: Lives,
-) -> None:
-    await it.begin(1, answers=False)
-    asking = asyncio.create_task(it.ask())
-    await it.asked.wait()
-    await it.begin(2)
-    assert await asking == "2"
-
-
 async def test_a_process_that_does_not_come_is_named_with_the_request_and_the_time(
     it: Lives,
 ) -> None:
@@ -116,26 +105,59 @@ async def test_a_connection_with_a_pending_call_stays_open_though_its_process_le
     waiting.cancel()
 
 
-async def test_a_request_is_sent_again_where_a_broken_connection_lost_it(
-    monkeypatch: pytest.MonkeyPatch,
+class Paused:
+    """A client whose supervisor answers the n-th attempt. It is the clock, too: an attempt takes
+    its time limit, also on a busy machine.
+    """
+
+    def __init__(self, answers_at: int) -> None:
+        self.num_attempts = 0
+        self.now_s = 0.0
+        self._answers_at = answers_at
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    async def call(self, request: Message, *, timeout_s: float) -> Any:
+        self.num_attempts += 1
+        if self.num_attempts < self._answers_at:
+            self.now_s += timeout_s
+            raise DeadlineExceeded("no answer")
+        return Ok()
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
+    def make(answers_at: int) -> Any:
+        client = Paused(answers_at)
+        monkeypatch.setattr("async_rl.runtime.directory.time", client)
+        return client
+
+    return make
+
+
+async def test_a_call_is_repeated_until_the_supervisor_runs_again(
+    paused: Callable[[int], Any],
 ) -> None:
-    monkeypatch.setattr("async_rl.runtime.directory.AGAIN_S", 0.01)
-    num_sent = 0
+    client = paused(3)
+    calls = SupervisorCalls(client, call_s=1, patience_s=60)
+    assert await calls.call(GetStatus()) == Ok()
+    assert client.num_attempts == 3
 
-    class Lossy(Connections):
-        def __call__(self, address: str) -> Any:
-            return self
 
-        async def call(self, request: Message, *, timeout_s: float) -> Any:
-            nonlocal num_sent
-            num_sent += 1
-            if num_sent < 3:
-                await asyncio.get_running_loop().create_future()
-            return Work(tickets=[], waits_for="third")
+async def test_patience_begins_after_an_attempt_that_may_rightly_take_long(
+    paused: Callable[[int], Any],
+) -> None:
+    calls = SupervisorCalls(paused(2), call_s=1, patience_s=1)
+    assert await calls.call(GetStatus(), wait_s=4) == Ok()
 
-    directory = Directory()
-    member = Member(name="buffer", role="buffer", pid=1, address="a", state="", since_s=0.0)
-    directory.update(Members(revision=1, members=[member]))
-    peer = Peer("buffer", Lossy(cast(Keys, None), directory))
-    work: Work = await peer.call(ASK, timeout_s=60)
-    assert work.waits_for == "third"
+
+async def test_a_process_gives_up_a_supervisor_that_stays_away(
+    paused: Callable[[int], Any],
+) -> None:
+    client = paused(10**9)
+    # A cut network looks the same: a supervisor that still runs starts the process again.
+    assert issubclass(SupervisorLost, RestartNeeded)
+    with pytest.raises(SupervisorLost, match=r"no answer, for 20 s"):
+        await SupervisorCalls(client, call_s=5, patience_s=20).call(GetStatus())
+    assert client.num_attempts == 5

@@ -1,20 +1,25 @@
-"""What a child process finds when it starts."""
+"""What a child process finds when it starts, and how it ends without its supervisor."""
 
 import logging
 import os
+import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from composing import compose
+from members import without_supervisor
 
 from async_rl.composition.compose import write_config
 from async_rl.core.errors import ProtocolError
+from async_rl.core.frozen import Value
+from async_rl.core.os import RESTART_CODE
 from async_rl.core.types import Role
+from async_rl.launchers.backends.local import child_command
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import message_schema
+from async_rl.protocol.membership import PoolCount
 from async_rl.runs.control import ask_status
 from async_rl.runtime.context import Control, open_context
 from async_rl.wire.keys import create_keys
@@ -66,23 +71,41 @@ async def test_a_process_of_another_version_is_refused(
         ask_status(tmp_path)
 
 
-def test_the_fingerprint_changes_with_a_field_of_a_message() -> None:
-    """In a process of its own: the changed class must not be seen by other tests."""
-    code = """
-import sys
-from async_rl.core import frozen
-from async_rl.protocol import base, membership
-if sys.argv[1] == "changed":
-    membership.PoolCount.__annotations__["live"] = "float"
-if sys.argv[1] == "elsewhere":
-    class Private(frozen.Value):
+def test_the_fingerprint_changes_with_a_field_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not the kept value, which other tests of this process use.
+    compute = message_schema.__wrapped__
+    before = compute()
+
+    class _Private(Value):
         field: int
-print(base.message_schema())
-"""
 
-    def fingerprint(kind: str) -> str:
-        command = [sys.executable, "-c", code, kind]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert compute() == before, "a value of another package is none of a message"
+    monkeypatch.setitem(PoolCount.__annotations__, "live", "float")
+    assert compute() != before
 
-    assert fingerprint("same") == fingerprint("elsewhere") == f"{message_schema()}\n"
-    assert fingerprint("changed") != fingerprint("same")
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    without_supervisor(tmp_path, "verifiers.cells=1", "timeouts.call_s=0.2")
+    verifier = ProcessSpec(name="verifier-0", role="verifier", rank=0, cores=(), gpus=0, env={})
+    return child_command(verifier, tmp_path, parent_pid=0, announces=True)
+
+
+def test_a_process_without_supervisor_exits_after_its_patience_to_be_started_again(
+    command: list[str], tmp_path: Path
+) -> None:
+    assert subprocess.run(command, check=False, timeout=60).returncode == RESTART_CODE
+    log = (tmp_path / "logs" / "verifier-0.log").read_text()
+    assert "did not answer Heartbeat within 0.2 s, for 1.2 s" in log
+
+
+def test_a_crash_in_native_code_leaves_what_each_thread_did(command: list[str]) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSEGV)
+        output = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in output
+    assert "runtime/main.py" in output

@@ -1,7 +1,8 @@
 """A fleet of scripted processes in virtual time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +63,6 @@ class Scripted:
 class ScriptedLauncher:
     def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None]) -> None:
         self.started: list[Scripted] = []
-        self.started_twice = asyncio.Event()
         self.is_full = False
         self._on_start = on_start
 
@@ -79,8 +79,6 @@ class ScriptedLauncher:
             process.waits_for = "room on the cluster: 1 CPU"
             process.has_place.clear()
         self.started.append(process)
-        if len(self.started) == 2:
-            self.started_twice.set()
         self._on_start(spec, process)
         return process
 
@@ -145,10 +143,11 @@ class World:
         while len(directory.members) < count:
             await directory.changed(directory.revision)
 
-    async def until_failed(self) -> str:
-        running = asyncio.create_task(self.fleet.run())
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.fleet.run())
         try:
-            return str(await self.fleet.failed)
+            yield
         finally:
             self.fleet.kill_all()
-            await running
+            await task

@@ -5,12 +5,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from fleet_support import LIMITS, MAX_RESTARTS, Scripted, World, virtual_registry, virtually
+from fleet_support import (
+    LIMITS,
+    MAX_RESTARTS,
+    Scripted,
+    World,
+    spec,
+    virtual_registry,
+    virtually,
+)
 from members import heartbeat
 
 from async_rl.core.os import RESTART_CODE
 from async_rl.core.types import Role
 from async_rl.protocol.membership import Register
+from async_rl.supervision.clock import in_time
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
@@ -70,7 +79,8 @@ def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with
 
     async def main() -> tuple[str, World]:
         world = World(role, tmp_path, on_start)
-        return await world.until_failed(), world
+        async with world.running():
+            return str(await world.fleet.failed), world
 
     told, world = virtually(main())
     limit = f"; it was restarted {MAX_RESTARTS} times within 300 s already"
@@ -83,57 +93,42 @@ def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with
 def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> tuple[list[tuple[str, str, int]], str]:
+    async def main() -> None:
         world = World("generator", tmp_path, lambda *_: None)
         world.launcher.is_full = True
-        running = asyncio.create_task(world.fleet.run())
-        await asyncio.wait({running}, timeout=2 * LIMITS.start_s)
-        shown = [(m.state, m.waits_for, m.pid) for m in world.registry.members]
-        assert not world.fleet.failed.done()
-        world.launcher.started[0].pid = 1000
-        world.launcher.started[0].has_place.set()
-        cause = str(await world.fleet.failed)
-        world.fleet.kill_all()
-        await running
-        return shown, cause
+        place = "room on the cluster: 1 CPU"
+        async with world.running():
+            await asyncio.sleep(2 * LIMITS.start_s)
+            (member,) = world.registry.members
+            assert (member.state, member.waits_for, member.pid) == ("starting", place, 0)
+            assert not world.fleet.failed.done()
+            world.launcher.started[0].pid = 1000
+            world.launcher.started[0].has_place.set()
+            assert str(await world.fleet.failed) == NEVER_READY
+        assert f"generator-0 waits for {place}" in caplog.text
 
-    shown, cause = virtually(main())
-    assert shown == [("starting", "room on the cluster: 1 CPU", 0)]
-    assert cause == NEVER_READY
-    assert "generator-0 waits for room on the cluster: 1 CPU" in caplog.text
-
-
-def test_the_report_of_an_earlier_life_is_not_that_of_the_present_one(tmp_path: Path) -> None:
-    """A learner behind a broken network may report its end after it was replaced."""
-
-    def on_start(world: World, process: Scripted) -> None:
-        world.register(process)
-        number = len(world.launcher.started)
-        if number > 1:
-            world.fails(world.launcher.started[0], "learner-0", "Superseded: another life")
-        process.end(-9 if number < 3 else 0)
-
-    async def main() -> int:
-        world = World("learner", tmp_path, on_start)
-        await world.fleet.run()
-        return len(world.launcher.started)
-
-    assert virtually(main()) == 3
+    virtually(main())
 
 
 def test_a_learner_that_asks_to_be_started_again_is_restarted_and_0_is_its_end(
     tmp_path: Path,
 ) -> None:
+    """The report of an earlier life, behind a broken network, is not that of the present one."""
+
     def on_start(world: World, process: Scripted) -> None:
         world.register(process)
-        process.end(RESTART_CODE if len(world.launcher.started) == 1 else 0)
+        started = world.launcher.started
+        if len(started) > 1:
+            world.fails(started[0], "learner-0", "Superseded: another life")
+        process.end((RESTART_CODE, -9, 0)[len(started) - 1])
 
     async def main() -> tuple[list[str], bool, bool]:
         world = World("learner", tmp_path, on_start)
         await world.fleet.run()
         return world.reasons, world.fleet.learner_done.done(), world.fleet.failed.done()
 
-    assert virtually(main()) == (["learner-0 asked to be started again"], True, False)
+    reasons = ["learner-0 asked to be started again", "learner-0 was ended by SIGKILL"]
+    assert virtually(main()) == (reasons, True, False)
 
 
 def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cause(
@@ -163,19 +158,15 @@ def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cau
 def test_a_process_that_is_silent_while_the_run_ends_may_finish(tmp_path: Path) -> None:
     """A learner that saves a large checkpoint may have no time for heartbeats."""
 
-    async def main() -> int:
+    async def main() -> None:
         world = World("learner", tmp_path, World.register)
-        running = asyncio.create_task(world.fleet.run())
-        await world.until_serving()
-        world.fleet.begin_stop()
-        learner = world.launcher.started[0]
-        await asyncio.wait({running, learner.code}, timeout=3 * LIMITS.silence_s)
-        assert not learner.code.done()
-        learner.end(0)
-        await running
-        return learner.code.result()
+        async with world.running():
+            await world.until_serving()
+            world.fleet.begin_stop()
+            await asyncio.sleep(3 * LIMITS.silence_s)
+            assert not world.launcher.started[0].code.done()
 
-    assert virtually(main()) == 0
+    virtually(main())
 
 
 def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may_start() -> None:
@@ -196,3 +187,57 @@ def test_heartbeats_of_a_predecessor_are_ignored() -> None:
     registry.register(Register(name="g", role="generator", pid=2, address="tcp://x"))
     registry.beat(heartbeat("g", pid=1, version=7))
     assert [(m.pid, m.version) for m in registry.members] == [(2, -1)]
+
+
+# ---- processes that are added to a live fleet and let go
+
+
+def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    def fails_unless_first(world: World, process: Scripted) -> None:
+        if process.pid == 1000:
+            world.register(process)
+        else:
+            world.fails(process, "generator-1", "OutOfMemory: 9 GB")
+            process.end(1)
+
+    async def main() -> None:
+        world = World("generator", tmp_path, fails_unless_first)
+        async with world.running():
+            await world.until_serving()
+            world.fleet.add(spec("generator", 1))
+            await world.fleet.children["generator-1"].has_left.wait()
+            assert not world.fleet.failed.done()
+        assert world.lost == []
+        assert world.given_up == [("generator-1", "failed: OutOfMemory: 9 GB")]
+
+    virtually(main())
+
+
+def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear_no_request(
+    tmp_path: Path,
+) -> None:
+    def deaf_unless_first(world: World, process: Scripted) -> None:
+        if process.pid == 1000:
+            world.register(process)
+        else:
+            process.terminate = lambda: None  # type: ignore[method-assign]
+
+    async def main() -> None:
+        world = World("generator", tmp_path, deaf_unless_first)
+        world.registry.wanted = {"generators": 2}
+        async with world.running():
+            await world.until_serving()
+            world.fleet.add(spec("generator", 1))
+            assert [(p.live, p.starting) for p in world.registry.pools()] == [(1, 1)]
+            await asyncio.sleep(0.1)
+            for rank in (1, 2):  # the second is let go before it was even started
+                if rank == 2:
+                    world.fleet.add(spec("generator", rank))
+                leaving = world.fleet.children[f"generator-{rank}"]
+                world.fleet.remove(leaving.name)
+                assert await in_time(leaving.has_left.wait(), 10)
+        assert (world.lost, world.given_up) == ([], [])
+
+    virtually(main())

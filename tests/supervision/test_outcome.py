@@ -1,8 +1,14 @@
-"""How a run ended can be read afterwards, also if the disk was full or nothing had started."""
+"""How a run is prepared, which signals stop it, and how it ended: that can be read also if the disk
+was full or nothing had started.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +16,12 @@ import pytest
 from composing import compose
 
 from async_rl.composition.compose import write_config
+from async_rl.core.errors import RunFailed
 from async_rl.processes.supervisor import run_supervised
 from async_rl.runs.status import RunState, status_of
 from async_rl.supervision import outcome
+from async_rl.supervision.control import StopRequest
+from async_rl.supervision.preparation import prepare
 from async_rl.training.checkpoints import directory_of
 
 
@@ -50,13 +59,10 @@ def test_a_run_that_a_full_disk_ended_has_failed_and_was_not_killed(
     after = (run_dir / "state.json").stat()
     # Neither a new file nor a longer one: there is no room for them.
     assert (after.st_ino, after.st_size) == (reserved.st_ino, reserved.st_size)
-
-
-def test_the_reserved_room_is_given_back(run_dir: Path) -> None:
     outcome.reserve(run_dir)
     outcome.write(run_dir, outcome="finished", step=9, cause="")
     assert status_of(run_dir).state is RunState.FINISHED
-    assert not (run_dir / "state.reserved").exists()
+    assert not (run_dir / "state.reserved").exists(), "the room is given back"
 
 
 def test_a_resume_that_fails_before_its_learner_starts_is_at_the_step_of_its_checkpoint(
@@ -74,3 +80,73 @@ def test_a_resume_that_fails_before_its_learner_starts_is_at_the_step_of_its_che
     said = capsys.readouterr().out
     assert "the run has failed at step 6 of 9" in said
     assert "line 2 of" in said
+
+
+START = """echo '{"fraction": 1, "text": "model ready", "path": "/the/model"}'"""
+COUNTED = """echo '{"fraction": 0.5, "text": "5 of 10 prompts"}'"""
+
+
+def prepared(
+    run_dir: Path, child: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, list[tuple[float, str]]]:
+    """The model's directory and the progress, with these lines of a shell as the child."""
+    (run_dir / "logs").mkdir()
+    script = run_dir / "child"
+    script.write_text(f"#!/bin/sh\n{child}\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    seen: list[tuple[float, str]] = []
+    return asyncio.run(prepare(run_dir, lambda *step: seen.append(step))), seen
+
+
+def test_a_preparation_reports_its_progress_and_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = prepared(tmp_path, f"{COUNTED}\n{START}", monkeypatch)
+    assert model == Path("/the/model")
+    assert seen == [(0.5, "5 of 10 prompts"), (1, "model ready")]
+
+
+@pytest.mark.parametrize(
+    ("child", "cause"),
+    [
+        ('echo \'{"error": "DataError: row 3 is bad"}\'\nexit 1', "^DataError: row 3 is bad$"),
+        (f"{COUNTED}\nkill -9 $$", "exited with code -9; see "),
+        (COUNTED, "exited with code 0; see "),
+    ],
+)
+def test_a_preparation_that_fails_ends_the_run_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, cause: str
+) -> None:
+    with pytest.raises(RunFailed, match=cause):
+        prepared(tmp_path, child, monkeypatch)
+
+
+async def _received(*numbers: signal.Signals) -> tuple[bool, bool]:
+    stop = StopRequest()
+    stop.handle_signals()
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    return stop.graceful.done(), stop.immediate.done()
+
+
+@pytest.mark.parametrize(
+    ("hang_up", "numbers", "expected"),
+    [
+        (signal.SIG_DFL, [signal.SIGHUP], (True, False)),
+        (signal.SIG_DFL, [signal.SIGTERM, signal.SIGHUP], (True, False)),
+        (signal.SIG_DFL, [signal.SIGINT, signal.SIGINT], (True, True)),
+        # Under nohup a run continues without its terminal.
+        (signal.SIG_IGN, [signal.SIGHUP], (False, False)),
+    ],
+)
+def test_a_closed_terminal_stops_a_run_in_order(
+    hang_up: signal.Handlers, numbers: list[signal.Signals], expected: tuple[bool, bool]
+) -> None:
+    before = signal.signal(signal.SIGHUP, hang_up)
+    try:
+        assert asyncio.run(_received(*numbers)) == expected
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -80,7 +80,7 @@ class Learner:
             )
         )
 
-    async def call(self, request: Expel, *, timeout_s: float) -> None:
+    async def call(self, request: Expel) -> None:
         """The supervisor: who is cut off is ended and leaves."""
         self.cut_off.append(request)
         self.end_process(request.name)

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,7 @@ from learner_support import make_groups
 from async_rl.core.codec import encode
 from async_rl.core.heads import GroupHead, PackedTrajectory, pack_group, packed, read_group
 from async_rl.core.types import Group, Trajectory
-from async_rl.protocol.base import Ok
 from async_rl.protocol.learner import (
-    KeepAdvantages,
     ReadSequences,
     Sequences,
 )
@@ -104,16 +101,3 @@ async def test_a_late_read_of_a_dropped_or_trained_batch_leaves_nothing(is_same:
     await late
     with pytest.raises(KeyError):
         mine.pop(0)
-
-
-async def test_advantages_return_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "CHUNK_TOKENS", 6)
-    kept: list[tuple[list[Any], list[list[float]]]] = []
-
-    async def call(request: KeepAdvantages) -> Any:
-        kept.append((request.samples, [row.tolist() for row in request.rows]))
-        return Ok()
-
-    rows = {(7, n): np.full(3, n, dtype=np.float32) for n in range(3)}
-    await Parts(call, 0).keep_advantages(rows)
-    assert kept == [([(7, 0), (7, 1)], [[0.0] * 3, [1.0] * 3]), ([(7, 2)], [[2.0] * 3])]

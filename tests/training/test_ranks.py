@@ -34,14 +34,8 @@ from async_rl.training.operations import (
 from async_rl.training.ranks import Rank, TrainingPool
 from async_rl.weights.tensors import tensor_spec
 
-DONE = SimpleNamespace(advantages={})
-
-
-async def _nothing(_: object) -> None:
-    pass
-
-
-NO_PARTS: Any = SimpleNamespace(pop=lambda version: None, keep_advantages=_nothing)
+DONE = SimpleNamespace()
+NO_PARTS: Any = SimpleNamespace(pop=lambda version: None)
 
 
 def test_a_rank_computes_on_the_first_gpu_that_it_sees_if_it_has_one_that_torch_can_use(

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets
 from tokenizers import Tokenizer, models
 
@@ -15,7 +14,7 @@ from async_rl.composition.compose import write_config
 from async_rl.core.heads import pack_group
 from async_rl.core.types import Prompt, Purpose
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, KeepAdvantages
+from async_rl.protocol.learner import CommitStep
 from async_rl.runtime.context import Control
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -47,16 +46,6 @@ async def make_store(run_dir: Path) -> None:
             batch = await take(service, version)
             ids = [group.group_id for group in batch.groups]
             await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
-            if version == 1:
-                rows: dict[tuple[int, int], np.ndarray] = {}
-                for group in batch.groups:
-                    sizes = [sample.response_length for sample in group.samples]
-                    values = np.linspace(-2, 2, sum(sizes), dtype=np.float32)
-                    split = np.split(values, np.cumsum(sizes)[:-1])
-                    rows |= {(group.group_id, n): row for n, row in enumerate(split)}
-                await service.keep_advantages(
-                    KeepAdvantages(samples=list(rows), rows=list(rows.values()))
-                )
 
 
 def make_run(run_dir: Path, *, reward: float, num_steps: int = 30) -> None:

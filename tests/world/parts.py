@@ -36,7 +36,7 @@ from async_rl.core.errors import (
     Unavailable,
     root_cause,
 )
-from async_rl.core.heads import GroupHead, SampleId
+from async_rl.core.heads import GroupHead
 from async_rl.core.os import RESTART_CODE
 from async_rl.core.types import (
     NO_VERSION,
@@ -334,7 +334,6 @@ class Pool:
 class _Result:
     def __init__(self, scalars: dict[str, float]) -> None:
         self.scalars = scalars
-        self.advantages: Mapping[SampleId, FloatArray] = {}
 
 
 class Store(store.Store):

@@ -24,7 +24,7 @@ import msgspec
 from async_rl.buffer.changes import Change, Completed
 from async_rl.buffer.store.connection import Connection
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 
 _TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -95,14 +95,6 @@ CREATE TABLE blobs (
     group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL, checksum INTEGER NOT NULL
 );
 
--- Stored trajectories that a step with a critic trained, or that are of agents with several calls:
--- the advantage of each response token of a sample, float16.
-CREATE TABLE advantages (
-    group_id INTEGER NOT NULL, sample INTEGER NOT NULL, payload BLOB NOT NULL,
-    checksum INTEGER NOT NULL,
-    PRIMARY KEY (group_id, sample)
-) WITHOUT ROWID;
-
 -- Every change of state, in order.
 CREATE TABLE transitions (
     group_id INTEGER NOT NULL,          -- first, so that the copy also finds the rows of a group
@@ -167,7 +159,7 @@ CREATE TABLE evaluations (
 );
 """
 
-_CHECKED = ("prompts", "blobs", "advantages")
+_CHECKED = ("prompts", "blobs")
 """Tables with a column `checksum`, of the other columns (core/checksums.py)."""
 
 

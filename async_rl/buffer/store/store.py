@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from async_rl.buffer import changes
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.writer import PAGE_BYTES, Writer
-from async_rl.core.checksums import checksum
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, PackedTrajectory, SampleId
-from async_rl.core.types import FloatArray, Purpose
+from async_rl.core.types import Purpose
 
 LEAST_FREE_BYTES = 5 * 10**9
 _LEAST_FREE_SHARE = 0.1
@@ -40,10 +38,6 @@ _SHOWN_STEPS = 2
 KEPT_SAMPLES = 16
 """The number of groups of a reported evaluation whose trajectories stay stored."""
 
-_ADVANTAGES = (
-    "INSERT OR REPLACE INTO advantages SELECT group_id, :sample, :payload, :checksum FROM blobs"
-    " WHERE group_id=:group_id"
-)
 _DELETE_REPORTED = (
     "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=:version AND"
     f" position>={KEPT_SAMPLES})"
@@ -93,9 +87,9 @@ COMPACTION = (
     _count("'age'", "max(train_version - oldest_version, 0)", _TRAINED),
     _count("'generator'", "generator", _TRAINED),
     # The last table is read by the selection of rows in all other tables.
-    *_delete(_TRAINED, "transitions", "advantages", "groups", "reused", "trained"),
+    *_delete(_TRAINED, "transitions", "groups", "reused", "trained"),
     _count("purpose || ' ' || state", "reason", _ENDED),
-    *_delete(_ENDED, "transitions", "advantages", "blobs", "trained", "groups"),
+    *_delete(_ENDED, "transitions", "blobs", "trained", "groups"),
 )
 """The SQL that compacts the groups of the steps after :first up to :last, and other groups of that
 time that were not trained.
@@ -164,16 +158,6 @@ class Store(Writer):
             groups[group_id].member(number).as_of(train_version) for group_id, number in samples
         ]
 
-    def keep_advantages(self, advantages: Iterable[tuple[SampleId, FloatArray]]) -> None:
-        """Queue (sample, advantage of each response token) of groups whose trajectories are stored.
-        Only people read them.
-        """
-        for (group_id, sample), values in advantages:
-            # float16 has three digits, which is enough for people, in half the bytes of float32.
-            payload = values.astype(np.float16).tobytes()
-            row = {"group_id": group_id, "sample": sample, "payload": payload}
-            self.put((_ADVANTAGES,), row | {"checksum": checksum(payload, group_id, sample)})
-
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
         """The metrics of an evaluation were reported: delete its trajectories except a few."""
         text = msgspec.json.encode(figures).decode()
@@ -194,7 +178,6 @@ class Store(Writer):
         self.put(
             (
                 _FORGET,
-                "DELETE FROM advantages WHERE group_id NOT IN (SELECT group_id FROM blobs)",
                 "INSERT OR REPLACE INTO meta VALUES ('forgotten_before', :last)",
             ),
             steps,

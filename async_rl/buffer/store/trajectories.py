@@ -7,12 +7,11 @@ that the learner undid are not part of the history.
 """
 
 import msgspec
-import numpy as np
 
 from async_rl.buffer.store.connection import Connection, stored_group
 from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
 from async_rl.core.frozen import Value
-from async_rl.core.types import FloatArray, Group
+from async_rl.core.types import Group
 
 # A step is complete if none of its groups lost its trajectories.
 _COMPLETE = (
@@ -24,20 +23,14 @@ _OF_BATCH = (
     f"{OF_STEP} OR group_id IN (SELECT group_id FROM reused JOIN steps USING (step_id) WHERE"
     " version=? AND undone_s IS NULL) ORDER BY group_id"
 )
-_ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
 
 
 class Rollout(Value):
-    """A stored group with its prompt and the step that trained it, or None.
-
-    advantages: float32 [response tokens], sample after sample, if a step with a critic trained it
-    or a sample has several calls of an agent.
-    """
+    """A stored group with its prompt and the step that trained it, or None."""
 
     group: Group
     prompt: str
     step: int | None
-    advantages: FloatArray | None
 
 
 def complete_steps(store: Connection) -> list[int]:
@@ -70,14 +63,8 @@ def rollout_of(store: Connection, row: GroupRow) -> Rollout | None:
     group = stored_group(store, row.group_id)
     if group is None:
         return None
-    # In float16, one blob per sample. Those of an undone step belong to no step of the surviving
-    # history.
-    stored = b"".join(blob for (blob,) in store.execute(_ADVANTAGES, (row.group_id,)))
-    advantages = None
-    if stored and row.step is not None:
-        advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
     prompt = prompt_text(store, row.purpose, row.prompt_id)
-    return Rollout(group=group.unpacked(), prompt=prompt, step=row.step, advantages=advantages)
+    return Rollout(group=group.unpacked(), prompt=prompt, step=row.step)
 
 
 def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]:
