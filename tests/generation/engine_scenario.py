@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -434,7 +435,9 @@ def prepare(config: RunConfig, kind: str) -> None:
         os.register_at_fork(after_in_child=die_with_parent)
     environment.prepare_environment(config, [])
     if kind in ("stock", "parallel"):
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        # vLLM's platform for CPUs sets its variable to `spawn`.
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: fork
     if kind == "parallel":
         # The forks import them again, as new processes do, and then end with their parent.
         for name in ("scheduler", "worker"):
