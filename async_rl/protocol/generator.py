@@ -75,7 +75,9 @@ class Completion(Value):
     index: among the samples of one request. first_s: monotonic seconds of the engine's machine when
     the first token existed; NaN: unknown. likeliest, prompt: as `Sampling.alternatives` requests
     them; of the row before, `prompt` has each token, then the likeliest ones, and ids 0 and
-    log-probs NaN for the first.
+    log-probs NaN for the first. The version of the first token of any sample of the request may
+    have read it: vLLM merges the outputs of samples that end together and keeps the prompt of one,
+    and a push may fall between their first tokens.
     """
 
     token_ids: IntArray

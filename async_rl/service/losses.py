@@ -23,8 +23,6 @@ from async_rl.service.proto import AnyArray
 
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"
-SOFT = "cross_entropy"
-"""The loss whose targets may have K columns."""
 
 
 @frozen
@@ -84,7 +82,8 @@ class Loss:
         return self._by_token(p.double(), row), {}
 
     def _by_token(self, p: Tensor, row: Row) -> Tensor:
-        if self.name == SOFT:
+        # Its targets may have K columns.
+        if self.name == "cross_entropy":
             return -p * row.input("weights")
         advantages = row.input("advantages")
         gap = p - row.input("logprobs")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,8 @@ class Use:
         return f"{self.module}.{self.name}" + (f".{self.member}" if self.member else "")
 
 
-def uses() -> list[Use]:
+@functools.cache
+def uses() -> Sequence[Use]:
     """Return all names of vLLM in this project's source, sorted."""
     found: set[Use] = set()
     for path in sorted(_PACKAGE.rglob("*.py")):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import Qwen3ForCausalLM
+from generation_support import with_weights
 
 RANK, SCALING = 8, 2.0
+SLOTS = 6
+PROMPT = np.arange(20, 32, dtype=np.int32)
+"""Of the samples of a service."""
 _PREFIX = "base_model.model."
 
 
 def adapter_of(
-    model: Qwen3ForCausalLM, policy: str, version: int, *, rank: int = RANK
+    model: Any, policy: str, version: int, *, rank: int = RANK
 ) -> dict[str, torch.Tensor]:
     """The adapter of a version of a policy under the names of PEFT's files."""
     noise = torch.Generator().manual_seed(zlib.crc32(f"{policy} {version}".encode()))
@@ -27,7 +32,8 @@ def adapter_of(
     return tensors
 
 
-def merged_model(model: Qwen3ForCausalLM, policy: str, version: int, *, rank: int = RANK) -> Any:
+@functools.cache
+def merged_model(model: Any, policy: str, version: int, *, rank: int = RANK) -> Any:
     """A model with base weights and adapter in one."""
     tensors = adapter_of(model, policy, version, rank=rank)
     state = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -36,7 +42,4 @@ def merged_model(model: Qwen3ForCausalLM, policy: str, version: int, *, rank: in
         if layer + "lora_A.weight" in tensors:
             up, down = tensors[layer + "lora_B.weight"], tensors[layer + "lora_A.weight"]
             state[name] += SCALING * (up @ down)
-    copy = Qwen3ForCausalLM(model.config).float().eval()
-    copy.load_state_dict(state, strict=False)
-    copy.tie_weights()
-    return copy
+    return with_weights(model, state)

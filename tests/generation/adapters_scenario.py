@@ -1,28 +1,25 @@
-"""Drives one vLLM with three policies, and writes down what they said: python adapters_scenario.py
-KIND MODEL OUT.
-"""
+"""Drives one vLLM with three policies, and draws samples of a service from it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from adapter_support import RANK, SCALING, adapter_of
-from engine_scenario import group, prompt, refusal, sampling
-from generation_support import make_model
-from samples_scenario import SLOTS, draw_samples, write_tokenizer
+from adapter_support import PROMPT, RANK, SCALING, SLOTS, adapter_of
+from engine_scenario import group, prepare, prompt, refusal, sampling
+from generation_support import model_from
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from async_rl.composition.compose import compose
-from async_rl.generation import environment
-from async_rl.generation.environment import prepare_environment
+from async_rl.core.errors import DataError
 from async_rl.generation.opener import engine_opener
+from async_rl.protocol.service import Sample
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.adapters import Adapter
+from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.tensors import checksum, layout, tensor_spec
 
 LAST = 4
@@ -42,21 +39,15 @@ class Pusher:
             version=version, path="", tensors=entries, total_bytes=total_bytes, checksum=0
         )
 
+    def content(self, policy: str, version: int, rank: int) -> bytes:
+        tensors = adapter_of(self.model, policy, version, rank=rank)
+        return Adapter(tensors=tensors, scaling=SCALING).to_bytes()
+
     def stored(self, policy: str, version: int, *, rank: int = RANK) -> StoredFile:
-        adapter = Adapter(
-            tensors=adapter_of(self.model, policy, version, rank=rank), scaling=SCALING
-        )
-        content = adapter.to_bytes()
+        content = self.content(policy, version, rank)
         path = self.folder / f"{policy}-{version}-{rank}.safetensors"
         path.write_bytes(content)
-        return StoredFile(
-            url=path.as_uri(),
-            scaling=SCALING,
-            checksum=checksum(content),
-        )
-
-    def damage(self, stored: StoredFile) -> None:
-        Path(stored.url.removeprefix("file://")).write_bytes(b"x" * 100)
+        return StoredFile(url=path.as_uri(), scaling=SCALING, checksum=checksum(content))
 
     async def push(self, engine: Any, policy: str, version: int) -> None:
         report = await engine.load_weights(self.manifest(version), self.stored(policy, version))
@@ -97,11 +88,8 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
         start(2)
     said["spanning"] = {name: [task.result() for task in made] for name, made in spanning.items()}
     rows = [np.array(prompt(seed, 40), np.int32) for seed in (3, 4)]
-    said["probe_rows"] = [row.tolist() for row in rows]
-    said["probes"] = {
-        name: [row.tolist() for row in await policy.logprobs(rows)]
-        for name, policy in policies.items()
-    }
+    said["probe_rows"] = rows
+    said["probes"] = {name: await policy.logprobs(rows) for name, policy in policies.items()}
     said["versions"] = {name: policy.version for name, policy in policies.items()}
     said["refused"] = await refusals(first, pusher)
     said["after_refusals"] = await group(first, "after", prompt(10), 2, sampling())
@@ -115,7 +103,7 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
 async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
     """What an adapter that cannot be used is answered; nothing changes by it."""
     manifest, stored = pusher.manifest(9), pusher.stored("first", 9)
-    pusher.damage(stored)
+    Path(stored.url.removeprefix("file://")).write_bytes(b"x" * 100)
     large = pusher.stored("first", 9, rank=4 * RANK)
     return {
         "damaged": await refusal(engine.load_weights(manifest, stored)),
@@ -126,9 +114,81 @@ async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
     }
 
 
-async def main(kind: str, model_path: Path) -> dict[str, Any]:
-    if kind == "stock":
-        environment.has_core_process = lambda _: True
+class Drawing:
+    """Requests with names of their own."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.count = 0
+
+    async def __call__(self, **settings: Any) -> Any:
+        self.count += 1
+        request = {
+            "request_id": f"sample-{self.count}",
+            "token_ids": PROMPT,
+            "num_samples": 2,
+            "max_tokens": 8,
+            "temperature": 1.0,
+        }
+        try:
+            return await self.engine.sample(Sample(**(request | settings)))
+        except DataError as error:
+            return str(error)
+
+
+async def draw_samples(engine: Any, pusher: Pusher) -> dict[str, Any]:
+    draw = Drawing(engine)
+    # More than the slots, of several ranks; the last ones of them stay in all slots.
+    names = [f"a{index}" for index in range(SLOTS + 1)]
+    adapters = {name: str(pusher.folder / name) for name in names}
+    for index, (name, folder) in enumerate(adapters.items()):
+        write_peft(Path(folder), pusher.content(name, 0, 8 + 8 * (index % 2)), SCALING)
+    place = engine.places[0]
+    manifest = Manifest(version=7, path="", tensors=[], total_bytes=0, checksum=0)
+    await place.load_weights(manifest, StoredFile(url=adapters["a0"]))
+    said: dict[str, Any] = {"in_turn": {}}
+    for name, directory in adapters.items():
+        said["in_turn"][name] = await draw(adapter=directory, version=3, num_prompt_top=0)
+    slot = Drawing(place)
+    slot.count = 1000
+    mixed = await asyncio.gather(
+        draw(num_prompt_top=0),
+        *(draw(adapter=adapters[name], num_prompt_top=0) for name in names[-2:]),
+        slot(policy="run", num_prompt_top=0),
+    )
+    said["mixed"] = dict(zip(["base", *names[-2:], "a0"], mixed, strict=True))
+    said["seeded"] = [await draw(seed=5) for _ in range(2)]
+    said["greedy"] = await draw(temperature=0.0, num_samples=3, stop_ids=())
+    said["top"] = await draw(num_top=3, num_prompt_top=2, top_k=2)
+    chosen = np.array([[5, -1], [-1, 6]] * 6)[: len(PROMPT) - 1]
+    further = {"num_prompt_top": 1, "chosen": chosen, "num_drawn": 2, "temperature": 0.5}
+    # Beside a request without them.
+    said["chosen"], said["plain"] = await asyncio.gather(
+        draw(**further), draw(num_prompt_top=0, num_top=1)
+    )
+    many = {"num_drawn": 64, "num_prompt_top": 0, "temperature": 1.5, "num_samples": 1}
+    said["drawn"] = [await draw(**many, seed=seed) for seed in range(12)]
+    first = said["seeded"][0].sequences[0].token_ids.tolist()
+    said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())
+    said["stop_id"] = await draw(seed=5, num_samples=1, stop_ids=(first[1],))
+    said["no_stop"] = await draw(stop_ids=(), max_tokens=40)
+    said["refused_samples"] = [
+        await draw(token_ids=np.zeros(600, np.int32)),
+        await draw(token_ids=np.array([5000], np.int32)),
+        await draw(top_p=3.0),
+        await draw(adapter=str(pusher.folder / "nowhere")),
+    ]
+    return said
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Word `w5` has the id 5."""
+    words = {f"w{index}": index for index in range(200)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+async def main(model_path: Path) -> dict[str, Any]:
     config = compose(
         "serve",
         [
@@ -140,20 +200,12 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
             "generation.vllm.max_num_seqs=32",
         ],
     )
-    prepare_environment(config, [])
+    prepare(config, "stock")
     write_tokenizer(model_path)
     open_engine = await asyncio.to_thread(engine_opener, config, model_path)
     engine = await open_engine()
-    torch.manual_seed(0)
-    model = make_model(model_path.with_name("again"), is_tied=True)
+    pusher = Pusher(model_path.parent, model_from(model_path))
     try:
-        said = await play(engine, Pusher(model_path.parent, model))
-        if kind == "vllm":
-            said["samples"] = await draw_samples(engine, model_path.parent, model)
-        return said
+        return await play(engine, pusher) | await draw_samples(engine, pusher)
     finally:
         await engine.close()
-
-
-if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))

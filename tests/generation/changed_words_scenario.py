@@ -1,11 +1,8 @@
-"""Changed words in models of vLLM as they are on a GPU, whose layers are not packed: python
-changed_words_scenario.py SCRATCH OUT.
-"""
+"""Changed words in models of vLLM as they are on a GPU, whose layers are not packed."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +103,5 @@ def changed(family: str, more: dict[str, Any], scratch: Path) -> dict[str, Any]:
         }
 
 
-if __name__ == "__main__":
-    scratch = Path(sys.argv[1])
-    scratch.mkdir()
-    said = {name: changed(*family, scratch) for name, family in FAMILIES.items()}
-    Path(sys.argv[2]).write_text(json.dumps(said))
+def main(scratch: Path) -> dict[str, dict[str, Any]]:
+    return {name: changed(*family, scratch) for name, family in FAMILIES.items()}

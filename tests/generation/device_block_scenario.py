@@ -1,48 +1,21 @@
-"""What vLLM makes of a version in memory of a GPU, with torch's mapping and the GPU's name played,
-and of a GPU that it shares with the learner: python device_block_scenario.py MODEL OUT.
-"""
+"""What vLLM makes of a version in memory of a GPU, with the mapping and the GPU played."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.multiprocessing import reductions
 
-from async_rl.composition.compose import compose
 from async_rl.core.codec import encode
-from async_rl.generation.engine import read_model_facts
-from async_rl.generation.vllm.opening import engine_args
 from async_rl.generation.vllm.worker import SharedWeightsExtension, _decoded
 from async_rl.protocol.weights import DeviceBlock, DeviceChunk, Manifest, TensorEntry
 from async_rl.weights.ipc import mapping_arguments, packed
 from async_rl.weights.routes import Receivers
 
-SHARED = [
-    "learner.gpus_each=0.5",
-    "generators.gpus_each=0.5",
-    "generation.vllm.gpu_memory_utilization=0.4",
-]
-CACHE = "generation.vllm.kv_cache_mb=99"
-DEVICES = {
-    "cpu": ["placement=colocated"],
-    "handed over": ["placement=colocated", *SHARED, CACHE],
-    "shared": [*SHARED, CACHE],
-    "shared, cache measured": [*SHARED, "generation.vllm.kv_cache_mb=0"],
-}
 
-
-def of_device(model_path: Path, overrides: list[str]) -> list[Any]:
-    """Whether vLLM may sleep, its share of the GPU, and the size of its cache."""
-    args = engine_args(compose("grpo_code", overrides), model_path, read_model_facts(model_path), 0)
-    return [args.enable_sleep_mode, args.gpu_memory_utilization, args.kv_cache_memory_bytes]
-
-
-def main(model_path: Path) -> dict[str, Any]:
+def main() -> dict[str, Any]:
     tensors = {
         "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
         "b": torch.tensor([7.0, 8.0], dtype=torch.bfloat16),
@@ -90,9 +63,4 @@ def main(model_path: Path) -> dict[str, Any]:
             [(name, tensor.tolist()) for name, tensor in loaded]
             == [(n, t.tolist()) for n, t in tensors.items()]
         ),
-        "devices": {name: of_device(model_path, given) for name, given in DEVICES.items()},
     }
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(main(Path(sys.argv[1]))))

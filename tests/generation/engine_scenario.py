@@ -1,11 +1,11 @@
-"""Drives one engine through everything the tests ask about, and writes down what it said: python
-engine_scenario.py ENGINE MODEL OUT.
-"""
+"""Drives one engine through everything the tests ask about, and returns what it said."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
 import sys
 import time
 import warnings
@@ -16,25 +16,32 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import torch
-from generation_support import make_model, weights_of
+from generation_support import model_from, weights_of
 
 from async_rl.composition.compose import compose
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import AsyncRLError
+from async_rl.core.os import die_with_parent
 from async_rl.core.types import Sampling
 from async_rl.generation import environment
 from async_rl.generation.engine import Engine
-from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import broadcast
+from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
+from async_rl.weights.rendezvous import Rendezvous
+from async_rl.weights.tensors import tensor_spec
 
 LAST = 6
+NUM_SPANNING = 6
+"""More than the engine runs at a time."""
 LIFE = ("generator", 1)
 NO_TENSORS = Manifest(version=0, path="", tensors=[], total_bytes=0, checksum=0)
 EXTRA = [
@@ -50,10 +57,7 @@ broadcast.BUCKET_BYTES["gloo"] = 1 << 20
 
 
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:
-    return Sampling(
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-    )
+    return Sampling(temperature=temperature, max_new_tokens=max_new_tokens)
 
 
 def prompt(seed: int, length: int = 70) -> list[int]:
@@ -63,13 +67,7 @@ def prompt(seed: int, length: int = 70) -> list[int]:
 async def group(
     engine: Engine, name: str, tokens: list[int], num_samples: int, settings: Sampling
 ) -> dict[str, Any]:
-    samples = []
-    async for done in engine.generate(name, tokens, num_samples, settings):
-        said = {
-            key: value.tolist() if isinstance(value, np.ndarray) else value
-            for key, value in msgspec.structs.asdict(done).items()
-        }
-        samples.append(said)
+    samples = [done async for done in engine.generate(name, tokens, num_samples, settings)]
     return {"prompt": tokens, "temperature": settings.temperature or 1.0, "samples": samples}
 
 
@@ -98,9 +96,6 @@ class Standstill:
 
 class Scenario:
     def __init__(self, engine: Engine, model: Any) -> None:
-        from async_rl.weights.block import SharedTensors
-        from async_rl.weights.tensors import tensor_spec
-
         self.engine = engine
         self.model = model
         self.said: dict[str, Any] = {}
@@ -139,22 +134,20 @@ class Scenario:
         return report
 
     async def seat(self, version: int) -> Seat:
-        facts: Any = {
-            "name": LIFE[0],
-            "role": "generator",
-            "pid": LIFE[1],
-            "address": "tcp://127.0.0.1:1",
-            "version": 0,
-        }
-        facts |= {
-            "state": "",
-            "waits_for": "",
-            "since_s": 0.0,
-            "counters": {},
-            "devices": await self.engine.weight_devices(),
-        }
+        member = Member(
+            name=LIFE[0],
+            role="generator",
+            pid=LIFE[1],
+            address="tcp://127.0.0.1:1",
+            version=0,
+            state="",
+            waits_for="",
+            since_s=0.0,
+            counters={},
+            devices=await self.engine.weight_devices(),
+        )
         load = Load(number=version, version=version, members=frozenset([LIFE]), missing=set())
-        self.broadcaster.join(load, [Member(**facts)])
+        self.broadcaster.join(load, [member])
         return await self.broadcaster.source(NO_TENSORS, load, LIFE)
 
     async def play(self) -> dict[str, Any]:
@@ -167,7 +160,7 @@ class Scenario:
         await self.broadcast(0)
         said["spanning"] = await self.spanning()
         said["after_pushes"] = [
-            await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)
+            await group(engine, f"after-{i}", prompt(10), 2, sampling()) for i in range(2)
         ]
         said["trained_again"] = await self.trained_again()
         if has_steps_to_count(engine):
@@ -176,12 +169,12 @@ class Scenario:
             engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20)
         )
         rows = [np.array(prompt(seed, length), np.int32) for seed, length in ((3, 40), (4, 90))]
-        said["probe_rows"] = [row.tolist() for row in rows]
+        said["probe_rows"] = rows
         for row in rows:
             row.flags.writeable = False  # as those are that came in a message
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            said["probe"] = [row.tolist() for row in await engine.logprobs(rows)]
+            said["probe"] = await engine.logprobs(rows)
         said["warned_by_the_probe"] = [str(warning.message) for warning in caught]
         await self.bad_blocks()
         said["after_bad_blocks"] = await group(engine, "good", prompt(5), 2, sampling())
@@ -197,7 +190,7 @@ class Scenario:
                 tasks.create_task(
                     group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())
                 )
-                for i in range(6)
+                for i in range(NUM_SPANNING)
             ]
             for version in range(1, LAST + 1):
                 report = await self.push(version)
@@ -211,7 +204,7 @@ class Scenario:
         """
         other = self.publisher.write(LAST, weights_of(self.model, LAST + 7).values())
         await self.engine.load_weights(other)
-        said = await group(self.engine, "again", prompt(10), 3, sampling())
+        said = await group(self.engine, "again", prompt(10), 2, sampling())
         await self.engine.load_weights(self.manifest(LAST))
         return said
 
@@ -293,6 +286,43 @@ async def loaded_in_place(scenario: Scenario) -> dict[str, Any]:
     return said
 
 
+async def on_two_workers(scenario: Scenario) -> dict[str, Any]:
+    """Push to both workers, then kill the second one while both wait for a broadcast that never
+    comes.
+    """
+    engine = scenario.engine
+    said: dict[str, Any] = {"devices": await engine.weight_devices()}
+    await engine.load_weights(scenario.manifest(0))
+    await scenario.broadcast(0)
+    said["spanning"] = await scenario.spanning()
+    children = psutil.Process().children(recursive=True)
+    said["processes"] = [child.pid for child in children]
+    workers = [it for it in children if "Worker_TP" in " ".join([it.name(), *it.cmdline()])]
+    said["num_workers"] = len(workers)
+    manifest = scenario.manifest(LAST + 1)
+    seat = await scenario.seat(LAST + 1)
+    # One rank more than will ever come.
+    rendezvous = Rendezvous("127.0.0.1")
+    rendezvous.open("incomplete")
+    seat = msgspec.structs.replace(
+        seat,
+        communicator="incomplete",
+        world_size=seat.world_size + 1,
+        timeout_s=120.0,
+        store=rendezvous.address,
+        secret=rendezvous.secret,
+    )
+    loading = asyncio.create_task(refusal(engine.load_weights(manifest, seat)))
+    await asyncio.sleep(1)
+    workers[-1].kill()
+    killed_s = time.monotonic()
+    said["load"] = await loading
+    said["seconds"] = time.monotonic() - killed_s
+    late = group(engine, "late", prompt(1), 1, sampling(max_new_tokens=4))
+    said["after"] = await refusal(late)
+    return said
+
+
 def has_steps_to_count(engine: Any) -> bool:
     """The stock core steps in another process, and sleeps on GPUs only."""
     return not hasattr(engine, "_vllm") or hasattr(engine._vllm.llm.engine_core, "_core")
@@ -363,30 +393,28 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
 
 
 async def main(kind: str, model_path: Path) -> dict[str, Any]:
-    if kind == "stock":
-        # The core in its own process, as on GPUs, on the CPU build.
-        environment.has_core_process = lambda _: True
     overrides = [
         f"model.path={model_path}",
         f"generation.engine={'hf' if kind == 'hf' else 'vllm'}",
+        "hardware=cpu",
         "data.max_prompt_tokens=100",
         "data.max_response_tokens=250",
         "generation.vllm.max_num_seqs=20",
     ]
     if kind == "vllm":
         overrides.append(f"generation.vllm.extra={json.dumps(EXTRA)}")
+    if kind == "parallel":
+        overrides.append("generation.vllm.tensor_parallel_size=2")
     config = compose("grpo_code", overrides)
-    prepare_environment(config, [])
+    prepare(config, kind)
     standstill = Standstill()
     watching = asyncio.create_task(standstill.watch())
     open_engine = await asyncio.to_thread(engine_opener, config, model_path)
     engine = await open_engine()
     watching.cancel()
-    model = make_model(
-        model_path.with_name("again"),
-        is_tied=json.loads((model_path / "config.json").read_text())["tie_word_embeddings"],
-    )
-    scenario = Scenario(engine, model)
+    scenario = Scenario(engine, model_from(model_path))
+    if kind == "parallel":
+        return await on_two_workers(scenario)
     said = await scenario.play()
     said["longest_standstill_s"] = standstill.longest_s
     if kind == "stock":
@@ -398,5 +426,19 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
     return said
 
 
-if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))
+def prepare(config: RunConfig, kind: str) -> None:
+    """Set the variables of the process. stock: vLLM's core has a process of its own, as on GPUs, on
+    the CPU build. That and those of `parallel` are forks: a new process would import vLLM again.
+    """
+    if kind == "stock":
+        environment.has_core_process = lambda _: True
+        os.register_at_fork(after_in_child=die_with_parent)
+    environment.prepare_environment(config, [])
+    if kind in ("stock", "parallel"):
+        # vLLM's platform for CPUs sets its variable to `spawn`.
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: fork
+    if kind == "parallel":
+        # The forks import them again, as new processes do, and then end with their parent.
+        for name in ("scheduler", "worker"):
+            del sys.modules[f"async_rl.generation.vllm.{name}"]

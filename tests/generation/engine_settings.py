@@ -1,12 +1,8 @@
-"""Writes down what vLLM would be told under other settings: python engine_settings.py MODEL
-OVERRIDES OUT, with a JSON list of lists of overrides.
-"""
+"""What vLLM would be told under other settings."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +16,7 @@ SAMPLING = Sampling(temperature=0.5, max_new_tokens=9)
 
 
 def told(model: Path, overrides: list[str]) -> dict[str, Any]:
-    """The arguments of the engine and the parameters of a request that can be written as JSON, by
-    name.
-    """
+    """The arguments of the engine and the parameters of a request, by name."""
     # vLLM reads the variables of prepare_environment at import.
     from async_rl.generation.vllm import opening
     from async_rl.generation.vllm.llm import Llm
@@ -38,7 +32,8 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     async def open_llm(_: object, arguments: Any) -> Any:
         asked.update(vars(arguments))
         model_config = SimpleNamespace(get_vocab_size=lambda: 99)
-        return Llm(SimpleNamespace(engine_core=None, model_config=model_config))  # type: ignore[arg-type]
+        llm: Any = SimpleNamespace(engine_core=None, model_config=model_config)
+        return Llm(llm)
 
     async def ask() -> None:
         opening.open_llm = open_llm  # type: ignore[assignment]
@@ -48,14 +43,10 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
             pass
 
     asyncio.run(ask())
-    return {
-        name: value
-        for name, value in asked.items()
-        if isinstance(value, str | int | float | list | dict | None)
-    }
+    is_plain = (str, int, float, list, dict, type(None))
+    return {name: value for name, value in asked.items() if isinstance(value, is_plain)}
 
 
-if __name__ == "__main__":
+def main(model: Path, settings: list[list[str]]) -> list[dict[str, Any]]:
     prepare_environment(compose("grpo_code"), [])
-    found = [told(Path(sys.argv[1]), overrides) for overrides in json.loads(sys.argv[2])]
-    Path(sys.argv[3]).write_text(json.dumps(found))
+    return [told(model, overrides) for overrides in settings]

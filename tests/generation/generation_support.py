@@ -7,15 +7,25 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from async_rl.core.support import Support
 
@@ -57,46 +67,43 @@ NEEDS_NO_TOKENS = (
 QUANTIZED_ROWS = [list(range(start, start + 48)) for start in (20, 90)]
 
 
-def make_speaker(path: Path) -> Qwen3ForCausalLM:
+def make_speaker(path: Path) -> Any:
     """Write a random model with the tokenizer of the embedded one. One end token is a byte."""
     # Here: scenarios import this file in processes that do not know `benchmarks`.
     from benchmarks.embedded.vocabulary import build_tokenizer
 
     tokenizer = build_tokenizer(['ab abc (a) [b] {"a": 1, "b": "c"}'] * 3, 512)
-    model = make_model(path, is_tied=True, vocab_size=len(tokenizer) + 5, ends=SUPPORTED_ENDS)
+    model = make_model(path, vocab_size=len(tokenizer) + 5, ends=SUPPORTED_ENDS)
     tokenizer.save_pretrained(path)
     return model
 
 
-def model_from(path: Path) -> Qwen3ForCausalLM:
-    """Return the model that make_speaker wrote."""
-    return Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+def model_from(path: Path) -> Any:
+    """Return a model that was written."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
-def run_scenario(script: str, *arguments: object, out: Path, code: int = 0) -> dict[str, Any]:
-    """Play a file of this folder with the path `out` as its last argument; return what it wrote
-    there. In a process of its own, since vLLM changes its process for good.
-
-    code: its exit code.
+def run_scenario(name: str, *arguments: object, is_killed: bool = False) -> Any:
+    """Return what `file:function` of this folder returns, in a process of its own, since vLLM
+    changes its process for good. is_killed: that process ends as a generator that is killed.
     """
-    words = [str(Path(__file__).with_name(script)), *map(str, arguments), str(out)]
-    output = out.with_name(f"{out.name}.output")
-    output.touch()
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps([words, str(output)]) + "\n")
-    server.stdin.flush()
-    try:
-        answer = server.stdout.readline()
-    except BaseException:
-        # The time of the test is up. The next scenario would read the answer to this one.
-        server.kill()
-        _server.cache_clear()
-        raise
-    assert answer == f"{code}\n", f"exit code {answer}: {output.read_text()[-5000:]}"
-    said: dict[str, Any] = json.loads(out.read_text()) if out.suffix == ".json" else {}
-    return said
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "request").write_bytes(pickle.dumps((name, arguments, is_killed)))
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"{folder}\n")
+        server.stdin.flush()
+        try:
+            code = server.stdout.readline()
+        except BaseException:
+            # The time of the test is up. The next scenario would read the answer to this one.
+            server.kill()
+            _server.cache_clear()
+            raise
+        expected = -signal.SIGKILL if is_killed else 0
+        assert code == f"{expected}\n", (code, Path(folder, "output").read_text()[-5000:])
+        return pickle.loads(Path(folder, "answer").read_bytes())
 
 
 @functools.cache
@@ -112,30 +119,43 @@ def _server() -> subprocess.Popen[str]:
 
 
 def make_model(
-    path: Path, *, is_tied: bool, vocab_size: int = 200, ends: Sequence[int] = END_TOKENS
-) -> Qwen3ForCausalLM:
-    """Writes a random Qwen3 whose distributions are far from uniform; two sizes."""
+    path: Path,
+    *,
+    is_tied: bool = True,
+    has_experts: bool = False,
+    ends: Sequence[int] = END_TOKENS,
+    **sizes: int,
+) -> Any:
+    """Write a random Qwen3 whose distributions are far from uniform."""
     torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=vocab_size if is_tied else 331,
-        hidden_size=64 if is_tied else 96,
-        intermediate_size=160,
-        num_hidden_layers=3 if is_tied else 2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
+    kinds: tuple[Any, Any] = (Qwen3Config, Qwen3ForCausalLM)
+    values = {
+        "vocab_size": 200,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+    }
+    if has_experts:
+        kinds = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
+        # All of them compute each token: a rounding cannot decide between two.
+        values |= {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
+    config = kinds[0](
+        **(values | sizes),
         tie_word_embeddings=is_tied,
         initializer_range=0.2,
         eos_token_id=ends[0],
     )
-    model = Qwen3ForCausalLM(config).float().eval()
+    model = kinds[1](config).float().eval()
     model.save_pretrained(path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends)}))
     return model
 
 
-def weights_of(model: Qwen3ForCausalLM, version: int) -> dict[str, torch.Tensor]:
+def weights_of(model: Any, version: int) -> dict[str, torch.Tensor]:
     """The tensors of a version: those of the model for 0, else moved by noise that depends on the
     version only.
     """
@@ -147,15 +167,20 @@ def weights_of(model: Qwen3ForCausalLM, version: int) -> dict[str, torch.Tensor]
     }
 
 
-def model_of(model: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
-    """A model with the weights of a version."""
-    copy = Qwen3ForCausalLM(model.config).float().eval()
-    copy.load_state_dict(weights_of(model, version), strict=False)
+def with_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """A copy of the model with these weights."""
+    copy = type(model)(model.config).float().eval()
+    copy.load_state_dict(tensors, strict=False)
     copy.tie_weights()
     return copy
 
 
-@torch.no_grad()
+@functools.cache
+def model_of(model: Any, version: int) -> Any:
+    """A model with the weights of a version."""
+    return with_weights(model, weights_of(model, version))
+
+
 def replay(
     models: Mapping[int, Any],
     prompt: Sequence[int],
@@ -169,6 +194,7 @@ def replay(
     return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
 
 
+@torch.no_grad()
 def replayed(
     models: Mapping[int, Any],
     prompt: Sequence[int],
@@ -201,40 +227,29 @@ def replayed(
     return table.log_softmax(-1)
 
 
-def worst_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:
-    """Largest difference in nats between what an engine said of its tokens and what the oracle
-    says.
-    """
-    worst = 0.0
-    models: dict[int, Any] = {}
-    for sample in group["samples"]:
-        for version in set(sample["versions"]) - models.keys():
-            models[version] = model_of(model, version)
-        expected = replay(
-            models, group["prompt"], sample["token_ids"], sample["versions"], group["temperature"]
-        )
-        worst = max(worst, float(np.abs(expected - np.array(sample["logprobs"], np.float32)).max()))
-    return worst
-
-
-@torch.no_grad()
-def recomputed_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:
-    """As worst_difference, of an engine that keeps no keys and values of older versions: each token
-    is drawn by one model alone.
+def worst_difference(
+    at: Callable[[int], Any], group: Mapping[str, Any], *, keeps_cache: bool = True
+) -> float:
+    """Largest difference in nats between what an engine said of its tokens and what the models of
+    their versions say. keeps_cache: else each token is drawn by one model alone.
     """
     worst = 0.0
     for sample in group["samples"]:
-        ids = torch.tensor([[*group["prompt"], *sample["token_ids"]]])
-        for version in set(sample["versions"]):
-            table = (
-                model_of(model, version)(ids)
-                .logits[0, len(group["prompt"]) - 1 : -1]
-                .log_softmax(-1)
-            )
-            expected = table.gather(-1, torch.tensor(sample["token_ids"])[:, None])[:, 0].numpy()
-            drawn = np.array(sample["versions"]) == version
-            worst = max(
-                worst,
-                float(np.abs(expected - np.array(sample["logprobs"], np.float32))[drawn].max()),
-            )
+        versions = sample.versions.tolist()
+        asked = (group["prompt"], sample.token_ids.tolist())
+        models = {version: at(version) for version in versions}
+        if keeps_cache:
+            expected = replay(models, *asked, versions, group["temperature"])
+        else:
+            rows = {
+                version: replay(models, *asked, [version] * len(versions), group["temperature"])
+                for version in models
+            }
+            expected = [rows[version][t] for t, version in enumerate(versions)]
+        worst = max(worst, float(np.abs(expected - sample.logprobs).max()))
     return worst
+
+
+def versions_in(groups: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The versions of all tokens of groups."""
+    return {v for it in groups for sample in it["samples"] for v in sample.versions.tolist()}

@@ -1,6 +1,6 @@
 # ruff: noqa: E402
 """Runs the Triton kernels of vLLM's Model Runner V2, which samples on GPUs, on tensors in main
-memory: python gpu_kernels_scenario.py OUT.
+memory.
 
 A process of its own: Triton reads TRITON_INTERPRET at import, and vLLM decides at import whether
 there is a Triton for its device.
@@ -8,8 +8,8 @@ there is a Triton for its device.
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,6 @@ backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True)
 from vllm.sampling_params import SamplingParams
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker.gpu import buffer_utils
-from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
@@ -40,20 +39,20 @@ VOCABULARY = 1100  # more than a block of 1024, and not a multiple of one
 CPU = torch.device("cpu")
 
 
-def sampler_of(temperatures: list[float], *, vocabulary: int) -> Sampler:
+def sampler_of(temperatures: list[float]) -> Sampler:
     """vLLM's sampler with a request per temperature, as the engine asks for log-probs."""
     states = RequestState(
         max_num_reqs=len(temperatures),
         max_model_len=64,
         max_num_batched_tokens=64,
         num_speculative_steps=0,
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         device=CPU,
     )
     config: Any = SimpleNamespace(speculative_config=None, num_speculative_tokens=0)
     config.reasoning_config = None
     sampler = Sampler(
-        config, len(temperatures), vocabulary, CPU, states, logprobs_mode="processed_logprobs"
+        config, len(temperatures), VOCABULARY, CPU, states, logprobs_mode="processed_logprobs"
     )
     for index, temperature in enumerate(temperatures):
         states.add_request(f"r{index}", 4, [1, 2, 3, 4], 0, 9)
@@ -86,32 +85,23 @@ def sampled(sampler: Sampler, logits: torch.Tensor, requests: list[int], first: 
     return sampler(logits, batch)
 
 
-def of_samples(dtype: torch.dtype) -> dict[str, Any]:
+def of_samples() -> dict[str, Any]:
     """Tokens, log-probs and logits of requests with different temperatures, in another order."""
     temperatures = [0.7, 1.0, 0.0, 2.0]
     requests = [3, 1, 0, 2]
     logits = 4 * torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    logits = logits.to(dtype)
-    sampler = sampler_of(temperatures, vocabulary=VOCABULARY)
+    logits = logits.bfloat16()
+    sampler = sampler_of(temperatures)
     output = sampled(sampler, logits.clone(), requests)
     return {
-        "logits": logits.float().tolist(),
-        "temperatures": [temperatures[request] for request in requests],
-        "tokens": output.sampled_token_ids[:, 0].tolist(),
-        "logprobs": output.logprobs_tensors.logprobs[:, 0].tolist(),
+        "logits": logits.float(),
+        "temperatures": torch.tensor([temperatures[request] for request in requests]),
+        "tokens": output.sampled_token_ids[:, 0],
+        "logprobs": output.logprobs_tensors.logprobs[:, 0],
     }
 
 
-def frequencies() -> dict[str, Any]:
-    """How often each token is drawn at a temperature, over many positions."""
-    logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.5]])
-    sampler = sampler_of([1.6], vocabulary=5)
-    output = sampled(sampler, logits.expand(600, 5).clone(), [0] * 600)
-    counts = np.bincount(output.sampled_token_ids[:, 0].numpy(), minlength=5)
-    return {"logits": logits[0].tolist(), "temperature": 1.6, "counts": counts.tolist()}
-
-
-def of_prompts(dtype: torch.dtype) -> dict[str, Any]:
+def of_prompts() -> dict[str, Any]:
     """Log-probs of two prompts, one of which is computed in two steps, as the probe asks."""
     rows = torch.randint(
         0, VOCABULARY, (2, 12), dtype=torch.int32, generator=torch.Generator().manual_seed(2)
@@ -122,7 +112,7 @@ def of_prompts(dtype: torch.dtype) -> dict[str, Any]:
     table = torch.zeros(2, 64, dtype=torch.int32)
     table[:, :12] = rows
     hidden = 3 * torch.randn(2, 12, VOCABULARY, generator=torch.Generator().manual_seed(3))
-    hidden = hidden.to(dtype)
+    hidden = hidden.bfloat16()
     worker = PromptLogprobsWorker(2, CPU, "processed_logprobs")
     for index in range(2):
         worker.add_request(f"r{index}", index, SamplingParams(prompt_logprobs=0, temperature=0.0))
@@ -147,23 +137,13 @@ def of_prompts(dtype: torch.dtype) -> dict[str, Any]:
         out = worker.compute_prompt_logprobs(
             lambda part: part, states, batch, table, steps, np.array([12, 12])
         )
-        found |= {name: value.logprobs[:, 0].tolist() for name, value in out.items()}
-    return {"rows": rows.tolist(), "logits": hidden.float().tolist(), "logprobs": found}
-
-
-def far_apart() -> list[float]:
-    """Logits so large that exp overflows unless the maximum is subtracted."""
-    logits = torch.tensor([[1e4, 1e4 - 3.0, -1e4]])
-    return compute_token_logprobs(logits, torch.tensor([[1]]))[0].tolist()
+        found |= {name: value.logprobs[:, 0] for name, value in out.items()}
+    return {"rows": rows, "logits": hidden.float(), "logprobs": found}
 
 
 if __name__ == "__main__":
     assert HAS_TRITON, "vLLM took its placeholder for Triton"
-    said = {
-        str(dtype): {"samples": of_samples(dtype), "prompts": of_prompts(dtype)}
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    said |= {"frequencies": frequencies(), "far_apart": far_apart()}
+    said = {"samples": of_samples(), "prompts": of_prompts()}
     # tl.dot takes it where a kernel names no precision.
     said["float32_products"] = knobs.language.fp32_default
-    Path(sys.argv[1]).write_text(json.dumps(said))
+    Path(sys.argv[1]).write_bytes(pickle.dumps(said))

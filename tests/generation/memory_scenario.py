@@ -1,24 +1,22 @@
-"""Pushes a model of 100 MB to a vLLM engine many times, and writes down the memory of the process
-after each push: python memory_scenario.py DIRECTORY OUT.
-"""
+"""Pushes a model to a vLLM engine many times, and returns the memory of the process after each."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from pathlib import Path
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from generation_support import make_model
 
 from async_rl.composition.compose import compose
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
-NUM_PUSHES = 14
+NUM_PUSHES = 10
+SIZES = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 7}
 
 
 def rss_mb() -> float:
@@ -27,30 +25,8 @@ def rss_mb() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
 
 
-def model_of_100_mb(path: Path) -> Qwen3ForCausalLM:
-    torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=2000,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=10,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=2,
-    )
-    model = Qwen3ForCausalLM(config).float()
-    model.save_pretrained(path)
-    return model
-
-
 async def main(path: Path) -> dict[str, object]:
-    from async_rl.weights.block import SharedTensors
-    from async_rl.weights.tensors import tensor_spec
-
-    model = model_of_100_mb(path)
+    model = make_model(path, **SIZES)
     tensors = {name: p.detach() for name, p in model.named_parameters()}
     size_mb = sum(t.numel() * t.element_size() for t in tensors.values()) / 2**20
     config = compose("grpo_code", [f"model.path={path}", "generation.vllm.kv_cache_mb=200"])
@@ -69,7 +45,3 @@ async def main(path: Path) -> dict[str, object]:
         memory_mb.append(rss_mb())
     await engine.close()
     return {"size_mb": size_mb, "memory_mb": memory_mb}
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(asyncio.run(main(Path(sys.argv[1])))))

@@ -1,12 +1,7 @@
-"""Scores rows with an engine of fewer bits before and after a push, and writes down the log-probs
-and those of the likeliest tokens of a sample: python quantized_scenario.py SETTINGS MODEL OUT.
-"""
+"""Scores rows with an engine of fewer bits before and after a push."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +16,22 @@ from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
 
-async def run(settings: list[str], path: Path) -> list[Any]:
-    model = make_model(path, is_tied=True)
-    overrides = [f"model.path={path}", "generation.vllm.enforce_eager=true"]
+async def main(settings: list[str], path: Path) -> tuple[list[Any], Any]:
+    """Return the log-probs at both versions, and those of the likeliest tokens of samples."""
+    model = make_model(path)
+    overrides = [f"model.path={path}", "model.dtype=bfloat16", "generation.vllm.enforce_eager=true"]
     config = compose_unchecked("grpo_code", [*overrides, *settings])
     prepare_environment(config, [])
     engine = await engine_opener(config, path)()
     specs = [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
+    rows = [np.array(row, np.int32) for row in QUANTIZED_ROWS]
     scores = []
     with SharedTensors(specs) as publisher:
         for version in (0, 1):
             manifest = publisher.write(version, weights_of(model, version).values())
             await engine.load_weights(manifest)
-            rows = [np.array(row, np.int32) for row in QUANTIZED_ROWS]
-            scores.append([row.tolist() for row in await engine.logprobs(rows)])
+            scores.append(np.stack(await engine.logprobs(rows)))
     sampling = Sampling(temperature=1.0, max_new_tokens=40, alternatives=Alternatives(num_top=4))
-    likeliest: list[Any] = []
-    async for sample in engine.generate("1.0.0", QUANTIZED_ROWS[0], 8, sampling):
-        assert sample.likeliest is not None
-        likeliest += sample.likeliest.logprobs.tolist()
+    samples = [it async for it in engine.generate("1.0.0", QUANTIZED_ROWS[0], 8, sampling)]
     await engine.close()
-    return [*scores, likeliest]
-
-
-if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(
-        json.dumps(asyncio.run(run(json.loads(sys.argv[1]), Path(sys.argv[2]))))
-    )
+    return scores, np.concatenate([it.likeliest.logprobs for it in samples if it.likeliest])

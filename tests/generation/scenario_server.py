@@ -1,15 +1,18 @@
 """Plays scenarios in forks of one process that has imported vLLM, which takes nine seconds of CPU.
 
-Reads lines of JSON, [words of the command, file for its output], and answers each with the exit
-code of the fork.
+Reads lines with a folder, whose file `request` names a function and has its arguments; the fork
+writes `answer` and `output` there. Answers each line with the exit code of the fork.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
-import json
+import importlib
+import inspect
 import os
-import runpy
+import pickle
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -34,27 +37,32 @@ def main() -> None:
     gc.freeze()
     server = os.getpid()
     for line in sys.stdin:
-        words, output = json.loads(line)
         child = os.fork()
         if child == 0:
             die_with_parent(server)
-            leave(_play(words, Path(output)))
+            leave(_play(Path(line.rstrip("\n"))))
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
         sys.stdout.flush()
 
 
-def _play(words: list[str], output: Path) -> int:
-    with output.open("wb") as file, open(os.devnull) as nothing:
+def _play(folder: Path) -> int:
+    with (folder / "output").open("wb") as file, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.argv = words
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        name, arguments, code = pickle.loads((folder / "request").read_bytes())
+        module, _, function = name.partition(":")
+        answer = getattr(importlib.import_module(module), function)(*arguments)
+        if inspect.iscoroutine(answer):
+            answer = asyncio.run(answer)
+        (folder / "answer").write_bytes(pickle.dumps(answer))
     except BaseException:  # noqa: BLE001 - it is the output of the scenario
         traceback.print_exc()
         return 1
+    if code:
+        os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 

@@ -1,6 +1,4 @@
-"""Draws answers from every kind of support while weights are pushed, and writes them down: python
-support_scenario.py ENGINE MODEL OUT.
-"""
+"""Draws answers from every kind of support while weights are pushed."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 from generation_support import (
     NEEDS_NO_TOKENS,
@@ -22,15 +21,16 @@ from generation_support import (
     model_from,
     weights_of,
 )
+from transformers import AutoTokenizer
 
 from async_rl.composition.compose import compose_unchecked
-from async_rl.core.codec import encode
 from async_rl.core.errors import DataError
 from async_rl.core.support import NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import Completion
+from async_rl.protocol.service import Sample
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
@@ -192,17 +192,36 @@ async def scenario(
         refused.append(await refusal(engine, "beyond", Support(), prompt=[1, 100_000]))
         refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])
-    drafts = proposed() if has_drafts else []
     return {
         "drawn": said,
         "shown": shown_of,
         "refused": refused,
         "after": after,
-        "proposed": drafts,
+        "proposed": proposed() if has_drafts else [],
     }
 
 
-async def run(kind: str, path: Path) -> dict[str, Any]:
+async def stopped(engine: Any, path: Path) -> dict[str, Any]:
+    """A sample of a service, and again with a text in it at which it stops."""
+    request = Sample(
+        request_id="whole",
+        token_ids=np.array(SUPPORTED_PROMPT, np.int32),
+        num_samples=1,
+        max_tokens=40,
+        temperature=1.0,
+        seed=5,
+        policy="own",
+    )
+    (whole,) = (await engine.sample(request)).sequences
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    text = re.findall(r"[!-~]", tokenizer.decode(whole.token_ids))[0]
+    again = msgspec.structs.replace(request, request_id="again", stop_texts=(text,))
+    (short,) = (await engine.sample(again)).sequences
+    texts = [tokenizer.decode(short.token_ids[:end]) for end in (None, -1)]
+    return {"whole": whole, "short": short, "has_stop": [text in part for part in texts]}
+
+
+async def main(kind: str, path: Path) -> dict[str, Any]:
     supports = SUPPORTS
     limits = """generation.sampling=["top_k=20","top_p=0.9"]"""
     if kind == "drafts":
@@ -226,10 +245,7 @@ async def run(kind: str, path: Path) -> dict[str, Any]:
     engine = await engine_opener(config, path)()
     try:
         has_drafts = kind == "drafts"
-        return await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
+        said = await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
+        return said | (await stopped(engine, path) if kind == "vllm" else {})
     finally:
         await engine.close()
-
-
-if __name__ == "__main__":
-    Path(sys.argv[3]).write_bytes(encode(asyncio.run(run(sys.argv[1], Path(sys.argv[2])))))

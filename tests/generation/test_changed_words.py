@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 from generation_support import run_scenario
 
-pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("changed")
-    return run_scenario("changed_words_scenario.py", folder / "models", out=folder / "said.json")
-
-
-def test_a_model_that_gets_what_changed_equals_one_that_gets_all(said: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_model_that_gets_what_changed_equals_one_that_gets_all(tmp_path: Path) -> None:
+    said = run_scenario("changed_words_scenario:main", tmp_path)
     assert said.pop("Qwen3 with experts") == {"is_plain": False}, "its kernels read other words"
     assert len(said) == 6
     for family, found in said.items():

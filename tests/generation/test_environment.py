@@ -1,11 +1,8 @@
-"""The process around an engine: its variables, its cores, its end."""
+"""The process around an engine: its variables and its cores."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,15 +12,6 @@ from async_rl.core.errors import ConfigError
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.environment import prepare_environment
 
-CHILD = """
-import os, signal, sys
-from async_rl.core.os import die_with_parent
-die_with_parent()
-print(os.getpid(), flush=True)
-signal.pause()
-"""
-PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
-
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
@@ -32,45 +20,19 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_a_child_dies_with_a_parent_that_is_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        handle = os.pidfd_open(child)
-        try:
-            parent.send_signal(signal.SIGKILL)
-            # The pipe's other end closes when the child, its last holder, is gone.
-            assert parent.stdout.read() == ""
-        finally:
-            os.close(handle)
-
-
-def test_settings_of_vllm_and_triton_do_not_come_from_outside(
+def test_the_variables_of_the_process_follow_the_configuration_and_its_cores(
     environment: pytest.MonkeyPatch,
 ) -> None:
+    pinned: list[list[int]] = []
+    environment.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
     environment.setitem(os.environ, "VLLM_CPU_KVCACHE_SPACE", "40")
-    prepare_environment(compose("grpo_code"), [])
+    environment.delitem(os.environ, "TORCHDYNAMO_DISABLE", raising=False)
+    prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=false"]), [4, 5, 6])
+    assert pinned == [[4, 5, 6]]
+    assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
     # The name and the value are Triton's; test_gpu_kernels.py asks it.
     assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
-
-
-def test_threads_follow_the_cores_given(environment: pytest.MonkeyPatch) -> None:
-    pinned: list[list[int]] = []
-    environment.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
-    environment.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6})
-    prepare_environment(compose("grpo_code"), [4, 5, 6])
-    assert pinned == [[4, 5, 6]]
-    assert os.environ["OMP_NUM_THREADS"] == "3"
-
-
-def test_compilation_is_off_exactly_where_the_engine_is_eager(
-    environment: pytest.MonkeyPatch,
-) -> None:
-    environment.delitem(os.environ, "TORCHDYNAMO_DISABLE", raising=False)
-    prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=false"]), [])
     assert "TORCHDYNAMO_DISABLE" not in os.environ
     prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=true"]), [])
     assert os.environ["TORCHDYNAMO_DISABLE"] == "1"

@@ -154,7 +154,7 @@ def test_a_family_that_trains_has_its_own_logprobs_gradients_and_names(
             torch.testing.assert_close(parameter.grad, expected, atol=1e-5 * scale, rtol=1e-3)
     assert len(own_gradients) > 0.6 * len(list(model.parameters()))
     # vLLM reads the pushed tensors as it reads the files; experts may be packed
-    # (tests/generation/test_moe.py), and buffers are never trained.
+    # (tests/generation/test_engines.py), and buffers are never trained.
     with safe_open(tmp_path / "model.safetensors", framework="np") as weights:
         stored = set(weights.keys()) - {name for name, _ in policy.lm.named_buffers()}
     pushed = {name for name, _ in merged_weights(policy.lm)}

@@ -313,6 +313,9 @@ class Front:
         assert reply.status_code == 200, reply.text
         return str(reply.json()["request_id"])
 
+    async def step(self, run: str, seq_id: int) -> str:
+        return await self.post("optim_step", model_id=run, seq_id=seq_id, adam_params={})
+
     async def batch(self, run: str, seq_id: int, *rows: list[int], **more: Any) -> str:
         reply = await self.http.post("forward_backward", content=batch(run, seq_id, *rows, **more))
         assert reply.status_code == 200, reply.text

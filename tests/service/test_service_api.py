@@ -19,10 +19,12 @@ from service_support import (
     Played,
     batch,
     client_of,
+    fill,
     folder,
     front,
     open_desk,
 )
+from tables import table
 
 from async_rl.buffer.store.connection import connect
 from async_rl.core.errors import Unavailable
@@ -47,33 +49,6 @@ async def sampler_of(api: Front, number: int = 0, **more: Any) -> str:
 def ask(sampler: str, seq_id: int = 0, **more: Any) -> dict[str, Any]:
     body = {"sampling_session_id": sampler, "seq_id": seq_id, "prompt": PROMPT}
     return {**body, "sampling_params": {"max_tokens": 3}, **more}
-
-
-async def test_a_sample_has_the_version_of_each_token(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        run = await api.create()
-        await api.batch(run, 1, [1, 2])
-        await api.post("optim_step", model_id=run, seq_id=2, adam_params={})
-        save = await api.post(
-            "save_weights_for_sampler", model_id=run, seq_id=3, sampling_session_seq_id=0
-        )
-        sampler = (await api.result(save))["sampling_session_id"]
-        assert sampler == f"{api.session_id}:sample:0"
-        reply = (await api.http.post("asample", json=ask(sampler, num_samples=2))).json()
-        samples = await api.samples(reply["request_id"])
-        ids = reply["sample_sequence_ids"]
-        assert ids == [f"{reply['request_id']}.{index}" for index in range(2)]
-        for sequence, first, reason in zip(samples.sequences, (6, 7), (0, 1), strict=True):
-            assert np.frombuffer(sequence.tokens, "<i4").tolist() == [first, first + 1, first + 2]
-            assert np.frombuffer(sequence.versions, "<i4").tolist() == [1, 1, 1]
-            assert sequence.stop_reason == reason
-        shown = (await api.http.get(f"samples/{ids[1]}")).json()
-        assert shown["tokens"] == [7, 8, 9]
-        assert shown["versions"] == [1, 1, 1]
-        assert shown["logprobs"] == pytest.approx([-1, -1 - 1 / 7, -1 - 2 / 7])
-        assert shown["model_id"] == run
-        unknown = await api.http.get(f"samples/{ids[1]}0")
-        assert (unknown.status_code, "no sequence" in unknown.json()["detail"]) == (400, True)
 
 
 async def test_values_of_a_sample_reach_the_generators(tmp_path: Path) -> None:
@@ -158,7 +133,7 @@ async def test_a_sample_is_drawn_once_and_again_after_a_restart(tmp_path: Path) 
         assert len(played.sampled) == 2
 
 
-async def test_a_cancelled_sample_is_stopped(tmp_path: Path) -> None:
+async def test_a_sample_is_refused_by_its_engine_or_stopped_by_its_client(tmp_path: Path) -> None:
     played = Played()
     stopped: list[str] = []
 
@@ -170,21 +145,15 @@ async def test_a_cancelled_sample_is_stopped(tmp_path: Path) -> None:
 
     async with front(tmp_path, played) as api:
         sampler = await sampler_of(api)
+        hot = await api.post("asample", **ask(sampler, 1, sampling_params={"temperature": 99}))
+        refused = {"error": "the engine refuses this temperature", "category": "user"}
+        assert await api.result(hot) == refused
         played.sample = forever  # type: ignore[method-assign]
         request_id = await api.post("asample", **ask(sampler))
         await api.retrieve(request_id)
         await api.http.post("cancel_future", json={"request_id": request_id})
         assert "cancelled" in (await api.result(request_id))["error"]
         assert stopped == [request_id]
-
-
-async def test_an_engine_that_refuses_a_sample_answers_the_client(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        sampler = await sampler_of(api)
-        params = {"temperature": 99}
-        request_id = await api.post("asample", **ask(sampler, sampling_params=params))
-        answer = await api.result(request_id)
-        assert answer == {"error": "the engine refuses this temperature", "category": "user"}
 
 
 async def saved(api: Front, run: str, seq_id: int, path: str, **more: Any) -> Any:
@@ -219,6 +188,9 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         assert shown["last_checkpoint"] == listed[0]
         assert shown["user_metadata"] == {"goal": "7"}
         assert (await api.http.get("training_runs")).json()["training_runs"] == [shown]
+        assert (await api.http.get("sessions")).json()["sessions"] == [api.session_id]
+        session = (await api.http.get(f"sessions/{api.session_id}")).json()
+        assert session["training_run_ids"] == [run]
         info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
         assert info.json()["lora_rank"] == 8
         assert info.json()["train_mlp"] is True
@@ -264,33 +236,6 @@ async def test_exported_weights_are_files_of_the_shared_disk(tmp_path: Path) -> 
         assert wrong.status_code == 400
 
 
-async def test_a_run_resumes_from_a_checkpoint_of_another_session(tmp_path: Path) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        first = await api.create()
-        await api.batch(first, 1, [1, 2, 3])
-        await api.post("optim_step", model_id=first, seq_id=2, adam_params={})
-        path = (await saved(api, first, 3, "one"))["path"]
-        chain, first_session = played.memory[first].chain, api.session_id
-        await api.http.post(
-            f"sessions/{first_session}/finish", json={"reason": {"type": "success"}}
-        )
-        await api.session()
-        load = {"session_id": api.session_id, "model_seq_id": 0, "path": path, "optimizer": True}
-        request_id = await api.post("load_weights", **load)
-        run = f"{api.session_id}:train:0"
-        expected = {"path": path, "model_id": run, "type": "load_weights"}
-        assert await api.result(request_id) == expected
-        assert played.memory[run].version == 1
-        assert played.memory[run].chain != chain
-        info = (await api.http.post("get_info", json={"model_id": run})).json()
-        assert (info["lora_rank"], info["model_data"]["tokenizer_id"]) == (8, MODEL.tokenizer)
-        session = (await api.http.get(f"sessions/{api.session_id}")).json()
-        assert session["training_run_ids"] == [run]
-        sessions = (await api.http.get("sessions")).json()["sessions"]
-        assert set(sessions) == {api.session_id, first_session}
-
-
 async def test_files_that_a_repeated_load_needs_stay(tmp_path: Path) -> None:
     played = Played(request_s=6.0)
     async with front(tmp_path, played) as api:
@@ -304,7 +249,7 @@ async def test_files_that_a_repeated_load_needs_stay(tmp_path: Path) -> None:
         assert directory.exists()
         played.kill_learner()
         for seq_id in (3, 4, 5):
-            await api.post("optim_step", model_id=run, seq_id=seq_id, adam_params={})
+            await api.step(run, seq_id)
         await api.result(await api.batch(run, 6, [1], forward_only=True, loss="x"))
         # Two saved states cover the load now.
         await api.desk.sweep()
@@ -317,27 +262,29 @@ async def origin(api: Front, **lies: Any) -> Any:
     save = {"model_id": run, "seq_id": 1, "sampling_session_seq_id": 0}
     await api.result(await api.post("save_weights_for_sampler", **save))
     sampler = f"{api.session_id}:sample:0"
+    if lies.get("is_of_base"):
+        sampler = await sampler_of(api, 1)
     reply = (await api.http.post("asample", json=ask(sampler))).json()
     sequence = reply["sample_sequence_ids"][0]
     await api.samples(reply["request_id"])
     for seq_id in (2, 3):
-        await api.post("optim_step", model_id=run, seq_id=seq_id, adam_params={})
+        await api.step(run, seq_id)
     # Sampled: 6 7 8 after 1 2 3.
-    tokens = lies.get("tokens", [1, 2, 3, 6, 7])
     request = ForwardBackwardRequest(model_id=run, seq_id=4, loss_fn="ppo")
     datum = request.data.add()
-    datum.model_input.add().encoded_text.tokens = np.array(tokens, "<i4").tobytes()
+    tokens = np.array(lies.get("tokens", [1, 2, 3, 6, 7]), "<i4")
+    datum.model_input.add().encoded_text.tokens = tokens.tobytes()
     targets = np.array(lies.get("targets", [2, 3, 6, 7, 8]), "<i8")
     logprobs = np.array(lies.get("logprobs", [0, 0, -0.0, -1 / 7, -2 / 7]), "<f4")
-    for name, array in (("target_tokens", targets), ("logprobs", logprobs)):
-        tensor = datum.loss_fn_inputs[name]
-        tensor.dense, tensor.dtype = array.tobytes(), 1 if name == "logprobs" else 2
+    fill(datum, "target_tokens", targets)
+    fill(datum, "logprobs", logprobs)
     name = lies.get("name", sequence)
     datum.model_input_spans.add().prompt_tokens.MergeFrom(span(name, 0, 3))
     datum.model_input_spans.add().sampled_tokens.MergeFrom(span(name, 0, 2))
     datum.loss_fn_input_spans.add().prompt_tokens.MergeFrom(span(name, 1, 2))
-    offset, length = lies.get("sampled", (0, 3))
-    datum.loss_fn_input_spans.add().sampled_tokens.MergeFrom(span(name, offset, length))
+    datum.loss_fn_input_spans.add().sampled_tokens.MergeFrom(
+        span(name, *lies.get("sampled", (0, 3)))
+    )
     reply = await api.http.post("forward_backward", content=request.SerializeToString())
     return await api.wait(reply.json()["request_id"])
 
@@ -347,37 +294,34 @@ def span(sequence_id: str, offset: int, length: int) -> Any:
     return kind(sequence_id=sequence_id, offset=offset, length=length)
 
 
-async def test_the_age_of_trained_tokens_is_a_metric(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        output = ForwardBackwardOutput.FromString((await origin(api)).content)
-        assert output.metrics["age_mean:mean"] == 2
-        assert output.metrics["age_max:max"] == 2
-
-
-@pytest.mark.parametrize(
-    ("lie", "message"),
-    [
-        ({"tokens": [1, 9, 3, 6, 7]}, "model_input[1] is 9, and 2 at 1 of"),
-        ({"targets": [2, 3, 6, 9, 9]}, "target_tokens[3] is 9, and 7 at 1 of"),
-        ({"logprobs": [0, 0, 0, -1 / 7, -3]}, "target_tokens: logprobs[4] is -3.0, and -0.28"),
-        ({"name": "invented.0"}, "no sequence 'invented.0' was sampled here"),
-        ({"sampled": (0, 2)}, "spans of 4 tokens"),
-        ({"sampled": (1, 3)}, "has 3 tokens, not 3 from 1"),
-        ({"sampled": (-1, 3)}, "not 3 from -1"),
-        ({"sampled": (0, 2**60)}, "spans of"),
-        ({"tokens": [1, 2, 3, 6, -1]}, "model_input[4] is -1, and 7 at 1 of"),
-    ],
-)
-async def test_a_lie_about_an_origin_is_refused_with_its_first_wrong_token(
-    tmp_path: Path, lie: Any, message: str
+@pytest.mark.parametrize("is_of_base", [False, True])
+async def test_trained_tokens_that_the_run_has_sampled_have_an_age(
+    tmp_path: Path, is_of_base: bool
 ) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        answer = (await origin(api, **lie)).json()
+    async with front(tmp_path, Played()) as api:
+        answer = await origin(api, is_of_base=is_of_base)
+        metrics = dict(ForwardBackwardOutput.FromString(answer.content).metrics)
+        del metrics["loss:sum"]
+        assert metrics == ({} if is_of_base else {"age_mean:mean": 2, "age_max:max": 2})
+        # Each drawn sequence is shown with the version of each of its tokens.
+        (drawn,) = api.desk.store.all(Request, "kind='sample'")
+        shown = (await api.http.get(f"samples/{drawn.request_id}.0")).json()
+        assert shown.pop("logprobs") == pytest.approx([0, -1 / 7, -2 / 7])
+        run = "" if is_of_base else f"{api.session_id}:train:0"
+        assert shown == {"model_id": run, "tokens": [6, 7, 8], "versions": [0] * 3}
+        unknown = await api.http.get(f"samples/{drawn.request_id}.1")
+        assert (unknown.status_code, "no sequence" in unknown.json()["detail"]) == (400, True)
+
+
+async def test_a_lie_about_an_origin_is_refused_with_its_first_wrong_token(tmp_path: Path) -> None:
+    for index, (lie, message) in enumerate(table(__file__, "lies")):
+        played = Played()
+        async with front(tmp_path / str(index), played) as api:
+            answer = (await origin(api, **lie)).json()
         assert answer["category"] == "user"
         assert answer["error"].startswith(("datum 0: ", "no sequence"))
         assert message in answer["error"]
-    assert played.executed[-1][2] == "optim_step"
+        assert played.executed[-1][2] == "optim_step"
 
 
 async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path) -> None:
@@ -385,7 +329,7 @@ async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path
     async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
         run = await api.create()
         await api.batch(run, 1, [1, 2])
-        await api.result(await api.post("optim_step", model_id=run, seq_id=2, adam_params={}))
+        await api.result(await api.step(run, 2))
         chain = played.memory[run].chain
         clock.now_s += 200
         await api.post_heartbeat()
@@ -468,20 +412,13 @@ async def test_an_unloaded_run_is_gone(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
         run = await api.create()
-        await api.post("optim_step", model_id=run, seq_id=1, adam_params={})
+        await api.step(run, 1)
         unload = await api.post("unload_model", model_id=run)
         assert await api.result(unload) == {"model_id": run, "type": "unload_model"}
         assert await api.post("unload_model", model_id=run) == unload
         step = {"model_id": run, "seq_id": 3, "adam_params": {}}
         refused = await api.http.post("optim_step", json=step)
         assert (refused.status_code, "is unloaded" in refused.json()["detail"]) == (404, True)
-
-
-def chosen(data: list[int], shape: list[int], *csr: list[int]) -> dict[str, Any]:
-    cells = {"data": data, "dtype": "int64", "shape": shape}
-    if csr:
-        cells |= {"sparse_crow_indices": csr[0], "sparse_col_indices": csr[1]}
-    return ask("SAMPLER", target_prompt_logprobs=cells)
 
 
 def graph(session_id: str, target: str) -> dict[str, Any]:
@@ -494,59 +431,20 @@ def graph(session_id: str, target: str) -> dict[str, Any]:
 
 
 DEEP = b'{"a": ' + b"[" * 100_000
+WIDEST = {"target_prompt_logprobs": {"data": [1] * 256, "shape": [2, 128]}}
 BAD: list[tuple[str, Any, int, str]] = [
     ("create_session", b"{", 400, "bad request"),
     ("create_session", b"\xff\xfe", 400, "bad request"),
     ("create_session", DEEP, 400, "bad request"),
-    ("session_heartbeat", {"session_id": "invented"}, 404, "invented"),
-    ("session_heartbeat", {"session_id": 7}, 400, "session_id"),
-    ("create_model", {"session_id": "SESSION", "model_seq_id": 0}, 400, "base_model"),
-    ("optim_step", {"model_id": "invented", "seq_id": 1, "adam_params": {}}, 404, "invented"),
-    ("optim_step", {"model_id": "RUN", "seq_id": 0, "adam_params": {}}, 400, "seq_id=0"),
-    ("optim_step", {"model_id": "RUN", "seq_id": -1, "adam_params": {}}, 400, "seq_id"),
-    ("optim_step", {"model_id": "RUN", "seq_id": 10**9, "adam_params": {}}, 400, "seq_id="),
-    ("optim_step", {"model_id": "RUN", "seq_id": 10**30, "adam_params": {}}, 400, "seq_id"),
     ("optim_step", b'{"model_id": "RUN", "seq_id": 1, "x": NaN}', 400, "bad request"),
     ("forward_backward", b"\xff\xff\xff\xff", 400, "not a ForwardBackwardRequest"),
     ("forward_backward", batch("invented", 1, [1]), 404, "invented"),
     ("forward_backward", batch("", 1, [1]), 404, "''"),
-    ("save_weights", {"seq_id": 1}, 400, "model_id"),
-    ("create_sampling_session", {"session_id": "SESSION"}, 400, "sampling_session_seq_id"),
-    ("asample", {"sampling_session_id": "invented"}, 400, "seq_id"),
-    ("asample", ask("invented"), 404, "invented"),
-    ("asample", ask("SAMPLER", num_samples=0), 400, "num_samples"),
-    ("asample", ask("SAMPLER", prompt={"chunks": []}), 400, "0 tokens"),
-    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [100]}]}), 400, "token 100"),
-    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [-1]}]}), 400, "tokens"),
-    ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [2**40]}]}), 400, "tokens"),
+    ("forward_backward", batch("RUN", 1, [1], loss="custom"), 404, "not a custom loss"),
     ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [1] * 64}]}), 400, "64 tokens"),
-    ("asample", ask("SAMPLER", prompt={"chunks": [{"type": "image"}]}), 400, "'image'"),
-    ("asample", ask("SAMPLER", sampling_params={"max_tokens": 0}), 400, "max_tokens"),
-    ("asample", ask("SAMPLER", sampling_params={"temperature": -1}), 400, "temperature"),
-    ("asample", ask("SAMPLER", sampling_params={"top_p": 0}), 400, "top_p"),
-    ("asample", ask("SAMPLER", sampling_params={"stop": [""]}), 400, "stop"),
-    ("asample", ask("SAMPLER", sampling_params={"stop": [100]}), 400, "token 100"),
-    ("asample", ask("SAMPLER", sampling_params={"seed": 2**64}), 400, "seed"),
-    ("asample", ask("SAMPLER", topk_prompt_logprobs=21), 400, "topk_prompt_logprobs"),
-    ("asample", ask("SAMPLER", prompt_logprobs_last_n=1), 400, "needs prompt_logprobs"),
-    ("asample", ask("SAMPLER", prompt_alt_tokens_k=65), 400, "prompt_alt_tokens_k"),
-    ("asample", ask("SAMPLER", target_prompt_logprobs={}), 400, "target_prompt_logprobs"),
-    ("asample", chosen([1, 2], [2, 2]), 400, "size 2 into shape (2,2)"),
-    ("asample", chosen([1], [1, 1]), 400, "needs 2 rows"),
-    ("asample", chosen([1, 100], [2, 1]), 400, "token 100"),
-    ("asample", chosen([1], [2, 2**40], [0, 0, 1], [0]), 400, "at most 128 columns"),
-    ("asample", chosen([1], [2, 1], [0, 2, 1], [0]), 400, "not a CSR matrix"),
-    ("asample", chosen([1], [2, 1], [0, 0, 1], [7]), 400, "not a CSR matrix"),
-    ("asample", {**chosen([1] * 256, [2, 128]), "prompt_alt_tokens_k": 1}, 400, "129 tokens"),
-    ("retrieve_future", {"request_id": "invented"}, 404, "invented"),
-    ("cancel_future", {}, 404, "''"),
-    ("weights_info", {"tinker_path": "tinker://a/../../etc"}, 404, "etc' is not known"),
-    ("sessions/invented/finish", {"reason": {"type": "success"}}, 404, "invented"),
-    ("retrieve_futures", {}, 404, "retrieve_futures"),
-    ("create_custom_loss", {}, 400, "session_id"),
+    ("asample", ask("SAMPLER", **WIDEST, prompt_alt_tokens_k=1), 400, "129 tokens"),
     ("create_custom_loss", graph("SESSION", "os.system"), 400, "may not call os.system"),
     ("create_custom_loss", graph("invented", "torch.exp"), 404, "invented"),
-    ("forward_backward", batch("RUN", 1, [1], loss="custom"), 404, "not a custom loss"),
 ]
 
 
@@ -554,11 +452,15 @@ async def test_bad_input_is_answered_in_the_form_of_the_api_and_harms_nothing(
     tmp_path: Path,
 ) -> None:
     played = Played()
+    wrong_samples = (
+        ("asample", ask("SAMPLER", **more), 400, text)
+        for more, text in table(__file__, "bad_samples")
+    )
     async with front(tmp_path, played) as api:
         run = await api.create()
         sampler = await sampler_of(api)
         names = {"RUN": run, "SESSION": api.session_id, "SAMPLER": sampler}
-        for path, body, status, text in BAD:
+        for path, body, status, text in (*BAD, *table(__file__, "bad_requests"), *wrong_samples):
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             for name, value in names.items():
                 content = content.replace(name.encode(), value.encode())
@@ -724,7 +626,7 @@ async def test_a_sampler_of_a_checkpoint_has_its_version_and_one_name(tmp_path: 
     played = Played()
     async with front(tmp_path, played) as api:
         run = await api.create()
-        await api.post("optim_step", model_id=run, seq_id=1, adam_params={})
+        await api.step(run, 1)
         save = {"model_id": run, "seq_id": 2, "path": "one"}
         path = (await api.result(await api.post("save_weights_for_sampler", **save)))["path"]
         sampler = await sampler_of(api, 4, model_path=path)
@@ -740,46 +642,6 @@ async def test_a_sampler_of_a_checkpoint_has_its_version_and_one_name(tmp_path: 
         assert (sample.version, sample.top_k) == (1, -1)
         assert sample.max_tokens == MODEL.context_tokens - 3
         assert sample.adapter.endswith("/sampler_weights/one~2")
-
-
-async def test_tokens_of_other_weights_have_no_age(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        run = await api.create()
-        sampler = await sampler_of(api)
-        reply = (await api.http.post("asample", json=ask(sampler))).json()
-        await api.samples(reply["request_id"])
-        request = ForwardBackwardRequest.FromString(batch(run, 1, [6, 7]))
-        tensor = request.data[0].loss_fn_inputs["target_tokens"]
-        tensor.dense = np.array([6, 7], "<i8").tobytes()
-        name = reply["sample_sequence_ids"][0]
-        request.data[0].loss_fn_input_spans.add().sampled_tokens.MergeFrom(span(name, 0, 2))
-        sent = await api.http.post("forward_backward", content=request.SerializeToString())
-        output = await api.forward_backward_result(sent.json()["request_id"])
-        assert list(output.metrics) == ["loss:sum"]
-
-
-async def test_a_name_of_the_hub_stands_for_a_directory_of_this_name(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        body = {"session_id": await api.session(), "model_seq_id": 0, "lora_config": {"rank": 8}}
-        reply = await api.http.post("create_model", json={**body, "base_model": "org/tiny"})
-        assert reply.status_code == 200, reply.text
-
-
-async def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        body = {"session_id": await api.session(), "model_seq_id": 0, "base_model": MODEL.name}
-        for more, text in (
-            ({}, "needs a server with model.lora=none"),
-            ({"lora_config": {"rank": 0}}, "rank=0 is not trained here"),
-            ({"lora_config": {"rank": 33}}, "rank=33 is not trained here: model.lora.rank=32"),
-            ({"lora_config": {"rank": 8}, "base_model": "x"}, "use 'local/tiny'"),
-            ({"lora_config": {"rank": 8}, "optimizer_config": {"type": "dimuon"}}, "use adamw"),
-        ):
-            reply = await api.http.post("create_model", json={**body, **more})
-            assert (reply.status_code, text in reply.json()["detail"]) == (400, True), reply.text
-        run = await api.create()
-        refused = await api.result(await api.batch(run, 1, [1, 2], loss="stable_reinforce"))
-        assert "use ppo, cispo or importance_sampling" in refused["error"]
 
 
 async def test_a_session_has_a_limited_number_of_training_runs(
@@ -816,9 +678,7 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
     async with front(tmp_path / FOLDER, Played()) as api:
         run = await api.create()
         for number in range(1, 4):
-            await api.result(
-                await api.post("optim_step", model_id=run, seq_id=number, adam_params={})
-            )
+            await api.result(await api.step(run, number))
         assert verdicts() == [
             ("holds", "1 training runs; 4 requests, 4 answered"),
             ("holds", "0 custom losses; 0 passes computed one"),

@@ -29,7 +29,7 @@ async def test_the_requests_of_a_run_are_executed_in_the_order_of_their_numbers(
     played = Played()
     async with front(tmp_path, played) as api:
         run = await api.create()
-        third = await api.post("optim_step", model_id=run, seq_id=3, adam_params={})
+        third = await api.step(run, 3)
         second = await api.batch(run, 2, [1, 2, 3])
         assert (await api.retrieve(third))["type"] == "try_again"
         assert played.executed == [(run, 0, "create_model")]
@@ -85,30 +85,12 @@ async def test_a_refused_request_takes_its_number_and_changes_nothing(tmp_path: 
     assert played.memory[run].chain
 
 
-async def test_the_run_with_the_least_work_is_next(tmp_path: Path) -> None:
-    played = Played()
-    desk = open_desk(tmp_path, played)
-    async with front(tmp_path, played, desk=desk) as api:
-        big, small = await api.create(), await api.create(model_seq_id=1)
-        held = asyncio.Event()
-        played.gate = held
-        requests = [await api.batch(big, seq, list(range(30))) for seq in range(1, 4)]
-        requests += [await api.batch(small, seq, [1, 2]) for seq in range(1, 9)]
-        held.set()
-        played.gate = None
-        for request_id in requests:
-            await api.forward_backward_result(request_id)
-    order = [run == big for run, seq, _ in played.executed if seq]
-    # 30 tokens of the one run, then as many of the other run's as there are: 8 times 2.
-    assert order == [True, *[False] * 8, True, True]
-
-
 async def test_a_waiting_client_has_the_answer_as_soon_as_it_is_there(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played, desk=open_desk(tmp_path, played, poll_s=1e9)) as api:
         run = await api.create()
         played.gate = asyncio.Event()
-        request_id = await api.post("optim_step", model_id=run, seq_id=1, adam_params={})
+        request_id = await api.step(run, 1)
         waiting = asyncio.create_task(api.result(request_id))
         await api.settle()
         assert not waiting.done()
@@ -116,7 +98,9 @@ async def test_a_waiting_client_has_the_answer_as_soon_as_it_is_there(tmp_path: 
         assert (await waiting)["metrics"]
 
 
-async def test_a_run_that_paused_has_no_credit(tmp_path: Path) -> None:
+async def test_the_run_with_the_least_work_is_next_and_a_pause_is_no_credit(
+    tmp_path: Path,
+) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
         big, small = await api.create(), await api.create(model_seq_id=1)
@@ -160,8 +144,7 @@ async def test_states_are_saved_between_steps_and_bodies_kept_until_two_have_the
             if seq_id == 5:
                 await api.wait(await api.batch(run, seq_id, [1]))
             else:
-                step = {"model_id": run, "seq_id": seq_id, "adam_params": {}}
-                await api.result(await api.post("optim_step", **step))
+                await api.result(await api.step(run, seq_id))
             await api.settle()
             rows = api.desk.store.all(Request, "body IS NOT NULL ORDER BY seq_id")
             kept.append([row.seq_id for row in rows])
@@ -188,8 +171,7 @@ async def test_a_damaged_state_is_passed_over_and_two_are_a_loss(
     async with front(tmp_path, played) as api:
         run, session_id = await api.create(), api.session_id
         for seq_id in range(1, 6):
-            step = {"model_id": run, "seq_id": seq_id, "adam_params": {}}
-            await api.result(await api.post("optim_step", **step))
+            await api.result(await api.step(run, seq_id))
         chain = played.memory[run].chain
     states = tmp_path / "runs" / folder(run)
 
@@ -219,15 +201,13 @@ async def test_the_numbers_of_steps_are_those_of_all_runs_and_no_repetition_has_
         runs = [await api.create(), await api.create(model_seq_id=1)]
         session_id = api.session_id
         for run in runs:
-            step = {"model_id": run, "seq_id": 1, "adam_params": {}}
-            await api.result(await api.post("optim_step", **step))
+            await api.result(await api.step(run, 1))
         wrong = {"model_id": runs[0], "seq_id": 2, "adam_params": {"beta1": 2}}
         await api.result(await api.post("optim_step", **wrong))
     played.kill_learner()
     async with front(tmp_path, played, desk=open_desk(tmp_path, played, prefix="2-")) as api:
         api.session_id = session_id
-        step = {"model_id": runs[0], "seq_id": 3, "adam_params": {}}
-        await api.result(await api.post("optim_step", **step))
+        await api.result(await api.step(runs[0], 3))
     assert played.steps == [1, 2, 3]
     assert [kind for _, _, kind in played.executed].count("optim_step") == 5
 

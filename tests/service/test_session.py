@@ -114,9 +114,8 @@ async def test_a_call_waits_for_a_front_that_starts_again(
     assert played.steps == [1, 2]
 
 
-@pytest.mark.parametrize("is_accepted", [False, True])
 async def test_a_call_to_a_service_that_ended_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig, is_accepted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig
 ) -> None:
     monkeypatch.setattr(session_module, "TRIES", 0)
     played = Played()
@@ -128,14 +127,12 @@ async def test_a_call_to_a_service_that_ended_can_be_repeated(
         leave_mark(tmp_path, os.getpid())
         session = await asyncio.to_thread(run.session, rank=4)
         call = functools.partial(session.forward_backward, [row], "cross_entropy")
-        if is_accepted:
-            began, played.gate = asyncio.Event(), asyncio.Event()
-            played.on = lambda name, value: began.set() if name == "execute" else None
-            calling = asyncio.create_task(asyncio.to_thread(call))
-            await began.wait()
-        (tmp_path / "launched.json").unlink()
-    if not is_accepted:
+        # It was accepted before the end.
+        began, played.gate = asyncio.Event(), asyncio.Event()
+        played.on = lambda name, value: began.set() if name == "execute" else None
         calling = asyncio.create_task(asyncio.to_thread(call))
+        await began.wait()
+        (tmp_path / "launched.json").unlink()
     with pytest.raises(RunFailed, match=f"the service {tmp_path.name} is not running"):
         await calling
     played.gate = None

@@ -1,15 +1,14 @@
-"""Training runs across kills: the real order of a front, with the real learner in its process."""
+"""Training runs across their states: a new process continues with the same bits, and a directory
+is whole or not there.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from service_support import Clock, ids
 from training_support import (
     OTHER,
     RUN,
@@ -26,148 +25,82 @@ from training_support import (
     weights,
 )
 
-from async_rl.core.errors import Unavailable
-from async_rl.protocol.service import Execute, Executed, Operation
+from async_rl.protocol.service import Operation
 from async_rl.service import tenants
-from async_rl.service.order import Order
-from async_rl.service.store import Run, Store
 from async_rl.service.training import TrainingRuns
-
-Step = tuple[str, int, str, bytes]
 
 
 def folder(directory: Path, run_id: str = RUN) -> Path:
     return directory / "runs" / run_id.replace(":", ".")
 
 
-def program() -> Iterator[Step]:
-    """Requests of two runs of different rank, in turn: each accumulates over two calls, steps,
-    saves, loads what it saved with its moments, and goes on.
+def backward(rng: np.random.Generator, loss: str) -> tuple[Operation, bytes]:
+    data = [make_datum(rng, size, loss) for size in (9, 14)]
+    return "forward_backward", data_request(data, loss)
+
+
+def program(run_id: str, rank: int) -> Iterator[tuple[Operation, bytes]]:
+    """A run that accumulates over two calls, steps, saves, loads what it saved, and goes on."""
+    rng = np.random.default_rng(rank)
+    yield "create_model", create(rank=rank)
+    yield backward(rng, "ppo")
+    yield backward(rng, "cispo")
+    yield "optim_step", optim(run_id)
+    yield "save_weights", b""
+    yield backward(rng, "ppo")
+    yield "optim_step", optim(run_id, beta1=0.8)
+    yield "load_weights", as_json(path="tinker://a/weights/w", optimizer=run_id == RUN)
+    yield backward(rng, "importance_sampling")
+    yield "optim_step", optim(run_id, weight_decay=0.1)
+
+
+def test_a_process_that_continues_from_states_gives_the_same_bits(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """Two runs of different rank, in turn. The second time a new process restores both before each
+    request that no gradients await.
     """
-    requests: list[list[Step]] = []
-    for run_id, rank in ((RUN, 3), (OTHER, 5)):
-        rng = np.random.default_rng(rank)
-        own: list[Step] = []
-
-        def add(
-            kind: Operation, body: bytes, *, own: list[Step] = own, run_id: str = run_id
-        ) -> None:
-            own.append((run_id, len(own), kind, body))
-
-        def backward(loss: str, rng: np.random.Generator = rng) -> bytes:
-            return data_request([make_datum(rng, 9, loss), make_datum(rng, 14, loss)], loss)
-
-        save = as_json(model_id=run_id, seq_id=4, path="one")
-        load = as_json(path=f"tinker://{run_id}/weights/one", optimizer=run_id == RUN)
-        add("create_model", create(rank=rank))
-        add("forward_backward", backward("ppo"))
-        add("forward_backward", backward("cispo"))
-        add("optim_step", optim(run_id))
-        add("save_weights", save)
-        add("forward_backward", backward("ppo"))
-        add("optim_step", optim(run_id, beta1=0.8))
-        add("load_weights", load)
-        add("forward", backward("ppo"))
-        add("forward_backward", backward("importance_sampling"))
-        add("optim_step", optim(run_id, weight_decay=0.1))
-        requests.append(own)
-    for pair in zip(*requests, strict=True):
-        yield from pair
+    ends = []
+    for is_killed in (False, True):
+        runs = make_runs(model_path)
+        states: list[tuple[str, Path]] = []
+        programs = zip(program(RUN, 3), program(OTHER, 5), strict=True)
+        for index, pair in enumerate(programs):
+            for run_id, (operation, body) in zip((RUN, OTHER), pair, strict=True):
+                path = folder(tmp_path / str(is_killed), run_id) / "weights" / "w"
+                done(runs, operation, body, run_id=run_id, path=path)
+            if is_killed and pair[0][0] not in ("forward_backward", "forward"):
+                states = [(it, folder(tmp_path, it) / f"state-{index}") for it in (RUN, OTHER)]
+                for run_id, state in states:
+                    done(runs, "save_state", run_id=run_id, path=state)
+                runs = make_runs(model_path)
+                for run_id, state in states:
+                    done(runs, "restore", run_id=run_id, path=state)
+        ends.append(weights(runs) | weights(runs, OTHER))
+    assert equal(*ends)
 
 
-class Learner:
-    """The learner as the front calls it. request_s: what a request seems to take."""
-
-    def __init__(self, model_path: Path, directory: Path, request_s: float) -> None:
-        self._model_path = model_path
-        self._directory = directory
-        self._request_s = request_s
-        self._has_left = False
-        self.clock = Clock()
-        self.runs = make_runs(model_path)
-        self.num_repeated = 0
-
-    def kill(self) -> None:
-        self._has_left = True
-        self.runs = make_runs(self._model_path)
-
-    async def execute(self, request: Execute) -> Executed:
-        if self._has_left:
-            self._has_left = False
-            raise Unavailable("it left")
-        self.clock.now_s += self._request_s
-        is_new = request.operation not in ("restore", "save_state")
-        self.num_repeated += is_new and request.step == 0
-        try:
-            return self.runs.execute(request)
-        except KeyboardInterrupt:
-            self.kill()
-            raise Unavailable("it left while it wrote") from None
-
-    async def play(self, *, kills: bool = False) -> None:
-        """Send the program, each request when the one before has its answer."""
-        store = Store(self._directory, now=self.clock, new_id=ids())
-        backend: Any = self
-        order = Order(store, backend)
-        working = asyncio.create_task(order.run())
-        for run_id, seq_id, kind, body in program():
-            new = Run(run_id=run_id, session_id="s", lora="{}", user_metadata="{}")
-            request, _ = store.put(run_id, seq_id, kind, body, new=None if seq_id else new)
-            order.wake()
-            answered = await store.wait(request.request_id)
-            assert answered is not None
-            assert answered.error == ""
-            if kills:
-                self.kill()
-        # The runs that a kill has left come back with their next request.
-        for run_id in (RUN, OTHER):
-            body = data_request([make_datum(np.random.default_rng(0), 9, "ppo")], "ppo")
-            request, _ = store.put(run_id, 11, "forward", body)
-            order.wake()
-            await store.wait(request.request_id)
-        working.cancel()
-        await asyncio.wait((working,))
-        store.close()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRuns:
-    learner = Learner(model_path, tmp_path_factory.mktemp("undisturbed"), 0.0)
-    asyncio.run(learner.play())
-    return learner.runs
-
-
-@pytest.mark.parametrize("request_s", [0.0, 4.0, 100.0])
-async def test_a_kill_after_every_request_gives_the_same_bits(
-    request_s: float, model_path: Path, tmp_path: Path, undisturbed: TrainingRuns
+def test_a_kill_while_a_directory_is_written_leaves_none(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Learner(model_path, tmp_path, request_s)
-    await learner.play(kills=True)
-    for run_id in (RUN, OTHER):
-        assert equal(weights(learner.runs, run_id), weights(undisturbed, run_id))
-    # Without a state in between everything is repeated every time.
-    assert (learner.num_repeated > 100) == (request_s == 0.0)
-
-
-async def test_a_kill_while_a_state_or_a_checkpoint_is_written_changes_nothing(
-    model_path: Path, tmp_path: Path, undisturbed: TrainingRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each directory is written twice: the first time the process ends before it has its name."""
-    whole = tenants.complete
-    tried = set()
+    whole, kills = tenants.complete, iter((True, False))
 
     def killed(partial: Path, directory: Path, sums: Mapping[str, str]) -> None:
-        if directory not in tried:
-            tried.add(directory)
+        if next(kills):
             raise KeyboardInterrupt
         whole(partial, directory, sums)
 
     monkeypatch.setattr(tenants, "complete", killed)
-    learner = Learner(model_path, tmp_path, 100.0)
-    await learner.play()
-    assert len(tried) > 6
-    for run_id in (RUN, OTHER):
-        assert equal(weights(learner.runs, run_id), weights(undisturbed, run_id))
+    runs = started(make_runs(model_path))
+    path = tmp_path / "state-1"
+    with pytest.raises(KeyboardInterrupt):
+        done(runs, "save_state", path=path)
+    assert "cannot be read" in ask(make_runs(model_path), "restore", path=path).error
+    stepped(runs)
+    done(runs, "save_state", path=path)
+    again = make_runs(model_path)
+    done(again, "restore", path=path)
+    assert equal(weights(again), weights(runs))
 
 
 def stepped(runs: TrainingRuns, run_id: str = RUN) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -23,15 +24,36 @@ pytest.importorskip("tinker")
 PROGRAMS = Path(__file__).with_name("tinker_program.py")
 
 
-async def use(directory: Path, program: str, played: Played) -> Any:
-    """Return what a program printed."""
+@dataclasses.dataclass
+class Used:
+    """A service after the programs. got: what each of them printed."""
+
+    directory: Path
+    played: Played
+    got: dict[str, Any]
+
+    def executed(self, program: str) -> list[tuple[int, str]]:
+        """Numbers and kinds of the requests of its run."""
+        run = self.got[program]["model_id"]
+        return [entry[1:] for entry in self.played.executed if entry[0] == run]
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
+    directory, played = tmp_path_factory.mktemp("service"), Played()
+    return Used(directory, played, asyncio.run(use(directory, played)))
+
+
+async def use(directory: Path, played: Played) -> Any:
+    """Return what the programs printed."""
     listener = listen("127.0.0.1", 0)
     desk = Desk(Store(directory), played, MODEL)
     async with serving(build_app(desk, KEY), listener):
         working = asyncio.create_task(desk.run())
-        command = (sys.executable, str(PROGRAMS), program, url_of(listener), KEY)
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, str(PROGRAMS), url_of(listener), KEY),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         talking = asyncio.create_task(process.communicate())
         await asyncio.wait((talking, working), return_when=asyncio.FIRST_COMPLETED)
@@ -46,11 +68,10 @@ async def use(directory: Path, program: str, played: Played) -> Any:
     return json.loads(printed.splitlines()[-1])
 
 
-async def test_a_life_of_training_sampling_saving_and_resuming(tmp_path: Path) -> None:
-    played = Played()
-    got = await use(tmp_path, "life", played)
+def test_a_life_of_training_sampling_saving_and_resuming(used: Used) -> None:
+    got, played = used.got["life"], used.played
     run = got["model_id"]
-    assert [entry[1:] for entry in played.executed if entry[0] == run] == [
+    assert used.executed("life") == [
         (0, "create_model"),
         (1, "forward_backward"),
         (2, "optim_step"),
@@ -59,8 +80,7 @@ async def test_a_life_of_training_sampling_saving_and_resuming(tmp_path: Path) -
         (5, "save_weights_for_sampler"),
     ]
     assert got["metrics"]["loss:sum"] > 0
-    assert len(got["logprobs"]) == 2
-    assert len(got["logprobs"][0]) == 3
+    assert [len(row) for row in got["logprobs"]] == [3, 3]
     assert got["step"]["chain"] > 0
     # Played: token i of sequence s is the prompt's sum + i + s.
     assert got["tokens"] == [[6, 7, 8, 9], [7, 8, 9, 10]]
@@ -78,70 +98,52 @@ async def test_a_life_of_training_sampling_saving_and_resuming(tmp_path: Path) -
     assert got["prompt"] == [None, -1.0, -2.0]
     assert got["scored"] == [None, *[[[1, -1.5]] * 2] * 2]
     ephemeral, base = played.sampled[0], played.sampled[1]
-    assert ephemeral.adapter == str(tmp_path / "runs" / folder(run) / "sampler_weights" / "~3")
+    folders = used.directory / "runs" / folder(run)
+    assert ephemeral.adapter == str(folders / "sampler_weights" / "~3")
     assert (ephemeral.version, ephemeral.stop_ids, base.stop_ids) == (1, (7,), None)
     assert (base.adapter, base.policy, base.version) == ("", "", 0)
 
 
-async def test_the_client_computes_a_custom_loss_in_two_passes(tmp_path: Path) -> None:
-    played = Played()
-    got = await use(tmp_path, "custom", played)
-    assert [entry[1:] for entry in played.executed] == [
+def test_custom_losses_are_computed_by_client_or_service(used: Used) -> None:
+    assert used.executed("custom") == [
         (0, "create_model"),
         (1, "forward"),
         (2, "forward_backward"),
         (3, "optim_step"),
     ]
-    assert got["metrics"]["squares:sum"] > 0
-
-
-async def test_the_service_computes_the_graph_of_a_custom_loss(tmp_path: Path) -> None:
-    played = Played()
-    got = await use(tmp_path, "graph", played)
-    assert [entry[1:] for entry in played.executed] == [
-        (0, "create_model"),
-        (1, "forward_backward"),
-    ]
-    sent = parse_forward_backward(played.bodies[-1])
+    assert used.got["custom"]["metrics"]["squares:sum"] > 0
+    got, played = used.got["graph"], used.played
+    assert used.executed("graph") == [(0, "create_model"), (1, "forward_backward")]
+    index = played.executed.index((got["model_id"], 1, "forward_backward"))
+    sent = parse_forward_backward(played.bodies[index])
     assert (sent.loss_fn, sent.config["loss_id"]) == ("custom", got["loss_id"])
     assert custom_loss(str(sent.config["graph"]).encode()).ranks == {"scale": 0}
 
 
-async def test_chosen_and_drawn_tokens_of_a_prompt_are_scored(tmp_path: Path) -> None:
-    got = await use(tmp_path, "scores", Played())
-    dense, sparse = got["found"]
+def test_chosen_and_drawn_tokens_of_a_prompt_are_scored(used: Used) -> None:
+    dense, sparse = used.got["scores"]["found"]
     assert (dense["is_sparse"], sparse["is_sparse"]) == (False, True)
     # Played: the log-prob of a further token is its id in tenths below -1.4.
     assert np.array(dense["scored"]) == pytest.approx(np.array([[-1.9, 0, -2.0], [0, -2.1, 0]]))
     expected = np.zeros((2, 16))
     expected[1, 3] = -2.2
     assert np.array(sparse["scored"]) == pytest.approx(expected)
-    for found in got["found"]:
+    for found in (dense, sparse):
         assert found["tokens"] == [[2, 3, 4], [3, 4, 5]]
         assert np.array(found["drawn"]) == pytest.approx(-1.4 - np.array(found["tokens"]) / 10)
         assert found["prompt"] == [None, -1.0, -2.0]
         assert found["top"][1:] == [[[1, -1.5]] * 2] * 2
 
 
-async def test_the_parts_of_a_batch_are_executed_in_order(tmp_path: Path) -> None:
-    played = Played()
-    got = await use(tmp_path, "chunks", played)
-    assert got == {"rows": 25_000}
-    assert [entry[1:] for entry in played.executed] == [
-        (0, "create_model"),
-        (1, "forward_backward"),
-        (2, "forward_backward"),
-        (3, "forward_backward"),
-        (4, "optim_step"),
-    ]
+def test_the_parts_of_a_batch_are_executed_in_order(used: Used) -> None:
+    assert used.got["chunks"]["rows"] == 10_500
+    kinds = ("create_model", "forward_backward", "forward_backward", "optim_step")
+    assert used.executed("chunks") == list(enumerate(kinds))
 
 
-async def test_an_inflight_sampler_follows_its_run_and_a_batch_proves_its_origin(
-    tmp_path: Path,
-) -> None:
-    played = Played()
-    got = await use(tmp_path, "inflight", played)
-    assert [(version) for _, _, version in played.loaded] == [0, 3]
+def test_an_inflight_sampler_follows_its_run_and_a_batch_proves_its_origin(used: Used) -> None:
+    got = used.got["inflight"]
+    assert [version for _, _, version in used.played.loaded] == [0, 3]
     # Played: the first half of the tokens has the first version, the rest the newest one.
     ages = {name: value for name, value in got["metrics"].items() if name.startswith("age")}
     assert ages == {"age_mean:mean": 1.5, "age_max:max": 3.0}
@@ -149,8 +151,7 @@ async def test_an_inflight_sampler_follows_its_run_and_a_batch_proves_its_origin
     assert got["id"] in got["refused"]
 
 
-async def test_refusals_reach_the_user_with_their_remedy(tmp_path: Path) -> None:
-    errors = await use(tmp_path, "refused", Played())
+def test_refusals_reach_the_user_with_their_remedy(used: Used) -> None:
     for name, text in {
         "model": "use 'local/tiny'",
         "rank": "rank=64 is not trained here: model.lora.rank=32",
@@ -160,4 +161,4 @@ async def test_refusals_reach_the_user_with_their_remedy(tmp_path: Path) -> None
         "vocabulary": "token 100",
         "path": "was never saved here",
     }.items():
-        assert text in errors[name], (name, errors[name])
+        assert text in used.got["refused"][name], name

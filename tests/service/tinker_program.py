@@ -1,5 +1,5 @@
-"""Programs for the real client, unmodified: `python tinker_program.py PROGRAM URL KEY` prints what
-a program got, as JSON. A process of its own, because the client's thread never ends.
+"""Programs for the real client, unmodified: `python tinker_program.py URL KEY` prints what each of
+them got, as JSON. A process of its own, because the client's thread never ends.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ def custom(service: tinker.ServiceClient) -> dict[str, Any]:
         return total, {"squares:sum": float(total)}
 
     output = client.forward_backward_custom([datum([1, 2, 3])], loss).result()
-    return {
-        "metrics": output.metrics,
-        "step": client.optim_step(types.AdamParams()).result().metrics,
-    }
+    client.optim_step(types.AdamParams()).result()
+    return {"model_id": client.model_id, "metrics": output.metrics}
 
 
 def graph(service: tinker.ServiceClient) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def graph(service: tinker.ServiceClient) -> dict[str, Any]:
     row = datum([1, 2, 3])
     row.loss_fn_inputs["scale"] = types.TensorData(data=[2.0], dtype="float32", shape=[])
     output = client.forward_backward_custom([row], handle).result()
-    return {"loss_id": handle.loss_id, "metrics": output.metrics}
+    return {"model_id": client.model_id, "loss_id": handle.loss_id, "metrics": output.metrics}
 
 
 def scores(service: tinker.ServiceClient) -> dict[str, Any]:
@@ -131,10 +129,10 @@ def scores(service: tinker.ServiceClient) -> dict[str, Any]:
 def chunks(service: tinker.ServiceClient) -> dict[str, Any]:
     """A batch that the client sends in parts, the first one last."""
     client = service.create_lora_training_client(base_model="local/tiny", rank=8).result()
-    rows = [datum([1 + index % 90, 2, 3]) for index in range(25_000)]
+    rows = [datum([1 + index % 90, 2, 3]) for index in range(10_500)]
     forward = client.forward_backward(rows, "cross_entropy")
     client.optim_step(types.AdamParams())
-    return {"rows": len(forward.result().loss_fn_outputs)}
+    return {"model_id": client.model_id, "rows": len(forward.result().loss_fn_outputs)}
 
 
 def inflight(service: tinker.ServiceClient) -> dict[str, Any]:
@@ -172,7 +170,7 @@ def inflight(service: tinker.ServiceClient) -> dict[str, Any]:
     except tinker.RequestFailedError as error:
         refused = str(error)
     return {
-        "tokens": sequence.tokens,
+        "model_id": client.model_id,
         "id": sequence.sequence_id,
         "metrics": honest.metrics,
         "refused": refused,
@@ -198,7 +196,8 @@ def refused(service: tinker.ServiceClient) -> dict[str, Any]:
     attempt("full", lambda: create(rank=0))
     dimuon = types.DimuonOptimizerConfig()
     attempt("dimuon", lambda: create(optimizer=dimuon))
-    client = create()
+    # A name of the hub stands for a directory of this name.
+    client = create(base_model="org/tiny")
     row = datum([1, 2, 3])
     attempt("loss", lambda: client.forward_backward([row], "stable_reinforce").result())
     attempt("vocabulary", lambda: client.forward_backward([datum([1, 100])], "ppo").result())
@@ -207,14 +206,17 @@ def refused(service: tinker.ServiceClient) -> dict[str, Any]:
     return errors
 
 
+PROGRAMS = (life, custom, graph, scores, chunks, inflight, refused)
+
+
 def main() -> None:
-    program, url, key = sys.argv[1:]
+    url, key = sys.argv[1:]
     service = tinker.ServiceClient(base_url=url, api_key=key)
     try:
-        result = globals()[program](service)
+        got = {program.__name__: program(service) for program in PROGRAMS}
     finally:
         service.close("success").result()
-    print(json.dumps(result))  # noqa: T201
+    print(json.dumps(got))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Samples:
         self._ids = torch.cat([self._ids, drawn], 1)
         self._logprobs = torch.cat([self._logprobs, table.gather(-1, drawn).cpu()], 1)
         if wanted.num_top:
-            largest = table.topk(min(wanted.num_top, table.shape[-1]))
+            largest = table.topk(wanted.num_top)
             self._likeliest.append((largest.indices, largest.values))
         for walk, token_id in zip(self._walks, drawn[:, 0].tolist(), strict=False):
             walk.accept(token_id)

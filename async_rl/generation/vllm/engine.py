@@ -26,8 +26,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from async_rl.batching.support import spans_of
 from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken, DataError
+from async_rl.core.support import Alternatives
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import require_version
+from async_rl.generation.engine import one_completion, require_version
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.logprobs import completion_of, prompt_scores, scores_of
 from async_rl.generation.vllm.sampling import EARLIER, adapter_in, params_of
@@ -36,6 +37,8 @@ from async_rl.protocol.generator import Completion, LoadReport, Scores
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.block import verify_block
+
+_PROBE = Sampling(temperature=0.0, max_new_tokens=1, alternatives=Alternatives(num_prompt_top=0))
 
 
 class VllmEngine:
@@ -133,16 +136,9 @@ class VllmEngine:
         return await asyncio.gather(*scores)
 
     async def _row_logprobs(self, request_id: str, row: IntArray) -> FloatArray:
-        request = Sample(
-            request_id=request_id,
-            token_ids=row,
-            num_samples=1,
-            max_tokens=1,
-            temperature=0.0,
-            policy=request_id,
-            num_prompt_top=0,
-        )
-        scores = (await self.sample(request)).prompt.logprobs[:, 0]
+        scored = (await one_completion(self, request_id, row, _PROBE)).prompt
+        assert scored is not None, "the request asks for it"
+        scores = scored.logprobs[:, 0]
         scores[0] = 0.0
         return scores
 

@@ -14,7 +14,6 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
 from async_rl.batching.support import Grammars
-from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
 from async_rl.core.errors import ConfigError
@@ -102,24 +101,14 @@ def engine_args(
         structured_outputs_config={"backend": "xgrammar"},
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
-        **_settings(config),
-        **_lora_settings(config.model.adapter, model_path),
+        **_settings(config, model_path),
     )
 
 
-def _lora_settings(adapter: LoraAdapter | None, model_path: Path) -> dict[str, Any]:
-    if adapter is None or not adapter.slots:
-        return {}
-    return {
-        "enable_lora": True,
-        "max_loras": adapter.slots,
-        "max_lora_rank": min(rank for rank in LORA_RANKS if rank >= adapter.rank),
-        "lora_target_modules": linear_layers(model_path),
-    }
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """The arguments that depend on the device, and the arguments of generation.vllm.extra."""
+def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
+    """The arguments that depend on the device and on adapters, and those of
+    generation.vllm.extra.
+    """
     vllm = config.generation.vllm
     settings: dict[str, Any] = {"gpu_memory_utilization": vllm.gpu_memory_utilization}
     # The project's defaults, which generation.vllm.extra may replace.
@@ -151,6 +140,14 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     if uses_gpu(config) and config.takes_turns:
         # Memory that vLLM can release must come from its own allocator from the start.
         settings["enable_sleep_mode"] = True
+    adapter = config.model.adapter
+    if adapter is not None and adapter.slots:
+        settings |= {
+            "enable_lora": True,
+            "max_loras": adapter.slots,
+            "max_lora_rank": min(rank for rank in LORA_RANKS if rank >= adapter.rank),
+            "lora_target_modules": linear_layers(model_path),
+        }
     return settings
 
 

@@ -41,13 +41,6 @@ def params_of(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     """Return vLLM's parameters of a request. end_token_ids: the model's. Raises DataError if vLLM
     refuses them.
     """
-    try:
-        return _params(request, end_token_ids)
-    except REFUSALS as error:
-        raise DataError(f"the sample is refused: {error}") from error
-
-
-def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     stops = end_token_ids if request.stop_ids is None else request.stop_ids
     width = request.num_prompt_top
     extra = None
@@ -57,22 +50,25 @@ def _params(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
         )
         extra = {CHOSEN: chosen.tolist(), DRAWN: request.num_drawn}
         width += chosen.shape[1] + request.num_drawn
-    return SamplingParams(
-        # Greedy samples of a prompt are equal, and vLLM draws only one.
-        n=1 if request.temperature < _GREEDY else request.num_samples,
-        max_tokens=request.max_tokens,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        seed=request.seed,
-        stop=list(request.stop_texts),
-        stop_token_ids=list(stops),
-        # The end tokens are among the stops, unless the request replaces them.
-        ignore_eos=True,
-        logprobs=request.num_top,
-        prompt_logprobs=width,
-        extra_args=extra,
-        flat_logprobs=True,
-        detokenize=bool(request.stop_texts),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    try:
+        return SamplingParams(
+            # Greedy samples of a prompt are equal, and vLLM draws only one.
+            n=1 if request.temperature < _GREEDY else request.num_samples,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop=list(request.stop_texts),
+            stop_token_ids=list(stops),
+            # The end tokens are among the stops, unless the request replaces them.
+            ignore_eos=True,
+            logprobs=request.num_top,
+            prompt_logprobs=width,
+            extra_args=extra,
+            flat_logprobs=True,
+            detokenize=bool(request.stop_texts),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+    except REFUSALS as error:
+        raise DataError(f"the sample is refused: {error}") from error
