@@ -23,10 +23,14 @@ from async_rl.learner.staging import Staging
 from async_rl.learner.trainer import Trainer
 
 CASES = {
-    "a critic": ("ppo_code", ("learner.shard_units=1000",)),
-    "a head on the policy": ("ppo_code", ("algorithm.advantage.critic=shared",)),
-    "an adapter": ("grpo_code", ("model.lora=lora", "model.lora.rank=3")),
-    "a moving reference": ("grpo_code", ("algorithm.kl=loss", "algorithm.kl.ref_ema_eta=0.1")),
+    "a critic and a moving reference": (
+        "ppo_code",
+        ("learner.shard_units=1000", "algorithm.kl.ref_ema_eta=0.1"),
+    ),
+    "an adapter and a head on the policy": (
+        "ppo_code",
+        ("algorithm.advantage.critic=shared", "model.lora=lora", "model.lora.rank=3"),
+    ),
 }
 
 
