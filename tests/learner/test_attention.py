@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learner_support import varlen
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -161,38 +162,6 @@ def test_no_tensor_grows_faster_than_the_row_nor_all_that_are_kept(window: int |
     assert many_kept <= 4.6 * few_kept
     # The mask of a block: the keys of a response and of its prompt, half of the row.
     assert many <= 128 * 2048 // 2
-
-
-def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-) -> Tensor:
-    """What `varlen_attn` promises: the causal triangle ends at the last query and the last key."""
-    assert scale is None
-    assert enable_gqa
-    assert window_size[1] == 0
-    out = []
-    for i in range(len(queries) - 1):
-        own, length = q[queries[i] : queries[i + 1]], int(queries[i + 1] - queries[i])
-        size = int(keys[i + 1] - keys[i])
-        assert length <= max_q
-        assert size <= max_k
-        # As one segment whose keys before its own are a prompt.
-        place = torch.cat([torch.zeros(size - length, HEADS, WIDTH).to(own), own])
-        whole = np.array([(0, size, -1)])
-        at = slice(int(keys[i]), int(keys[i + 1]))
-        window = None if window_size[0] == -1 else window_size[0] + 1
-        out.append(dense(whole, place, k[at], v[at], window)[size - length :])
-    return torch.cat(out)
 
 
 @pytest.mark.parametrize("window", [None, 7])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_support import make_trainer, relative_difference
+from learner_support import make_trainer, relative_difference, varlen
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -30,33 +30,6 @@ from async_rl.weights.lora import add_adapter, without_adapter
 pytestmark = pytest.mark.filterwarnings("ignore")
 CPU = torch.device("cpu")
 BLOCK = "Qwen3DecoderLayer"
-
-
-def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    max_q: int,
-    max_k: int,
-    **_: object,
-) -> Tensor:
-    """What `varlen_attn` computes, by tensors alone, so that a graph can have it."""
-    of_query, of_key = torch.arange(len(q)), torch.arange(len(k))
-    q_segment, k_segment = (
-        torch.bucketize(index, ends[1:], right=True)
-        for index, ends in ((of_query, queries), (of_key, keys))
-    )
-    q_left = (queries[1:][q_segment] - of_query)[:, None]
-    k_left = (keys[1:][k_segment] - of_key)[None]
-    # Wrong if a graph kept the longest segment of another row.
-    fits = (q_left <= max_q) & (k_left <= max_k)
-    seen = (q_segment[:, None] == k_segment[None]) & (k_left >= q_left) & fits
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[2] ** -0.5
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
 
 def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:

@@ -44,7 +44,7 @@ def values_of(critic: Critic | Policy, row: Pass) -> Values:
 
 WARMING = (
     "algorithm.advantage.critic=shared",
-    "algorithm.advantage.critic.warmup_steps=30",
+    "algorithm.advantage.critic.warmup_steps=10",
     "algorithm.advantage.critic.lr=1e-1",
     "learner.optimizer.warmup_steps=0",
 )
@@ -54,12 +54,12 @@ WARMING = (
 def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path: Path) -> None:
     trainer = make_trainer(model_path, "ppo_code", *WARMING)
     before, groups = policy_of(trainer), make_groups()
-    found = [trainer.step(groups, 0).scalars for _ in range(30)]
+    found = [trainer.step(groups, 0).scalars for _ in range(10)]
     assert found[-1]["value/loss"] < 0.9 * found[0]["value/loss"]
     assert all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
-    trainer.step(make_groups(version=29), 29)
+    trainer.step(make_groups(version=9), 9)
     assert all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
-    trainer.step(make_groups(version=30), 30)
+    trainer.step(make_groups(version=10), 10)
     assert not all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
 
 

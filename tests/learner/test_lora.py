@@ -216,16 +216,22 @@ def test_each_setting_changes_the_adapter(model_path: Path) -> None:
     assert any(not torch.equal(t, weights_of(two)[n]) for n, t in weights_of(one).items())
 
 
-def test_an_unknown_target_names_those_there_are(model_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no linear layer c_attn; it has down_proj, gate_proj"):
-        make_trainer(model_path, "grpo_code", *LORA, "model.lora.targets=[q_proj,c_attn]")
-
-
-def test_a_rank_above_the_side_of_a_matrix_is_refused(model_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rank=17: a matrix of k_proj has a side of 16"):
-        stepped(model_path, "model.lora.rank=17")
-
-
-def test_a_moving_reference_is_refused_with_an_adapter(model_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ref_ema_eta=0.1 with model.lora=lora: the reference"):
-        make_trainer(model_path, "grpo_code", *LORA, *KL, "algorithm.kl.ref_ema_eta=0.1")
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        (
+            ("model.lora.targets=[q_proj,c_attn]",),
+            r"no linear layer c_attn; it has down_proj, gate_proj",
+        ),
+        (("model.lora.rank=17",), r"rank=17: a matrix of k_proj has a side of 16"),
+        (
+            (*KL, "algorithm.kl.ref_ema_eta=0.1"),
+            r"ref_ema_eta=0.1 with model.lora=lora: the reference",
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(
+    model_path: Path, knobs: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stepped(model_path, *knobs, steps=0)

@@ -213,7 +213,7 @@ def test_several_ranks_reach_the_weights_of_one(
 
     pieces = [of.pieces for of in read_index(found / "checkpoint").tensors.values()]
     assert {file for of in pieces for file, *_ in of} == {file_of(rank) for rank in (0, 1)}
-    exported = make_trainer(found / "hf", conf)
+    exported = make_trainer(found / "hf", "grpo_code")
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
 
     resumed = make_trainer(model_path, conf, *OVERRIDES, *objective)
