@@ -26,7 +26,7 @@ from benchmarks.learning.staleness_report import thousands
 from benchmarks.learning.staleness_results import AS_LAUNCHED, METHODS, Cell, result
 from benchmarks.study import Recorded, refuse_mixing
 
-SMALL = TinyCoder(hidden_size=64, num_layers=1, num_heads=2, warm_start_steps=1, warm_start_batch=4)
+SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
 
 
 class Recording(Bench):
