@@ -10,6 +10,7 @@ type.
 from __future__ import annotations
 
 import collections
+import copy
 import math
 import re
 from collections.abc import Mapping
@@ -103,7 +104,7 @@ class PretrainedWeights:
         """Return a model of the first layers with the real weights: enough of them that each kind
         of attention in the model is present.
         """
-        config = self._config.__class__.from_dict(self._config.to_dict())
+        config = copy.deepcopy(self._config)
         text = config.get_text_config()
         kinds = list(getattr(text, "layer_types", None) or [])
         # Two, because some models share keys and values between neighbours.

@@ -321,8 +321,13 @@ def gradient(
 
 
 def _corrected(settings: BehaviorCorrection, batch: Batch, before: PolicyOutput) -> BehaviorWeights:
-    """The behavior weights: each group is a batch of its own, on which a correction may depend."""
+    """The behavior weights: each group is a batch of its own, on which a plug-in may depend."""
     log_ratio = before.logprobs - batch.behavior_logprobs
+    if settings.kind != "plugin":
+        sequences = Parts(
+            index=batch.sequence_index, count=batch.num_sequences, mask=batch.loss_mask
+        )
+        return correction(settings, log_ratio, sequences=sequences)
     sizes = torch.bincount(batch.group_index[batch.sequence_index]).tolist()
     found = []
     for own, index in zip(log_ratio.split(sizes), batch.sequence_index.split(sizes), strict=True):
@@ -339,11 +344,16 @@ def _weights(config: RunConfig, batch: Batch, probabilities: Tensor) -> Tensor:
     group_of_token = batch.group_index[batch.sequence_index]
     sizes = torch.bincount(group_of_token).tolist()
     weights = []
+    # The weights of a batch follow from the lengths of its responses alone.
+    known: dict[tuple[int, ...], Tensor] = {}
     for group, index in enumerate(batch.sequence_index.split(sizes)):
         own = index - group * GROUP_SIZE
-        parts = Parts(index=own, count=GROUP_SIZE, mask=torch.ones_like(own, dtype=torch.bool))
-        shares = token_weights(parts, aggregation=aggregation.kind, constant_tokens=constant)
-        weights.append(shares.double() * probabilities[group])
+        owners = tuple(own.tolist())
+        if owners not in known:
+            parts = Parts(index=own, count=GROUP_SIZE, mask=torch.ones_like(own, dtype=torch.bool))
+            shares = token_weights(parts, aggregation=aggregation.kind, constant_tokens=constant)
+            known[owners] = shares.double()
+        weights.append(known[owners] * probabilities[group])
     return torch.cat(weights)
 
 

@@ -72,42 +72,20 @@ def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(
     assert (low.item(), high.item()) == (ratio < 0.8, ratio > 2.0)
 
 
-def test_token_weights_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("aggregation", "constant", "expected"),
+    [
+        ("token_mean", None, [0.2, 0.2, 0, 0.2, 0.2, 0.2, 0]),
+        ("sequence_mean", None, [0.25, 0.25, 0, 1 / 6, 1 / 6, 1 / 6, 0]),
+        ("sequence_sum", 10, [0.05, 0.05, 0, 0.05, 0.05, 0.05, 0]),
+    ],
+)
+def test_token_weights_by_hand(
+    aggregation: Aggregation, constant: int | None, expected: list[float]
+) -> None:
     mask = torch.tensor([True, True, False, True, True, True, False])
-    sequence_index = torch.tensor([0, 0, 0, 1, 1, 1, 2])
-    by_token = token_weights(
-        Parts(index=sequence_index, count=3, mask=mask),
-        aggregation="token_mean",
-        constant_tokens=None,
-    )
-    torch.testing.assert_close(by_token, torch.tensor([0.2, 0.2, 0, 0.2, 0.2, 0.2, 0]))
-    by_sequence = token_weights(
-        Parts(index=sequence_index, count=3, mask=mask),
-        aggregation="sequence_mean",
-        constant_tokens=None,
-    )
-    torch.testing.assert_close(by_sequence, torch.tensor([0.25, 0.25, 0, 1 / 6, 1 / 6, 1 / 6, 0]))
-
-
-def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
-    mask = torch.tensor([True, True, False, True, False])
-    index = torch.tensor([0, 0, 0, 1, 2])
-    found = token_weights(
-        Parts(index=index, count=3, mask=mask), aggregation="sequence_sum", constant_tokens=10
-    )
-    torch.testing.assert_close(found, torch.tensor([0.05, 0.05, 0, 0.05, 0]))
-    with pytest.raises(ValueError, match="constant_tokens"):
-        token_weights(
-            Parts(index=index, count=3, mask=mask),
-            aggregation="sequence_sum",
-            constant_tokens=None,
-        )
-
-
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_weights_of_nothing_are_zero(aggregation: Aggregation) -> None:
-    mask, index = torch.zeros(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
-    found = token_weights(
-        Parts(index=index, count=1, mask=mask), aggregation=aggregation, constant_tokens=8
-    )
-    assert found.tolist() == [0, 0, 0, 0]
+    index = torch.tensor([0, 0, 0, 1, 1, 1, 2])
+    for is_there, weights in ((mask, expected), (torch.zeros_like(mask), [0.0] * 7)):
+        parts = Parts(index=index, count=3, mask=is_there)
+        found = token_weights(parts, aggregation=aggregation, constant_tokens=constant)
+        torch.testing.assert_close(found, torch.tensor(weights))

@@ -297,7 +297,8 @@ async def on_two_workers(scenario: Scenario) -> dict[str, Any]:
     said["spanning"] = await scenario.spanning()
     children = psutil.Process().children(recursive=True)
     said["processes"] = [child.pid for child in children]
-    workers = [it for it in children if "Worker_TP" in " ".join([it.name(), *it.cmdline()])]
+    # The core is a child of this process, and the workers are children of the core.
+    workers = [child for child in children if child.ppid() != os.getpid()]
     said["num_workers"] = len(workers)
     manifest = scenario.manifest(LAST + 1)
     seat = await scenario.seat(LAST + 1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from composing import compose
+from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.config.base import replace
@@ -252,3 +253,41 @@ def relative_difference(first: Sequence[torch.Tensor], second: Sequence[torch.Te
         if difference
         else 0.0
     )
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What `varlen_attn` promises, by tensors alone, so that a graph can have it: the causal
+    triangle ends at the last query and the last key.
+    """
+    assert enable_gqa
+    assert window_size[1] == 0
+    of_query, of_key = torch.arange(len(q)), torch.arange(len(k))
+    q_segment, k_segment = (
+        torch.bucketize(index, ends[1:], right=True)
+        for index, ends in ((of_query, queries), (of_key, keys))
+    )
+    q_left = (queries[1:][q_segment] - of_query)[:, None]
+    k_left = (keys[1:][k_segment] - of_key)[None]
+    # Wrong if a graph kept the longest segment of another row.
+    fits = (q_left <= max_q) & (k_left <= max_k)
+    age = k_left - q_left
+    seen = (q_segment[:, None] == k_segment[None]) & (age >= 0) & fits
+    if window_size[0] != -1:
+        seen = seen & (age <= window_size[0])
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -101,6 +103,7 @@ def conversations(groups: Sequence[Group], scorer: Trainer) -> list[Group]:
     """
     rng = np.random.default_rng(5)
     groups = as_trees(groups, rng, least_parent=0)
+    scored_rows = iter(scorer.logprobs([t.token_ids for g in groups for t in g.trajectories]))
 
     def turned(t: Trajectory) -> Trajectory:
         mask = t.loss_mask.copy()
@@ -108,7 +111,7 @@ def conversations(groups: Sequence[Group], scorer: Trainer) -> list[Group]:
         start = t.prompt_length + int(rng.integers(1, t.response_length - num_read + 1))
         mask[start : start + num_read] = False
         noise = rng.normal(scale=0.4, size=len(mask))
-        near = scorer.logprobs([t.token_ids])[0] + noise
+        near = next(scored_rows) + noise
         return msgspec.structs.replace(
             t,
             loss_mask=mask,
@@ -153,7 +156,7 @@ class StepOracle:
     ) -> None:
         self._objective = objective
         self._groups = groups
-        self._reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        self._reference = _model(path)
         self._policy = copy.deepcopy(self._reference)
         self._backbone = self._policy.model
         if not objective.has_shared_critic:
@@ -232,15 +235,23 @@ class StepOracle:
         mask = torch.from_numpy(_written(t))
         if self._objective.masks_truncated and t.is_truncated:
             mask = torch.zeros_like(mask)
+        objective = self._objective
         with torch.no_grad():
+            proximal = _logprobs(self._policy, t)[0]
             return Sample(
                 group=group,
                 t=t,
                 mask=mask,
-                proximal=_logprobs(self._policy, t)[0],
-                reference=_logprobs(self._reference, t)[0],
+                proximal=proximal,
+                reference=(
+                    _logprobs(self._reference, t)[0]
+                    if objective.kl_in_reward or objective.kl_in_loss
+                    else proximal
+                ),
                 behavior=torch.from_numpy(t.behavior_logprobs[start:]).double(),
-                values=self._values(t).tolist(),
+                values=(
+                    self._values(t).tolist() if objective.advantage in ("gae", "vtrace") else []
+                ),
             )
 
     def _values(self, t: Trajectory) -> Tensor:
@@ -277,7 +288,8 @@ class StepOracle:
                 floor = torch.where(advantages < 0, objective.clip_dual * advantages, -np.inf)
                 gain = torch.maximum(gain, floor)
             losses = -weight * gain
-        losses = losses + objective.kl_in_loss * self._kl(sample, logprobs, weight)
+        if objective.kl_in_loss:
+            losses = losses + objective.kl_in_loss * self._kl(sample, logprobs, weight)
         return losses - objective.entropy_coef * entropies
 
     def _kl(self, sample: Sample, logprobs: Tensor, weight: Tensor) -> Tensor:
@@ -414,6 +426,11 @@ class StepOracle:
         flat = torch.cat([advantages[s.mask] for advantages, s in pairs])
         mean, std = flat.mean(), flat.std(correction=0)
         return [(advantages - mean) / (std + 1e-5) for advantages in raw]
+
+
+@functools.cache
+def _model(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
 
 
 def _written(t: Trajectory) -> np.ndarray:

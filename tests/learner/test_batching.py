@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_support import make_groups, make_trainer, spy_on_gradients
+from learner_support import make_groups
 
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import cost_tokens, minibatches, pack, passes, share_out
@@ -101,20 +99,6 @@ def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
     for sequences in split:
         groups = batch.group_index[sequences]
         assert all(int((groups == g).sum()) == 8 for g in groups.unique())
-
-
-@pytest.mark.proves("learner.minibatches")
-def test_groups_are_assigned_to_minibatches_at_random_in_each_epoch(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = collate_part(whole(make_groups(num_groups=4, size=4)), device=CPU)
-    halves = [minibatches(batch, count=2, rng=np.random.default_rng(i))[0] for i in range(12)]
-    assert len(set(map(tuple, halves))) > 1
-    collected = spy_on_gradients(monkeypatch, is_stepping=False)
-    trainer = make_trainer(model_path, "grpo_code", "learner.minibatches=2", "learner.epochs=6")
-    trainer.step(make_groups(), 0)
-    norms = [round(float(g[0].norm()), 4) for g in collected["policy"]]
-    assert len(set(norms)) > 2, "the epochs have different minibatches"
 
 
 @settings(max_examples=20, deadline=None)

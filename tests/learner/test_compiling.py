@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_support import make_trainer, relative_difference
+from learner_support import make_trainer, relative_difference, varlen
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -32,31 +32,11 @@ CPU = torch.device("cpu")
 BLOCK = "Qwen3DecoderLayer"
 
 
-def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    max_q: int,
-    max_k: int,
-    **_: object,
-) -> Tensor:
-    """What `varlen_attn` computes, by tensors alone, so that a graph can have it."""
-    of_query, of_key = torch.arange(len(q)), torch.arange(len(k))
-    q_segment, k_segment = (
-        torch.bucketize(index, ends[1:], right=True)
-        for index, ends in ((of_query, queries), (of_key, keys))
+def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+    plain = torch.compile
+    monkeypatch.setattr(
+        compiling.torch, "compile", lambda f, **named: plain(f, backend=backend, **named)
     )
-    q_left = (queries[1:][q_segment] - of_query)[:, None]
-    k_left = (keys[1:][k_segment] - of_key)[None]
-    # Wrong if a graph kept the longest segment of another row.
-    fits = (q_left <= max_q) & (k_left <= max_k)
-    seen = (q_segment[:, None] == k_segment[None]) & (k_left >= q_left) & fits
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[2] ** -0.5
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
 
 @pytest.fixture
@@ -77,7 +57,7 @@ def make_policy(*, is_sharded: bool, has_adapter: bool) -> tuple[Policy, list[nn
     config = Qwen3Config(
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -131,8 +111,15 @@ def outputs(policy: Policy, row: Pass) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("is_sharded", "has_adapter"), [(False, False), (True, True)])
 def test_compiled_blocks_compute_as_eager_ones_with_one_graph_for_rows_of_all_sizes(
-    gpu_plan: None, process_group: None, is_sharded: bool, has_adapter: bool
+    gpu_plan: None,
+    process_group: None,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sharded: bool,
+    has_adapter: bool,
 ) -> None:
+    # The graphs are those of the learner; the code that inductor writes for them is torch's, and
+    # tests/algorithms/test_logprobs.py runs it.
+    compile_with(monkeypatch, "aot_eager")
     eager, _ = make_policy(is_sharded=is_sharded, has_adapter=has_adapter)
     compiled, blocks = make_policy(is_sharded=is_sharded, has_adapter=has_adapter)
     compile_blocks(blocks)
@@ -157,10 +144,7 @@ def test_a_block_that_cannot_be_compiled_runs_eagerly_and_is_reported_once(
     def no_compiler(graph: Any, inputs: Any) -> Any:
         raise FileNotFoundError("there is no C compiler")
 
-    plain = torch.compile
-    monkeypatch.setattr(
-        compiling.torch, "compile", lambda f, **named: plain(f, backend=no_compiler, **named)
-    )
+    compile_with(monkeypatch, no_compiler)
     eager, _ = make_policy(is_sharded=False, has_adapter=False)
     compiled, blocks = make_policy(is_sharded=False, has_adapter=False)
     compile_blocks(blocks)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from learner_support import make_groups, make_trainer
+from tables import table
 
 from async_rl.core.errors import DataError
 from async_rl.learner.checkpoint_index import Index, file_of, read_index
@@ -49,16 +50,18 @@ def index(change: Callable[[dict[str, Any]], object]) -> Craft:
     return craft
 
 
-def tensor(**fields: Any) -> Craft:
-    return index(lambda content: content["tensors"][NAME].update(fields))
-
-
-def pieces(*rows: Any) -> Craft:
-    return tensor(pieces=[[SHARD, *span] for span in rows])
-
-
-def in_file(name: str) -> Craft:
-    return tensor(pieces=[[name, 0, 32]])
+def change(kind: str, value: Any) -> Craft:
+    """A change of one of the kinds of the tables."""
+    match kind:
+        case "index":
+            return index(lambda c: c.update(value))
+        case "header":
+            return shard(lambda h: h[NAME].update(value))
+        case "pieces":
+            value = {"pieces": [[SHARD, *span] for span in value]}
+        case "file":
+            value = {"pieces": [[value, 0, 32]]}
+    return index(lambda c: c["tensors"][NAME].update(value))
 
 
 def shard(change: Callable[[dict[str, Any]], object]) -> Craft:
@@ -101,47 +104,22 @@ def overlapping(header: dict[str, Any]) -> None:
 
 
 CRAFTS: dict[str, Craft] = {
+    name: change(kind, value)
+    for kind in ("index", "tensor", "pieces", "file", "header")
+    for name, value in table(__file__, kind).items()
+} | {
     "an empty index": written("index.json", b""),
     "an index of other bytes": written("index.json", b"\xff\xfe\x00"),
     "an index of brackets": written("index.json", b"[" * 100_000),
     "a deep value": written("index.json", b'{"x":' + b"[" * 100_000),
     "an index that is a link": linked("index.json"),
     "an index that is a pipe": piped("index.json"),
-    "another format": index(lambda c: c.update(format=4)),
-    "a negative version": index(lambda c: c.update(version=-1)),
-    "a version of words": index(lambda c: c.update(version="1; rm -r")),
-    "an unknown field": index(lambda c: c.update(code="import os")),
-    "three numbers of the objective": index(lambda c: c["objective"].pop()),
-    "no optimizer": index(lambda c: c["optimizers"].clear()),
     "another optimizer": index(lambda c: c["optimizers"].update(critic=c["optimizers"]["policy"])),
-    "another base": index(lambda c: c.update(base_sha256="00")),
     "a missing tensor": index(lambda c: c["tensors"].pop(NAME)),
-    "another dtype": tensor(dtype="BF16"),
-    "a dtype of no reader": tensor(dtype="F7"),
-    "another shape": tensor(shape=[16, 2]),
-    "no shape": tensor(shape=[]),
-    "a huge shape": tensor(shape=[2**62, 2**62], pieces=[[SHARD, 0, 2**62]]),
-    "a negative shape": tensor(shape=[-32]),
-    "no pieces": pieces(),
-    "a hole": pieces((0, 16), (17, 32)),
-    "a hole at the start": pieces((1, 32)),
-    "too few rows": pieces((0, 31)),
-    "too many rows": pieces((0, 33)),
-    "overlapping pieces": pieces((0, 20), (10, 32)),
-    "pieces back and forth": pieces((0, 40), (40, 32)),
-    "pieces out of order": pieces((16, 32), (0, 16)),
-    "a piece of other rows than in the file": pieces((0, 16), (16, 32)),
-    "a negative row": pieces((-1, 32)),
-    "a file above the directory": in_file(f"../{SHARD}"),
-    "a file of the machine": in_file("/etc/hostname"),
-    "a name with an end of line": in_file(SHARD + "\n"),
-    "a file that is not there": in_file(file_of(7)),
-    "the index as a file of tensors": in_file("index.json"),
     "a shard that is a link": linked(SHARD),
     "a shard that is a pipe": piped(SHARD),
     "a shard that is missing": lambda d: (d / SHARD).unlink(),
     "a shard that is a directory": lambda d: ((d / SHARD).unlink(), (d / SHARD).mkdir()),
-    "an empty shard": lambda d: os.truncate(d / SHARD, 0),
     "a short shard": lambda d: os.truncate(d / SHARD, 100_000),
     "a shard without its last byte": lambda d: os.truncate(
         d / SHARD, (d / SHARD).stat().st_size - 1
@@ -150,11 +128,6 @@ CRAFTS: dict[str, Craft] = {
     "a huge header": written(SHARD, (2**63).to_bytes(8, "little") + b"{}"),
     "a header beyond the file": written(SHARD, (2**20).to_bytes(8, "little") + b"{}"),
     "tensors on top of each other": shard(overlapping),
-    "offsets backwards": shard(lambda h: h[NAME].update(data_offsets=[128, 0])),
-    "a tensor beyond the file": shard(lambda h: h[NAME].update(data_offsets=[0, 2**40])),
-    "a huge tensor in the file": shard(lambda h: h[NAME].update(shape=[2**62, 2**62])),
-    "another shape in the file": shard(lambda h: h[NAME].update(shape=[16, 2])),
-    "another dtype in the file": shard(lambda h: h[NAME].update(dtype="I32")),
     "a tensor that the file lacks": shard(lambda h: h.update(other=h.pop(NAME))),
 }
 

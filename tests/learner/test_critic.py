@@ -10,13 +10,11 @@ import pytest
 import torch
 from learner_support import as_trees, make_groups, make_trainer, paths_of
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import Pass, pack
 from async_rl.core.types import Group, Trajectory
 from async_rl.learner.models import Critic, Policy, ValueHead, Values
-from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
 
 
@@ -46,7 +44,7 @@ def values_of(critic: Critic | Policy, row: Pass) -> Values:
 
 WARMING = (
     "algorithm.advantage.critic=shared",
-    "algorithm.advantage.critic.warmup_steps=30",
+    "algorithm.advantage.critic.warmup_steps=10",
     "algorithm.advantage.critic.lr=1e-1",
     "learner.optimizer.warmup_steps=0",
 )
@@ -56,48 +54,13 @@ WARMING = (
 def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path: Path) -> None:
     trainer = make_trainer(model_path, "ppo_code", *WARMING)
     before, groups = policy_of(trainer), make_groups()
-    found = [trainer.step(groups, 0).scalars for _ in range(30)]
+    found = [trainer.step(groups, 0).scalars for _ in range(10)]
     assert found[-1]["value/loss"] < 0.9 * found[0]["value/loss"]
     assert all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
-    trainer.step(make_groups(version=29), 29)
+    trainer.step(make_groups(version=9), 9)
     assert all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
-    trainer.step(make_groups(version=30), 30)
+    trainer.step(make_groups(version=10), 10)
     assert not all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
-
-
-def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_export(
-    model_path: Path, tmp_path: Path
-) -> None:
-    knobs = (
-        "algorithm.advantage.critic=shared",
-        "algorithm.kl.ref_ema_eta=0.1",
-        "algorithm.kl.coef=0.1",
-    )
-    trainer = make_trainer(model_path, "ppo_code", *knobs)
-    trainer.step(make_groups(), 0)
-    trainer.save(tmp_path / "checkpoint", 1).result()
-    restored = make_trainer(model_path, "ppo_code", *knobs)
-    assert restored.load(tmp_path / "checkpoint") == 1
-    for version in (1, 2):
-        expected, found = (
-            t.step(make_groups(version, version=version), version).scalars
-            for t in (trainer, restored)
-        )
-        for name in (
-            "value/loss",
-            "value/grad_norm",
-            "policy/grad_norm",
-            "value/explained_variance",
-        ):
-            assert found[name] == expected[name], name
-    trainer.export_hf(tmp_path / "hf")
-    names = [spec.name for spec in trainer.tensor_specs()]
-    assert "value_head.weight" not in names
-    exported, info = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    state = dict(zip(names, trainer.full_tensors(), strict=True))
-    assert all(torch.equal(p, full_tensor(state[n])) for n, p in exported.named_parameters())
 
 
 def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
@@ -127,7 +90,7 @@ def test_a_value_depends_on_the_tokens_that_its_token_follows_and_on_no_other(
             found = values_of(critic, row)
         return found.at_tokens[-sample.response_length :], found.after_end[-1]
 
-    for group in as_trees(make_groups(num_groups=2), np.random.default_rng(4), least_parent=0):
+    for group in as_trees(make_groups(num_groups=1), np.random.default_rng(4), least_parent=0):
         sample = max(group.trajectories, key=lambda t: t.response_length)
         paths, parents = paths_of(sample), dict(sample.branches)
         followed = [parents.get(i, i - 1) for i in range(sample.prompt_length, len(paths))]

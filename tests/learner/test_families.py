@@ -26,77 +26,7 @@ from async_rl.planning.shape import FAMILIES, refusal
 from async_rl.weights.lora import merged_weights
 
 SIZES = table(__file__, "sizes")
-EXPERTS = table(__file__, "experts")
-LATENT = EXPERTS | {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-}
-WIDTH = {"head_dim": 8}
-WINDOW = {"sliding_window": 4}
-STATES = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
-OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-SCALED = {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "bamba": STATES,
-    "codegen": OLD | {"rotary_dim": 4},
-    "cohere2": WINDOW | WIDTH,
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
-    "deepseek_v32": LATENT,
-    "dots1": EXPERTS,
-    "ernie4_5_moe": EXPERTS | {"moe_num_experts": 4, "moe_k": 2},
-    "exaone4": WINDOW,
-    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-    "falcon_h1": STATES | {"mamba_d_ssm": 64},
-    "gemma": WIDTH,
-    "gemma2": WIDTH | WINDOW,
-    "gemma3_text": WIDTH | WINDOW,
-    "gemma4_text": WIDTH
-    | WINDOW
-    | {"vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8},
-    "glm": WIDTH,
-    "glm4": WIDTH,
-    "glm4_moe": EXPERTS | WIDTH,
-    "glm4_moe_lite": LATENT,
-    "glm_moe_dsa": LATENT,
-    "gpt2": OLD,
-    "gpt_oss": EXPERTS | WIDTH,
-    "gptj": OLD | {"rotary_dim": 4},
-    "granite": SCALED,
-    "granitemoe": EXPERTS | SCALED,
-    "granitemoehybrid": EXPERTS | STATES | {"layer_types": ["mamba", "attention"]},
-    "helium": WIDTH,
-    "hunyuan_v1_dense": WIDTH,
-    "hunyuan_v1_moe": WIDTH | {"num_experts": 4, "moe_topk": 2},
-    "jamba": {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
-    "lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 48},
-    "llama4_text": WIDTH
-    | {"num_local_experts": 4, "intermediate_size_mlp": 48, "attention_chunk_size": 4},
-    "mimo_v2_flash": WIDTH,
-    "minimax": WIDTH | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "minimax_m2": EXPERTS | WIDTH,
-    "ministral": WIDTH | WINDOW,
-    "ministral3": WIDTH,
-    "mistral": WINDOW,
-    "mixtral": EXPERTS,
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
-    "olmo3": WINDOW,
-    "olmoe": EXPERTS,
-    "phi3": WINDOW,
-    "phimoe": EXPERTS,
-    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
-    "qwen2_moe": EXPERTS,
-    "qwen3": WIDTH,
-    "qwen3_moe": EXPERTS | WIDTH,
-    "qwen3_5_text": WIDTH,
-    "qwen3_next": EXPERTS | WIDTH,
-    "seed_oss": WIDTH,
-    "vaultgemma": WIDTH | WINDOW,
-}
+SETTINGS: dict[str, dict[str, Any]] = table(__file__, "settings")
 LARGE = {"kimi_linear", "qwen3_5_moe_text", "nemotron_h"}
 """Refused families whose configurations have no small form with these sizes."""
 MULTIMODAL = {"llama4", "qwen3_5", "qwen3_5_moe"}

@@ -175,7 +175,7 @@ def test_the_likeliest_tokens_with_the_mass_remain() -> None:
     assert (truncate(probs.log(), 2, 0.6) > -torch.inf).tolist() == [[True, False, False, False]]
 
 
-def trained_bandit(*, with_support: bool, steps: int = 1500) -> tuple[Tensor, Tensor, Tensor]:
+def trained_bandit(*, with_support: bool, steps: int = 400) -> tuple[Tensor, Tensor, Tensor]:
     """Train a policy over 30 tokens on samples with top_p=0.9, every token weighted by its
     probability instead of drawn. Return its distribution over the nucleus, the nucleus, and the
     rewards, in float64.

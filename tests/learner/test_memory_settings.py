@@ -17,12 +17,10 @@ from learner_support import (
 )
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig
 
 from async_rl.config import learner
 from async_rl.core.errors import ConfigError
-from async_rl.learner import sharding
+from async_rl.learner import models, sharding
 
 
 @pytest.mark.proves("learner.budget_tokens")
@@ -93,52 +91,37 @@ def test_with_gradient_checkpointing_each_layer_runs_forward_again(model_path: P
     assert num_forwards("true") == 2 * num_forwards("false") > 0
 
 
-class LargestLogits(TorchDispatchMode):
-    """Records the most elements of a matrix product whose last dimension is the vocabulary."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self._vocab_size = vocab_size
-        self.num_elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_product = func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
-        if is_product and result.shape[-1] == self._vocab_size:
-            self.num_elements = max(self.num_elements, result.numel())
-        return result
-
-
-def test_a_smaller_chunk_bounds_the_logits_that_exist_together(
+def test_the_memory_of_logits_bounds_the_rows_of_a_chunk(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocab_size = AutoConfig.from_pretrained(model_path).vocab_size
+    chunks = []
+    real = models.token_logprobs
 
-    def largest() -> int:
-        trainer = make_trainer(model_path, "grpo_code")
-        token_ids = [t.token_ids for g in make_groups() for t in g.trajectories]
-        with LargestLogits(vocab_size) as logits:
-            trainer.logprobs(token_ids)
-        return logits.num_elements
+    def spy(*given: Any, chunk_tokens: int, **named: Any) -> Any:
+        chunks.append(chunk_tokens)
+        return real(*given, chunk_tokens=chunk_tokens, **named)
 
-    large = largest()
     monkeypatch.setattr(learner, "CPU_LOGITS_MB", 0.0006)
-    small = largest()
-    assert 0 < small < large
-    assert 4 * small <= 0.0006 * 2**20, "bytes of float32"
+    trainer = make_trainer(model_path, "grpo_code")
+    # Loading compares rows of its own.
+    monkeypatch.setattr(models, "token_logprobs", spy)
+    trainer.step(make_groups(), 0)
+    # 629 bytes, and 50 float32 for each row.
+    assert {*chunks} == {3}
 
 
 @pytest.mark.proves("learner.shard_units")
 def test_the_least_size_of_a_unit_decides_what_is_sharded_alone(
     model_path: Path, process_group: None
 ) -> None:
-    def units(chosen: int | str) -> list[str]:
+    def units(chosen: int | str, offload: str = "parameters") -> list[str]:
         trainer = offloading_trainer(
-            model_path, "grpo_code", f"learner.shard_units={chosen}", offload="parameters"
+            model_path, "grpo_code", f"learner.shard_units={chosen}", offload=offload
         )
         modules = policy_of(trainer).modules()
         return [type(m).__name__.removeprefix("FSDP") for m in modules if isinstance(m, FSDPModule)]
 
+    assert units(0, offload="none") == [], "one CPU in float32 needs no wrapper"
     assert units(0).count("Qwen3DecoderLayer") == 2
     assert units(10**9).count("Qwen3DecoderLayer") == 0
     named = units("[Qwen3MLP]")

@@ -103,63 +103,39 @@ def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() 
     assert by_token(zeroed, group, ref_logprobs=ref) == [[0.0] * 3, [-1.0] * 3]
 
 
-def test_answers_near_the_limit_pay_the_penalty_after_scaling() -> None:
-    # limit 12, buffer 4: 9 tokens are a quarter into the buffer
-    group = group_of([1.0], length=9)
-    config = make_config(
-        "grpo_code",
-        *RETURNS,
-        "reward.overlong_tokens=4",
-        "reward.overlong_penalty=2.0",
-        "reward.scale=3",
-    )
-    assert by_token(config, group) == [[2.5] * 9]
-    assert by_token(make_config("grpo_code", *RETURNS, "reward.scale=3"), group) == [[3.0] * 9]
-
-
 STEPS = (StepScore(end_tokens=1, reward=0.25), StepScore(end_tokens=3, reward=1.0))
 DENSE = (*RETURNS, "reward.mode=fraction")
+LONG = group_of([1.0], length=9)
+"""Of a limit of 12 tokens with a buffer of 4: a quarter into the buffer."""
+OVERLONG = ("reward.overlong_tokens=4", "reward.overlong_penalty=2.0")
+SCORED = group_of([1.0], steps=[STEPS])
+CUT = group_of([1.0], truncated=[True], steps=[STEPS])
+PAIR = group_of([1.0, 0.0], steps=[STEPS, (StepScore(end_tokens=2, reward=0.0),)])
+ABOVE = ("algorithm.advantage=dr_grpo", "reward.placement=step_deltas", "reward.fail_reward=-1")
+BASELINE = ("algorithm.advantage=reinforce_plus_plus_baseline",)
 
 
-@pytest.mark.covers("use_dense_reward, reward_delta", "rw_type, use_dense_reward")
+@pytest.mark.covers("use_dense_reward, reward_delta", "rw_type, use_dense_reward", "reward_delta")
 @pytest.mark.parametrize(
-    ("placement", "expected"),
+    ("group", "knobs", "expected"),
     [
-        ("end", [1.0, 1.0, 1.0]),
-        ("steps", [1.25, 1.0, 1.0]),
-        ("step_deltas", [1.0, 0.75, 0.75]),
+        # The penalty comes after the scale.
+        (LONG, (*RETURNS, "reward.scale=3"), [[3.0] * 9]),
+        (LONG, (*RETURNS, "reward.scale=3", *OVERLONG), [[2.5] * 9]),
+        (SCORED, (*DENSE, "reward.placement=end"), [[1.0, 1.0, 1.0]]),
+        (SCORED, (*DENSE, "reward.placement=steps"), [[1.25, 1.0, 1.0]]),
+        (SCORED, (*DENSE, "reward.placement=step_deltas"), [[1.0, 0.75, 0.75]]),
+        (CUT, (*DENSE, "reward.placement=steps", "algorithm.truncated=zero_reward"), [[0.0] * 3]),
+        # The totals of group estimators: 1 - (-1) = 2 and 0 - (-1) = 1.
+        (PAIR, (*DENSE, *ABOVE), [[0.5] * 3, [-0.5] * 3]),
+        (group_of([1.0, 0.0]), RETURNS, [[1.0] * 3, [0.0] * 3]),
+        (group_of([1.0, 0.0]), BASELINE, [[0.5] * 3, [-0.5] * 3]),
     ],
 )
-def test_rewards_of_steps_land_where_the_steps_end(placement: str, expected: list[float]) -> None:
-    config = make_config("grpo_code", *DENSE, f"reward.placement={placement}")
-    assert by_token(config, group_of([1.0], steps=[STEPS])) == [expected]
-
-
-@pytest.mark.covers("reward_delta")
-def test_the_sum_of_step_deltas_is_the_final_score_above_a_fail_for_group_estimators_too() -> None:
-    knobs = (
-        *DENSE,
-        "algorithm.advantage=dr_grpo",
-        "reward.placement=step_deltas",
-        "reward.fail_reward=-1",
-    )
-    group = group_of([1.0, 0.0], steps=[STEPS, (StepScore(end_tokens=2, reward=0.0),)])
-    # totals: 1 - (-1) = 2 and 0 - (-1) = 1
-    assert by_token(make_config("grpo_code", *knobs), group) == [[0.5] * 3, [-0.5] * 3]
-
-
-def test_a_truncated_sample_loses_the_rewards_of_its_steps_too() -> None:
-    config = make_config(
-        "grpo_code", *DENSE, "reward.placement=steps", "algorithm.truncated=zero_reward"
-    )
-    assert by_token(config, group_of([1.0], truncated=[True], steps=[STEPS])) == [[0.0] * 3]
-
-
-def test_reinforce_plus_plus_compares_with_its_group_only_where_told() -> None:
-    group = group_of([1.0, 0.0])
-    assert by_token(make_config("grpo_code", *RETURNS), group) == [[1.0] * 3, [0.0] * 3]
-    config = make_config("grpo_code", "algorithm.advantage=reinforce_plus_plus_baseline")
-    assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3]
+def test_advantages_by_hand(
+    group: Group, knobs: tuple[str, ...], expected: list[list[float]]
+) -> None:
+    assert by_token(make_config("grpo_code", *knobs), group) == expected
 
 
 def test_remax_compares_with_the_greedy_answer_shaped_like_any_other() -> None:

@@ -5,41 +5,12 @@ import math
 import pytest
 import torch
 
-from async_rl.composition.compose import compose
-from async_rl.config.learner import OptimizerConfig
 from async_rl.learner.metrics import (
     behavior_metrics,
     explained_variance,
     mismatch_metrics,
     reward_metrics,
 )
-from async_rl.learner.optimizer import learning_rate
-
-
-def optimizer(*knobs: str) -> OptimizerConfig:
-    words = ("lr=1.0", "min_lr_ratio=0.1", *knobs)
-    return compose("grpo_code", [f"learner.optimizer.{word}" for word in words]).learner.optimizer
-
-
-@pytest.mark.covers("lr_warmup_steps_ratio")
-def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
-    rates = [
-        learning_rate(k, optimizer("warmup_steps=4", "schedule=constant"), num_steps=10)
-        for k in range(6)
-    ]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-@pytest.mark.covers("warmup_style, min_lr_ratio")
-def test_cosine_falls_to_its_floor_and_stays() -> None:
-    rates = {
-        k: learning_rate(k, optimizer("warmup_steps=2", "schedule=cosine"), num_steps=12)
-        for k in (2, 7, 12, 50)
-    }
-    assert rates[2] == 1.0
-    assert rates[7] == pytest.approx(0.55)
-    assert rates[12] == pytest.approx(0.1)
-    assert rates[50] == pytest.approx(0.1)
 
 
 def test_effective_sample_size_by_hand() -> None:
