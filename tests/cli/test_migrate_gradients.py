@@ -1,4 +1,4 @@
-"""A migrated file has the loss and the gradient of its source: three files of each system, on one
+"""A migrated file has the loss and the gradient of its source: files of each system, on one
 recorded batch, against the system's published formulas in float64.
 
 The formulas are written from verl 0.9.1 (`trainer/ppo/core_algos.py`), AReaL 1.0.4
@@ -246,15 +246,6 @@ def areal_returns(data: Recorded, policy: Tensor) -> Tensor:
     return token_mean(losses(data, policy, loss))
 
 
-def areal_gspo(data: Recorded, policy: Tensor) -> Tensor:
-    advantages = grouped(data.batch.rewards.double(), leave_out=True)
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        return surrogate(of_sequence(lp - old), advantages[n], low=0.003, high=0.004)
-
-    return token_mean(losses(data, policy, loss))
-
-
 def areal_cispo(data: Recorded, policy: Tensor) -> Tensor:
     """AReaL 2.0.0 cispo_loss_fn: a bounded, detached ratio as the weight of each log-prob."""
     advantages = grouped(data.batch.rewards.double())
@@ -307,7 +298,6 @@ ORACLES: dict[str, Oracle] = {
     each.__name__: each
     for each in (
         areal_decoupled,
-        areal_gspo,
         areal_cispo,
         areal_returns,
         trl_dapo,
