@@ -14,8 +14,9 @@ from async_rl.buffer.store.times import GroupTimes
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.reports import predict, sentences
-from async_rl.runs.forecast.scenario import with_values
+from async_rl.runs.forecast.scenario import changed_works, with_values
 from async_rl.runs.forecast.scoring import alone_s, read_scoring
+from async_rl.runs.forecast.simulation import simulate
 
 JUDGED = other(BASE, places=4)
 
@@ -127,3 +128,18 @@ def test_a_group_is_complete_with_its_last_score() -> None:
     times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
     alone = other(JUDGED, places=2, groups_per_step=1, slots=1, max_staleness_versions=0)
     assert rate(alone, times) == pytest.approx(1 / 10)
+
+
+def test_larger_groups_are_scored_as_the_next_ones() -> None:
+    works = [Work(units=1.0, scoring_s=2.0, lengths=(9, 9), scores=(s, s)) for s in (1.0, 2.0)]
+    times = replace(judged(), train=tuple(works))
+    three, _ = changed_works(times, {"generation.group_size": 3})
+    assert three.scores == (1.0, 1.0, 2.0)
+
+
+def test_evaluations_may_wait_for_places_that_are_enough_for_training() -> None:
+    one = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
+    times = replace(judged(), train=(one,) * 160, evaluation=(one,), num_eval_groups=10)
+    small = other(JUDGED, groups_per_step=1, max_staleness_versions=0, evaluate_every_steps=8)
+    assert simulate(small, times).places == 4
+    assert simulate(other(small, evaluate_every_steps=0), times).places == 0
