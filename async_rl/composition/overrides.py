@@ -4,6 +4,7 @@ Invariants: text needs no quotes (paths with spaces, names that look like number
 name the same setting, so their order does not matter.  The schema reports unknown settings.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,8 @@ def _name(word: str) -> str:
     return word.partition("=")[0].strip().removesuffix(f".{KIND}")
 
 
+# A parse takes 2 ms; `migrate` composes the same hundred settings several times.
+@functools.cache
 def _parse(word: str) -> Override:
     """Read one override. Raises ConfigError if it is not of the form key=value."""
     key = word.partition("=")[0].lstrip("+~")

@@ -27,6 +27,11 @@ def launch_of(config: RunConfig, spec: ProcessSpec) -> ClusterLaunch:
     return launch
 
 
+def kind_of_node(config: RunConfig, spec: ProcessSpec) -> str | None:
+    """Return the kind of node that the process needs; only generators need one."""
+    return launch_of(config, spec).node_kind if spec.role == "generator" else None
+
+
 def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
     """Return the number of CPUs that the process uses on its node; a verifier one per program.
 
@@ -53,9 +58,8 @@ def needs(config: RunConfig, spec: ProcessSpec) -> str:
     text = f"room on the cluster: {cluster_cpus(config, spec)} CPU"
     if spec.gpus:
         text += f", {spec.gpus:g} GPU"
-    resource = launch_of(config, spec).node_kind
-    if spec.role == "generator" and resource is not None:
-        text += f", {resource} 1"
+    if kind := kind_of_node(config, spec):
+        text += f", {kind} 1"
     return text
 
 
@@ -80,15 +84,11 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
     A cluster that the run started counts no CPUs, because it must work with any number of them. The
     buffer counts none: it may run on one node only, and must find room there when it restarts.
     """
-    resources: dict[str, float] = {}
-    if spec.role == "generator":
-        resource = launch_of(config, spec).node_kind
-        if resource is not None:
-            resources[resource] = 1
+    kind = kind_of_node(config, spec)
     return {
         "num_cpus": 0 if is_own_cluster or spec.role == "buffer" else cluster_cpus(config, spec),
         "num_gpus": spec.gpus,
-        "resources": resources,
+        "resources": {kind: 1} if kind else {},
         # One node lost takes few generators with it.
         "scheduling_strategy": "SPREAD",
     }

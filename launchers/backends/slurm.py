@@ -29,7 +29,7 @@ from async_rl.config.launchers import SlurmLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.backend import Backend, Job, PlacedProcess
-from async_rl.launchers.backends.cluster import cluster_cpus, launch_of, needs, on_cluster
+from async_rl.launchers.backends.cluster import cluster_cpus, kind_of_node, needs, on_cluster
 from async_rl.launchers.backends.local import child_command
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
@@ -238,8 +238,7 @@ class SlurmLauncher:
             f"--cpus-per-task={cluster_cpus(self._config, spec)}",
             f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none",
         ]
-        kind = launch_of(self._config, spec).node_kind
-        if spec.role == "generator" and kind is not None:
+        if kind := kind_of_node(self._config, spec):
             options.append(f"--constraint={kind}")
         if spec.role == "buffer":
             options.append(f"--nodelist={self._node}")

@@ -9,6 +9,7 @@ An exact key wins over `*.part.*`, that over `section.*`, and an inner section o
 A key without a rule is refused.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -173,6 +174,7 @@ class Table(Value):
         return best, self.rules[best]
 
 
+@functools.cache
 def read_table(system: str) -> Table:
     """Read `<system>.yaml` of this package. Raises msgspec.ValidationError if it is malformed."""
     return read_packaged(__package__, f"{system}.yaml", Table)

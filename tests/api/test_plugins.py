@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,25 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.preflight.checks import preflight
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
-USED = {
-    "reward.terms.short": "plugin",
-    "reward.terms.short.fn": "short_answers",
-    "rollout.fn": "one_turn",
-    "generation.engine": "counted",
-    "algorithm.policy_loss": "plugin",
-    "algorithm.policy_loss.fn": "plain_ratio",
-    "algorithm.policy_loss.correction": "plugin",
-    "algorithm.policy_loss.correction.fn": "half",
-    "algorithm.advantage": "plugin",
-    "algorithm.advantage.fn": "above_mean",
-    "data.train_files": ["sums"],
-}
+OBJECTIVE = (
+    "algorithm.policy_loss=plugin",
+    "algorithm.policy_loss.fn=plain_ratio",
+    "algorithm.policy_loss.correction=plugin",
+    "algorithm.policy_loss.correction.fn=half",
+    "algorithm.advantage=plugin",
+    "algorithm.advantage.fn=above_mean",
+)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which pip has installed the example package."""
+    """The folder with the content of the example package's wheel."""
     folder = tmp_path_factory.mktemp("plugins")
     shutil.copytree(EXAMPLE, folder / "source")
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    install += ["--target", str(folder / "installed"), str(folder / "source")]
-    subprocess.run(install, check=True, timeout=120)
+    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=folder / "source", check=True, timeout=120)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "installed")
     return folder / "installed"
 
 
@@ -91,14 +88,6 @@ def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) 
         preflight(compose("grpo_code", [*words, "data.train_files=[other]"]), this_machine())
 
 
-def test_an_engine_that_is_neither_provided_nor_a_plugin_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"generation.engine=vlm: must be vllm, hf, or"):
-        preflight(compose("grpo_code", ["generation.engine=vlm"]), this_machine())
-
-
-OBJECTIVE = [f"{path}={value}" for path, value in USED.items() if path.startswith("algorithm.")]
-
-
 @pytest.mark.usefixtures("found")
 @pytest.mark.proves(
     "algorithm.policy_loss.fn", "algorithm.policy_loss.correction.fn", "algorithm.advantage.fn"
@@ -130,23 +119,15 @@ def test_loss_weights_and_advantages_are_those_of_the_plugins() -> None:
 
 
 @pytest.mark.usefixtures("found")
-@pytest.mark.parametrize(
-    "path",
-    [
-        "algorithm.policy_loss",
-        "algorithm.policy_loss.correction",
-        "algorithm.advantage",
-        "algorithm.step_scale",
-    ],
-)
-def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> None:
-    words = [f"{path}=plugin", f"{path}.fn=my_plugins.task:rows"]
-    with pytest.raises(ConfigError, match=rf"{path}.fn=my_plugins.task:rows: is called as rows\("):
-        preflight(compose("grpo_code", words), this_machine())
-    with pytest.raises(ConfigError, match=rf"{path}.fn=null: must be a valid string"):
-        compose("grpo_code", [f"{path}=plugin"])
-
-
-@pytest.mark.parametrize("name", ["sapo", "oapl", "m2po", "gac", "geometric"])
-def test_the_example_losses_are_accepted_as_plugins(name: str) -> None:
-    preflight(compose("grpo_code", [f"algorithm={name}"]), this_machine())
+def test_a_wrong_part_of_the_objective_is_refused_before_a_run() -> None:
+    for name in ("policy_loss", "policy_loss.correction", "advantage", "step_scale"):
+        path = f"algorithm.{name}"
+        words = [f"{path}=plugin", f"{path}.fn=my_plugins.task:rows"]
+        with pytest.raises(ConfigError, match=rf"{path}.fn=my_plugins.task:rows: is called as row"):
+            preflight(compose("grpo_code", words), this_machine())
+        with pytest.raises(ConfigError, match=rf"{path}.fn=null: must be a valid string"):
+            compose("grpo_code", words[:1])
+    with pytest.raises(ConfigError, match=r"generation.engine=vlm: must be vllm, hf, counted, or"):
+        preflight(compose("grpo_code", ["generation.engine=vlm"]), this_machine())
+    for name in ("sapo", "oapl", "m2po", "gac", "geometric"):
+        preflight(compose("grpo_code", [f"algorithm={name}"]), this_machine())

@@ -20,10 +20,17 @@ from async_rl.core.types import CallTest, Verdict
 SQUARE = "def f(x): return x * x"
 
 
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[async_rl.Verifier]:
+    before = children()
     with async_rl.Verifier({"verifiers.cells": 1, "sandbox": {"timeout_s": 1}}) as running:
+        assert children() != before
         yield running
+    assert children() == before, "nothing is left"
 
 
 def test_tests_are_text_objects_or_values(verifier: async_rl.Verifier) -> None:
@@ -34,6 +41,14 @@ def test_tests_are_text_objects_or_values(verifier: async_rl.Verifier) -> None:
     assert response.verdict is Verdict.WRONG_ANSWER
     assert [test.verdict for test in response.tests] == [Verdict.PASS, Verdict.WRONG_ANSWER]
     assert response.tests[1].message == "f(3) returned 9, not 8"
+    with pytest.raises(ConfigError, match=r"is not a valid test \(.*docs/data.md lists the kinds"):
+        verifier.check(SQUARE, {"kind": "call", "function": "f"})
+
+    async def cell() -> Verdict:
+        """A cell of a notebook: an event loop is running."""
+        return verifier.check(SQUARE, "assert f(2) == 4").verdict
+
+    assert asyncio.run(cell()) is Verdict.PASS
 
 
 def test_setup_is_code_of_the_tests_and_settings_are_used(verifier: async_rl.Verifier) -> None:
@@ -45,40 +60,18 @@ def test_setup_is_code_of_the_tests_and_settings_are_used(verifier: async_rl.Ver
     )
 
 
-def test_it_can_be_used_where_an_event_loop_runs(verifier: async_rl.Verifier) -> None:
-    async def cell() -> Verdict:
-        return verifier.check(SQUARE, "assert f(2) == 4").verdict
-
-    assert asyncio.run(cell()) is Verdict.PASS
-
-
-def test_a_malformed_test_is_refused(verifier: async_rl.Verifier) -> None:
-    with pytest.raises(ConfigError, match=r"is not a valid test \(.*docs/data.md lists the kinds"):
-        verifier.check(SQUARE, {"kind": "call", "function": "f"})
-
-
-def test_wrong_settings_are_refused() -> None:
+def test_wrong_settings_and_a_jail_that_cannot_start_are_refused_and_nothing_is_left() -> None:
     with pytest.raises(ConfigError, match="without a run only sandbox"):
         async_rl.Verifier({"num_steps": 3})
     with pytest.raises(ConfigError, match=r"sandbox\.timeout_s=0: must be greater than 0"):
         async_rl.Verifier(["sandbox.timeout_s=0"])
-
-
-def test_a_jail_that_cannot_start_is_an_error_with_its_reason() -> None:
-    with (
-        pytest.raises(ConfigError, match="the package 'no_such_p"),
-        async_rl.Verifier({"sandbox.packages": ["no_such_package"]}) as verifier,
-    ):
-        verifier.check("import no_such_package", "assert f() is None")
-
-
-def test_outside_its_block_it_is_refused_and_nothing_is_left() -> None:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    with async_rl.Verifier({"verifiers.cells": 1}) as verifier:
-        assert {p.pid for p in psutil.Process().children(recursive=True)} - before
+    before = children()
+    broken = async_rl.Verifier({"sandbox.packages": ["no_such_package"]})
+    with pytest.raises(ConfigError, match="the package 'no_such_p"), broken:
+        pass
     with pytest.raises(ConfigError, match="not running; use it in its with block"):
-        verifier.check(SQUARE, "assert f(2) == 4")
-    assert {p.pid for p in psutil.Process().children(recursive=True)} == before
+        broken.check(SQUARE, "assert f(2) == 4")
+    assert children() == before
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:

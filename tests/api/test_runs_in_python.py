@@ -53,33 +53,30 @@ def begin(monkeypatch: pytest.MonkeyPatch, folder: Path, end: str) -> async_rl.R
     return async_rl.launch("grpo_code", {"output_dir": folder, "run_name": "mine", "num_steps": 3})
 
 
-def test_steps_are_yielded_until_the_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = begin(monkeypatch, tmp_path, 'end("finished")')
-    assert [(step["step"], step["reward/mean"]) for step in run.steps()] == [
-        (1, 0.25),
-        (2, 0.5),
-        (3, 0.75),
-    ]
-    assert run.wait().state is RunState.FINISHED
-    assert [step["step"] for step in run.steps()] == [1, 2, 3], "also after the end"
-
-
-def test_a_step_that_is_not_reported_yet_is_waited_for(
+def test_steps_are_yielded_until_the_run_ends_and_their_metrics_are_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     late = f"""open({str(gate)!r}).read()
 with (run_dir / "metrics.jsonl").open("a") as rows:
-    rows.write('{{"step": 4}}\\n')
+    rows.write('{{"step": 4, "eval/pass_at_1": 0.5}}\\n{{"ste')
 end("finished")"""
-    steps = begin(monkeypatch, tmp_path, late).steps()
-    assert [next(steps)["step"] for _ in range(3)] == [1, 2, 3]
+    run = begin(monkeypatch, tmp_path, late)
+    steps = run.steps()
+    assert [next(steps)["reward/mean"] for _ in range(3)] == [0.25, 0.5, 0.75]
     gate.write_text("go on")
-    assert next(steps) == {"step": 4}
+    assert next(steps) == {"step": 4, "eval/pass_at_1": 0.5}
     assert list(steps) == []
+    assert run.wait().state is RunState.FINISHED
+    assert [step["step"] for step in run.steps()] == [1, 2, 3, 4], "also after the end"
+    metrics = run.metrics()
+    np.testing.assert_array_equal(metrics["step"], [1, 2, 3, 4])
+    np.testing.assert_array_equal(metrics["reward/mean"], [0.25, 0.5, 0.75, math.nan])
+    np.testing.assert_array_equal(metrics["eval/pass_at_1"], [math.nan] * 3 + [0.5])
+    assert metrics["step"].dtype == np.float64
+    assert len(metrics) == len(list(metrics)) == 4
+    assert run.config.num_steps == 3
 
 
 def test_a_failed_run_raises_its_cause_after_its_steps(
@@ -165,22 +162,6 @@ def test_wrong_settings_raise_before_anything_is_written(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="neither a run in"):
         async_rl.open_run(tmp_path)
-
-
-def test_metrics_are_columns_with_nan_where_a_step_reported_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = begin(monkeypatch, tmp_path, 'end("finished")')
-    run.wait()
-    with (run.directory / "metrics.jsonl").open("a") as rows:
-        rows.write('{"step": 4, "eval/pass_at_1": 0.5}\n{"ste')
-    metrics = run.metrics()
-    np.testing.assert_array_equal(metrics["step"], [1, 2, 3, 4])
-    np.testing.assert_array_equal(metrics["reward/mean"], [0.25, 0.5, 0.75, math.nan])
-    np.testing.assert_array_equal(metrics["eval/pass_at_1"], [math.nan] * 3 + [0.5])
-    assert metrics["step"].dtype == np.float64
-    assert len(metrics) == len(list(metrics)) == 4
-    assert run.config.num_steps == 3
 
 
 def test_rows_of_a_replaced_file_are_read_again_only_if_they_changed(tmp_path: Path) -> None:

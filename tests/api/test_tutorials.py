@@ -69,7 +69,6 @@ class FakeTalk:
 @pytest.mark.parametrize(
     ("verdicts", "score", "read"),
     [
-        (["pass"], 1.0, []),
         (["wrong_answer", "pass"], 0.5, ["\n# gave 3\nPROMPT"]),
         (["wrong_answer", "timeout"], 0.0, ["\n# gave 3\nPROMPT"]),
     ],
@@ -84,34 +83,12 @@ def test_the_environment_rewards_the_number_of_attempts(
     assert environment.score(SimpleNamespace(response="def f(")) == 0.0
 
 
-@pytest.mark.usefixtures("files")
-def test_the_loss_passes_the_test_of_its_tutorial() -> None:
-    module("test_my_loss").test_the_gradient_is_zero_at_the_edge()
-
-
-@pytest.mark.usefixtures("files")
-def test_a_reward_function_of_trl_scores_a_sample() -> None:
-    rewards = module("my_rewards")
-    row = {"prompt": "Say hello.", "limit": 5}
-    samples = [SimpleNamespace(prompt="P", response=text, row=row) for text in ("hello", "hello!")]
-    assert [rewards.score(sample) for sample in samples] == [1.0, 0.0]
-
-
 def commands(tutorial: str) -> list[list[str]]:
     """The launches of a tutorial, except of the configuration that `async-rl init` writes."""
     lines = re.findall(
         r"^\$ async-rl launch (?!conf=my_task)(.*)$", (TUTORIALS / tutorial).read_text(), re.M
     )
     return [[w for w in shlex.split(line) if not w.startswith("--")] for line in lines]
-
-
-@pytest.mark.usefixtures("files")
-@pytest.mark.parametrize("tutorial", ["own_environment.md", "own_agent.md", "own_task.md"])
-def test_the_commands_of_the_tutorial_can_start(tutorial: str) -> None:
-    for words in commands(tutorial):
-        conf, overrides = split_conf(words)
-        assert conf is not None
-        checked_config(conf, overrides, this_machine())
 
 
 @pytest.mark.usefixtures("files")
@@ -134,9 +111,25 @@ def test_the_agent_of_the_tutorial_corrects_a_program_that_raises(
 
 
 @pytest.mark.usefixtures("files")
-def test_a_wrong_name_in_the_command_is_refused() -> None:
+def test_the_loss_passes_the_test_of_its_tutorial_and_a_reward_of_trl_scores_a_sample() -> None:
+    module("test_my_loss").test_the_gradient_is_zero_at_the_edge()
+    rewards = module("my_rewards")
+    row = {"prompt": "Say hello.", "limit": 5}
+    samples = [SimpleNamespace(prompt="P", response=text, row=row) for text in ("hello", "hello!")]
+    assert [rewards.score(sample) for sample in samples] == [1.0, 0.0]
+
+
+@pytest.mark.usefixtures("files")
+def test_the_commands_of_the_tutorials_can_start_and_a_wrong_name_is_refused() -> None:
+    for tutorial in ("own_environment.md", "own_agent.md", "own_task.md"):
+        for words in commands(tutorial):
+            check(words)
     words = [word.replace(":simple", ":simpler") for word in commands("own_task.md")[0]]
+    with pytest.raises(async_rl.ConfigError, match="has no function simpler"):
+        check(words)
+
+
+def check(words: list[str]) -> None:
     conf, overrides = split_conf(words)
     assert conf is not None
-    with pytest.raises(async_rl.ConfigError, match="has no function simpler"):
-        checked_config(conf, overrides, this_machine())
+    checked_config(conf, overrides, this_machine())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ def migrated(name: str, overrides: Sequence[str] = ()) -> Migration:
     return read(FOLDER / name, overrides)
 
 
-def changed(tmp_path: Path, name: str, key: str, value: Any) -> Migration:
-    """The migration of a source of YAML, with one key set to another value."""
+def changed(tmp_path: Path, name: str, given: Mapping[str, Any]) -> Migration:
+    """The migration of a source of YAML, with keys set to other values."""
     tree = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    node = tree
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        node = node.setdefault(parent, {})
-    node[leaf] = value
+    for key, value in given.items():
+        node = tree
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
     file = tmp_path / "source.yaml"
     file.write_text(yaml.safe_dump(tree))
     return read(file)

@@ -80,7 +80,7 @@ def test_shared_memory_for_gpus_is_more_than_for_none(
     assert f"{free_mb} MB free" in finding.result
 
 
-@pytest.mark.parametrize(("states", "code"), [(["ok", "weak"], 0), (["ok", "bad", "weak"], 1)])
+@pytest.mark.parametrize(("states", "code"), [(["ok", "weak"], 0), (["bad"], 1)])
 def test_the_exit_code_is_one_only_if_no_run_can_work(
     monkeypatch: pytest.MonkeyPatch, async_rl: Any, states: list[Any], code: int
 ) -> None:
@@ -89,10 +89,8 @@ def test_the_exit_code_is_one_only_if_no_run_can_work(
     answer = async_rl("doctor")
     assert answer.code == code
     assert "do it" in answer.out
-
-
-def test_it_looks_at_this_machine(async_rl: Any) -> None:
+    monkeypatch.undo()
     code, shown, _ = async_rl("doctor")
-    subjects = "Python packages GPUs shared jail"
-    assert [subject for subject in subjects.split() if subject not in shown] == []
+    subjects = ("Python packages", "GPUs", "shared", "jail")
+    assert [subject for subject in subjects if subject.split()[0] not in shown] == []
     assert code == (1 if "bad" in shown else 0)

@@ -27,11 +27,10 @@ def test_a_run_a_checkpoint_and_a_model_are_told_apart(tmp_path: Path) -> None:
     assert run_of(str(run_dir), output_dir) == (run_dir, None)
     assert run_of(str(run_dir / "checkpoints" / "step_000002"), output_dir) == (run_dir, 2)
     assert run_of("owner/name", output_dir) == (None, None)
-
-
-def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nosuch is neither a run nor a model"):
+        run_of("nosuch", tmp_path)
     with pytest.raises(ConfigError, match=r"no checkpoint of step 3; there are \[2, 4\]"):
-        export_model(make_run(tmp_path, 2, 4), 3, tmp_path / "model")
+        export_model(run_dir, 3, tmp_path / "model")
 
 
 def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train_on_are_enough(
@@ -43,8 +42,3 @@ def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train
     assert (config.evaluation.num_prompts, config.data.max_response_tokens) == (0, 1024)
     with pytest.raises(ConfigError, match="the greedy samples of a prompt are identical"):
         composed("ppo_math", ["model.path=owner/name", "evaluation.temperature=0"])
-
-
-def test_a_name_that_is_nothing_is_answered_as_such(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nosuch is neither a run nor a model"):
-        run_of("nosuch", tmp_path)

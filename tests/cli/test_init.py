@@ -16,32 +16,6 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.preflight.checks import preflight
 
 
-def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_own_test(
-    tmp_path: Path, async_rl: Any
-) -> None:
-    task = tmp_path / "mine"
-    assert async_rl("init", str(task), "--model", str(tmp_path)).code == 0
-    config = compose(str(task / "conf.yaml"))
-    assert (config.data.train_files, config.data.val_files) == (
-        [str(task / "train.jsonl")],
-        [str(task / "held_out.jsonl")],
-    )
-    assert config.model.path == str(tmp_path)
-    rows = {
-        name: [json.loads(line) for line in (task / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("train", "held_out")
-    }
-    assert {row["id"] for row in rows["train"]}.isdisjoint(row["id"] for row in rows["held_out"])
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", str(task)],
-        cwd=task,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert tested.returncode == 0, tested.stdout
-
-
 @pytest.mark.parametrize("template", ["code", "reward", "tool", "agent"])
 def test_every_template_composes_and_passes_the_checks_of_a_launch(
     tmp_path: Path, async_rl: Any, template: str
@@ -62,10 +36,21 @@ def test_every_template_composes_and_passes_the_checks_of_a_launch(
         "agent": str(config.agent.fn),
     }
     assert str(moved) in own.get(template, str(moved))
+    code, _, err = async_rl("init", str(moved))
+    assert (code, f"{moved}: File exists" in err) == (1, True)
 
 
-def test_a_task_needs_a_directory_of_its_own(tmp_path: Path, async_rl: Any) -> None:
-    code, _, err = async_rl("init", str(tmp_path))
-    assert code == 1
-    assert f"{tmp_path}: File exists" in err
-    assert list(tmp_path.iterdir()) == []
+def test_the_data_of_a_new_task_pass_their_own_test(tmp_path: Path, async_rl: Any) -> None:
+    task = tmp_path / "mine"
+    assert async_rl("init", str(task), "--model", str(tmp_path)).code == 0
+    config = compose(str(task / "conf.yaml"))
+    assert config.data.val_files == [str(task / "held_out.jsonl")]
+    assert config.model.path == str(tmp_path)
+    train, held_out = (
+        {json.loads(line)["id"] for line in (task / f"{name}.jsonl").read_text().splitlines()}
+        for name in ("train", "held_out")
+    )
+    assert train.isdisjoint(held_out)
+    command = [sys.executable, "-m", "pytest", "-q", str(task)]
+    tested = subprocess.run(command, cwd=task, capture_output=True, text=True, timeout=60)
+    assert tested.returncode == 0, tested.stdout

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from tables import table
 
-from async_rl.composition.compose import compose
 from async_rl.launchers.migration.applying import SYSTEMS, read
 from async_rl.launchers.migration.rules import read_table
 
@@ -78,21 +77,3 @@ def test_a_silent_source_leaves_no_deciding_setting_to_our_defaults(
         # float16 there, which the report refuses; float32 there and here.
         missing -= {"model.dtype"}
     assert missing == set()
-
-
-def test_the_files_of_verl_keep_what_they_said_before(tmp_path: Path) -> None:
-    """FINDINGS M1: a script without a key had our values for all of these."""
-    file = tmp_path / "run.yaml"
-    file.write_text("actor_rollout_ref: {model: {path: m}}\nalgorithm: {adv_estimator: grpo}\n")
-    settings = read(file).settings
-    expected = {
-        "algorithm.policy_loss.clip_high": 0.2,
-        "algorithm.policy_loss.clip_dual": 3.0,
-        "algorithm.policy_loss.correction": "none",
-        "learner.optimizer.weight_decay": 0.01,
-        "learner.optimizer.betas": [0.9, 0.999],
-        "learner.optimizer.warmup_steps": 0,
-        "buffer.max_staleness_versions": 0,
-    }
-    assert {path: settings[path] for path in expected} == expected
-    assert compose("grpo_code", []).algorithm.policy_loss.clip_high == 0.28, "ours differs"

@@ -1,4 +1,4 @@
-"""A migrated file has the loss and the gradient of its source: three files of each system, on one
+"""A migrated file has the loss and the gradient of its source: files of each system, on one
 recorded batch, against the system's published formulas in float64.
 
 The formulas are written from verl 0.9.1 (`trainer/ppo/core_algos.py`), AReaL 1.0.4
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -42,10 +43,20 @@ class Recorded:
     behavior: Tensor
     reference: Tensor
 
-    def per_sequence(self, x: Tensor) -> list[Tensor]:
+    def responses(self, policy: Tensor) -> list[Response]:
         """The tokens of each response."""
-        index = self.batch.sequence_index
-        return [x[index == number] for number in range(16)]
+        parts = (policy, self.proximal, self.behavior, self.reference)
+        of_response = (self.batch.sequence_index == number for number in range(16))
+        return [Response(*(part[index] for part in parts)) for index in of_response]
+
+
+class Response(NamedTuple):
+    """Log-probs of the tokens of one response, with those of the engine that sampled it."""
+
+    lp: Tensor
+    old: Tensor
+    sampled: Tensor
+    reference: Tensor
 
 
 def recorded() -> Recorded:
@@ -90,16 +101,9 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
     )
     policy = data.policy.float().requires_grad_()
     empty = torch.zeros(0, dtype=torch.int64)
-    row = Pass(
-        input_ids=empty,
-        position_ids=empty,
-        predict_index=empty,
-        target_ids=empty,
-        token_index=torch.arange(batch.num_tokens),
-        last_index=empty,
-        sequences=empty,
-        segments=empty,
-    )
+    needed = [f.name for f in dataclasses.fields(Pass) if f.default is dataclasses.MISSING]
+    parts = dict.fromkeys(needed, empty)
+    row = Pass(**parts | {"token_index": torch.arange(batch.num_tokens)})
     ratio = before.logprobs - batch.behavior_logprobs
     loss, _ = policy_pass_loss(
         algorithm,
@@ -117,20 +121,36 @@ def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
     return float(loss.detach()), policy.grad
 
 
-# The oracles: the loss of a list of responses, each a float64 tensor of its tokens.
-Oracle = Callable[[Recorded, Tensor], Tensor]
+# The oracles: the loss of the tokens of one response, given its advantage, as float64.
+Oracle = Callable[[Response, Tensor], Tensor]
+Reduction = Callable[[list[Tensor]], Tensor]
 
 
-def grouped(rewards: Tensor, *, std_eps: float | None = None, leave_out: bool = False) -> Tensor:
-    """(r - mean) / (std + eps) of each group of 4."""
+def centered(rewards: Tensor) -> Tensor:
+    """r - mean of each group of 4."""
     groups = rewards.view(4, 4)
-    mean = groups.mean(1, keepdim=True)
-    if leave_out:
-        mean = (groups.sum(1, keepdim=True) - groups) / 3
-    centered = groups - mean
-    if std_eps is not None:
-        centered = centered / (groups.std(1, keepdim=True) + std_eps)
-    return centered.flatten()
+    return (groups - groups.mean(1, keepdim=True)).flatten()
+
+
+def by_std(rewards: Tensor) -> Tensor:
+    return (
+        centered(rewards).view(4, 4) / (rewards.view(4, 4).std(1, keepdim=True) + 1e-6)
+    ).flatten()
+
+
+def leave_out(rewards: Tensor) -> Tensor:
+    """r - mean of the 3 others of each group."""
+    groups = rewards.view(4, 4)
+    return (groups - (groups.sum(1, keepdim=True) - groups) / 3).flatten()
+
+
+def shifted(rewards: Tensor) -> Tensor:
+    """reward_bias and reward_scaling of AReaL."""
+    return centered(((rewards - 0.5) * 4).clamp(-20, 20))
+
+
+def as_they_are(rewards: Tensor) -> Tensor:
+    return rewards
 
 
 def surrogate(
@@ -148,13 +168,6 @@ def k3(reference: Tensor, policy: Tensor) -> Tensor:
     return (reference - policy).exp() - (reference - policy) - 1
 
 
-def losses(
-    data: Recorded, policy: Tensor, token_loss: Callable[[int, Tensor, Tensor, Tensor], Tensor]
-) -> list[Tensor]:
-    parts = [data.per_sequence(x) for x in (policy, data.proximal, data.behavior)]
-    return [token_loss(n, *tokens) for n, tokens in enumerate(zip(*parts, strict=True))]
-
-
 def token_mean(found: list[Tensor]) -> Tensor:
     return torch.cat(found).mean()
 
@@ -163,8 +176,9 @@ def sequence_mean(found: list[Tensor]) -> Tensor:
     return torch.stack([tokens.mean() for tokens in found]).mean()
 
 
-def sequence_sum(found: list[Tensor], constant: int) -> Tensor:
-    return torch.stack([tokens.sum() for tokens in found]).mean() / constant
+def sum_over_12(found: list[Tensor]) -> Tensor:
+    """Sums over the response length."""
+    return torch.stack([tokens.sum() for tokens in found]).mean() / 12
 
 
 def of_sequence(log_ratio: Tensor) -> Tensor:
@@ -172,151 +186,86 @@ def of_sequence(log_ratio: Tensor) -> Tensor:
     return log_ratio.mean().expand_as(log_ratio)
 
 
-def verl_grpo(data: Recorded, policy: Tensor) -> Tensor:
+def verl_grpo(r: Response, advantage: Tensor) -> Tensor:
     """use_kl_loss with low_var_kl; clip_ratio_c is 3.0 where the file is silent."""
-    advantages = grouped(data.batch.rewards.double(), std_eps=1e-6)
-    reference = data.per_sequence(data.reference)
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        kept = surrogate(lp - old, advantages[n], low=0.2, high=0.28, dual=3.0)
-        return kept + 0.01 * k3(reference[n], lp)
-
-    return token_mean(losses(data, policy, loss))
+    kept = surrogate(r.lp - r.old, advantage, low=0.2, high=0.28, dual=3.0)
+    return kept + 0.01 * k3(r.reference, r.lp)
 
 
-def verl_rloo(data: Recorded, policy: Tensor) -> Tensor:
-    """Decoupled, with a truncated weight per token; sums over the response length."""
-    advantages = grouped(data.batch.rewards.double(), leave_out=True)
-
-    def loss(n: int, lp: Tensor, old: Tensor, rollout: Tensor) -> Tensor:
-        weight = (old - rollout).exp().clamp(max=1.4)
-        return weight * surrogate(lp - old, advantages[n], low=0.1, high=0.1, dual=3.0)
-
-    return sequence_sum(losses(data, policy, loss), 12)
+def verl_rloo(r: Response, advantage: Tensor) -> Tensor:
+    """Decoupled, with a truncated weight per token."""
+    weight = (r.old - r.sampled).exp().clamp(max=1.4)
+    return weight * surrogate(r.lp - r.old, advantage, low=0.1, high=0.1, dual=3.0)
 
 
-def verl_bypass(data: Recorded, policy: Tensor) -> Tensor:
+def verl_bypass(r: Response, advantage: Tensor) -> Tensor:
     """Dr. GRPO's advantage, the ratio to the rollout's log-probs."""
-    advantages = grouped(data.batch.rewards.double())
-
-    def loss(n: int, lp: Tensor, _: Tensor, rollout: Tensor) -> Tensor:
-        return surrogate(lp - rollout, advantages[n], low=0.2, high=0.2, dual=1.5)
-
-    return sequence_mean(losses(data, policy, loss))
+    return surrogate(r.lp - r.sampled, advantage, low=0.2, high=0.2, dual=1.5)
 
 
-def verl_gspo(data: Recorded, policy: Tensor) -> Tensor:
+def verl_gspo(r: Response, advantage: Tensor) -> Tensor:
     """verl 0.7.0 core_algos.py:1059: the mean of sequences, whatever loss_agg_mode is."""
-    advantages = grouped(data.batch.rewards.double(), std_eps=1e-6)
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        return surrogate(of_sequence(lp - old), advantages[n], low=3e-4, high=4e-4)
-
-    return sequence_mean(losses(data, policy, loss))
+    return surrogate(of_sequence(r.lp - r.old), advantage, low=3e-4, high=4e-4)
 
 
-def areal_decoupled(data: Recorded, policy: Tensor) -> Tensor:
+def areal_decoupled(r: Response, advantage: Tensor) -> Tensor:
     """Tokens whose weight is above the bound leave the sum, not the count."""
-    rewards = ((data.batch.rewards.double() - 0.5) * 4).clamp(-20, 20)
-    advantages = grouped(rewards)
-
-    def loss(n: int, lp: Tensor, old: Tensor, rollout: Tensor) -> Tensor:
-        weight = (old - rollout).exp()
-        kept = weight * surrogate(lp - old, advantages[n], low=0.2, high=0.3, dual=3.0)
-        return torch.where(weight > 1.8, 0.0, kept)
-
-    return token_mean(losses(data, policy, loss))
+    weight = (r.old - r.sampled).exp()
+    kept = weight * surrogate(r.lp - r.old, advantage, low=0.2, high=0.3, dual=3.0)
+    return torch.where(weight > 1.8, 0.0, kept)
 
 
-def areal_returns(data: Recorded, policy: Tensor) -> Tensor:
+def areal_returns(r: Response, reward: Tensor) -> Tensor:
     """No reward_norm: the return of each token, with the KL of the later ones."""
-    rewards = data.batch.rewards.double()
-    reference = data.per_sequence(data.reference)
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        paid = -0.05 * (old - reference[n]).clamp(-10, 10)
-        paid[-1] = paid[-1] + rewards[n]
-        advantage = torch.zeros_like(paid)
-        carried = 0.0
-        for t in reversed(range(len(paid))):
-            carried = float(paid[t]) + 0.9 * carried
-            advantage[t] = carried
-        return surrogate(lp - old, advantage, low=0.2, high=0.2)
-
-    return token_mean(losses(data, policy, loss))
+    paid = -0.05 * (r.old - r.reference).clamp(-10, 10)
+    paid[-1] = paid[-1] + reward
+    advantage = torch.zeros_like(paid)
+    carried = 0.0
+    for t in reversed(range(len(paid))):
+        carried = float(paid[t]) + 0.9 * carried
+        advantage[t] = carried
+    return surrogate(r.lp - r.old, advantage, low=0.2, high=0.2)
 
 
-def areal_gspo(data: Recorded, policy: Tensor) -> Tensor:
-    advantages = grouped(data.batch.rewards.double(), leave_out=True)
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        return surrogate(of_sequence(lp - old), advantages[n], low=0.003, high=0.004)
-
-    return token_mean(losses(data, policy, loss))
-
-
-def areal_cispo(data: Recorded, policy: Tensor) -> Tensor:
+def areal_cispo(r: Response, advantage: Tensor) -> Tensor:
     """AReaL 2.0.0 cispo_loss_fn: a bounded, detached ratio as the weight of each log-prob."""
-    advantages = grouped(data.batch.rewards.double())
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        ratio = (lp - old).exp().detach().clamp(0, 1.3)
-        return -ratio * advantages[n] * lp
-
-    return token_mean(losses(data, policy, loss))
+    return -(r.lp - r.old).exp().detach().clamp(0, 1.3) * advantage * r.lp
 
 
-def trl_dapo(data: Recorded, policy: Tensor) -> Tensor:
+def trl_dapo(r: Response, advantage: Tensor) -> Tensor:
     """vLLM's weight of a sequence is masked above 3.0 where the script is silent."""
-    advantages = grouped(data.batch.rewards.double())
-
-    def loss(n: int, lp: Tensor, old: Tensor, sampled: Tensor) -> Tensor:
-        weight = (old - sampled).sum().exp()
-        kept = surrogate(lp - old, advantages[n], low=0.2, high=0.28)
-        return kept * torch.where(weight > 3.0, 0.0, weight)
-
-    return token_mean(losses(data, policy, loss))
+    weight = (r.old - r.sampled).sum().exp()
+    kept = surrogate(r.lp - r.old, advantage, low=0.2, high=0.28)
+    return kept * torch.where(weight > 3.0, 0.0, weight)
 
 
-def trl_grpo(data: Recorded, policy: Tensor) -> Tensor:
+def trl_grpo(r: Response, advantage: Tensor) -> Tensor:
     """Release 0.20: beta, delta, the mean of sequences; without vLLM no weight."""
-    advantages = grouped(data.batch.rewards.double())
-    reference = data.per_sequence(data.reference)
-
-    def loss(n: int, lp: Tensor, old: Tensor, _: Tensor) -> Tensor:
-        ratio = (lp - old).exp()
-        first = ratio.clamp(max=1.5) * advantages[n]
-        kept = -torch.minimum(first, ratio.clamp(0.8, 1.2) * advantages[n])
-        return kept + 0.04 * k3(reference[n], lp)
-
-    return sequence_mean(losses(data, policy, loss))
+    ratio = (r.lp - r.old).exp()
+    first = ratio.clamp(max=1.5) * advantage
+    kept = -torch.minimum(first, ratio.clamp(0.8, 1.2) * advantage)
+    return kept + 0.04 * k3(r.reference, r.lp)
 
 
-def trl_sequence(data: Recorded, policy: Tensor) -> Tensor:
+def trl_sequence(r: Response, advantage: Tensor) -> Tensor:
     """importance_sampling_level=sequence, dr_grpo's constant, a truncated weight."""
-    advantages = grouped(data.batch.rewards.double())
-
-    def loss(n: int, lp: Tensor, old: Tensor, sampled: Tensor) -> Tensor:
-        weight = (old - sampled).sum().exp().clamp(max=1.3)
-        return weight * surrogate(of_sequence(lp - old), advantages[n], low=3e-4, high=4e-4)
-
-    return sequence_sum(losses(data, policy, loss), 12)
+    weight = (r.old - r.sampled).sum().exp().clamp(max=1.3)
+    return weight * surrogate(of_sequence(r.lp - r.old), advantage, low=3e-4, high=4e-4)
 
 
-ORACLES: dict[str, Oracle] = {
-    each.__name__: each
-    for each in (
-        areal_decoupled,
-        areal_gspo,
-        areal_cispo,
-        areal_returns,
-        trl_dapo,
-        trl_grpo,
-        trl_sequence,
-        verl_bypass,
-        verl_gspo,
-        verl_grpo,
-        verl_rloo,
+ORACLES: dict[str, tuple[Oracle, Callable[[Tensor], Tensor], Reduction]] = {
+    oracle.__name__: (oracle, advantages, reduction)
+    for oracle, advantages, reduction in (
+        (areal_decoupled, shifted, token_mean),
+        (areal_cispo, centered, token_mean),
+        (areal_returns, as_they_are, token_mean),
+        (trl_dapo, centered, token_mean),
+        (trl_grpo, centered, sequence_mean),
+        (trl_sequence, centered, sum_over_12),
+        (verl_bypass, centered, sequence_mean),
+        (verl_gspo, by_std, sequence_mean),
+        (verl_grpo, by_std, token_mean),
+        (verl_rloo, leave_out, sum_over_12),
     )
 }
 CASES = table(__file__, "cases")
@@ -325,7 +274,8 @@ CASES = table(__file__, "cases")
 @pytest.mark.parametrize("case", CASES)
 def test_a_migrated_file_has_the_gradient_of_its_source(tmp_path: Path, case: str) -> None:
     given = CASES[case]
-    name, oracle = given["file"], ORACLES[given["oracle"]]
+    name = given["file"]
+    oracle, advantages, reduction = ORACLES[given["oracle"]]
     (tmp_path / name).write_text(given["text"])
     ours = tmp_path / "ours.yaml"
     ours.write_text(to_yaml(read(tmp_path / name, release=given["release"])))
@@ -333,7 +283,8 @@ def test_a_migrated_file_has_the_gradient_of_its_source(tmp_path: Path, case: st
     data = recorded()
     found, gradient = of_product(config, data)
     policy = data.policy.clone().requires_grad_()
-    expected = oracle(data, policy)
+    per_response = zip(data.responses(policy), advantages(data.batch.rewards.double()), strict=True)
+    expected = reduction([oracle(*each) for each in per_response])
     expected.backward()
     assert policy.grad is not None
     assert found == pytest.approx(float(expected.detach()), abs=1e-6)

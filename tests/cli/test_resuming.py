@@ -39,12 +39,6 @@ def run_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_is_fixed_is_a_setting_or_a_section() -> None:
-    assert [
-        path for path in FIXED if path not in schema.settings() and path not in schema.sections()
-    ] == []
-
-
 def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) -> None:
     config, changed = resumed_config(
         run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "checkpoint.keep=2"]
@@ -56,6 +50,14 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
         "num_steps=20 (was 9)",
     ]
     assert resumed_config(run_dir, []) == (before, [])
+    allowed = "buffer.max_staleness_versions=4 (was 2)", "algorithm.advantage=rloo (was grpo)"
+    words = [line.split()[0] for line in allowed]
+    assert sorted(resumed_config(run_dir, words)[1]) == sorted(allowed)
+    known = schema.settings().keys() | schema.sections()
+    assert set(FIXED) - known == set()
+    leave_mark(run_dir)
+    with pytest.raises(ConfigError, match="run mine is running"):
+        resumed_config(run_dir, [])
 
 
 @pytest.mark.parametrize(("setting", "expected"), table(__file__, "refused"))
@@ -65,13 +67,6 @@ def test_what_the_history_does_not_allow_is_refused_with_the_reason(
     with pytest.raises(ConfigError) as caught:
         resumed_config(run_dir, setting.split())
     assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "setting", ["buffer.max_staleness_versions=4 (was 2)", "algorithm.advantage=rloo (was grpo)"]
-)
-def test_what_the_history_allows_may_change(run_dir: Path, setting: str) -> None:
-    assert resumed_config(run_dir, [setting.split()[0]])[1] == [setting]
 
 
 def test_an_adapter_may_be_served_in_another_way_but_has_its_rank(run_dir: Path) -> None:
@@ -84,26 +79,19 @@ def test_an_adapter_may_be_served_in_another_way_but_has_its_rank(run_dir: Path)
         resumed_config(run_dir, ["model.lora.slots=1", "model.lora.rank=8"])
 
 
-def test_a_run_that_has_finished_asks_for_more_steps(run_dir: Path) -> None:
-    directory_of(run_dir, 9).mkdir(parents=True)
-    (run_dir / "state.json").write_text('{"outcome": "finished"}')
-    with pytest.raises(
-        ConfigError, match="num_steps=9: the run has finished step 9; give a larger num_steps"
-    ):
-        resumed_config(run_dir, [])
-    assert resumed_config(run_dir, ["num_steps=12"])[0].num_steps == 12
-
-
-@pytest.mark.parametrize("outcome", ["", "stopped", "failed"])
-def test_a_run_that_ended_after_its_last_checkpoint_is_resumed_to_complete_it(
+@pytest.mark.parametrize("outcome", ["", "stopped", "failed", "finished"])
+def test_a_run_is_resumed_to_complete_its_last_step_or_for_more_steps(
     run_dir: Path, outcome: str
 ) -> None:
     directory_of(run_dir, 9).mkdir(parents=True)
     if outcome:
         (run_dir / "state.json").write_text(f'{{"outcome": "{outcome}"}}')
-    assert resumed_config(run_dir, [])[0].num_steps == 9
-    with pytest.raises(ConfigError, match="num_steps=8: the run has finished step 9"):
-        resumed_config(run_dir, ["num_steps=8"])
+    wrong = 9 if outcome == "finished" else 8
+    with pytest.raises(
+        ConfigError, match=f"num_steps={wrong}: the run has finished step 9; give a larger num_step"
+    ):
+        resumed_config(run_dir, [f"num_steps={wrong}"])
+    assert resumed_config(run_dir, [f"num_steps={wrong + 1}"])[0].num_steps == wrong + 1
 
 
 @pytest.mark.parametrize(
@@ -127,12 +115,6 @@ def test_a_record_that_is_gone_is_not_silently_made_again(
     assert resumed_config(run_dir, [])[0].num_steps == 9
 
 
-def test_a_running_run_is_not_resumed(run_dir: Path) -> None:
-    leave_mark(run_dir)
-    with pytest.raises(ConfigError, match="run mine is running"):
-        resumed_config(run_dir, [])
-
-
 def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> None:
     (run_dir / "state.json").write_text("{}")
     before = (run_dir / "config.yaml").read_text()
@@ -146,14 +128,10 @@ def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> Non
         (run_dir / "launched.json").unlink()
     assert (run_dir / "config.1.yaml").read_text() == before
     assert not (run_dir / "state.json").exists()
-
-
-def test_a_directory_that_cannot_be_written_is_told(run_dir: Path) -> None:
-    config, _ = resumed_config(run_dir, ["num_steps=20"])
     (run_dir / "config.yaml.partial").mkdir()
     with pytest.raises(ConfigError, match=r"mine cannot be written .*free disk space or"):
-        reopen(config, run_dir)
-    assert config_of(run_dir).num_steps == 9
+        reopen(resumed_config(run_dir, ["num_steps=40"])[0], run_dir)
+    assert config_of(run_dir).num_steps == 30
 
 
 def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(

@@ -27,25 +27,13 @@ def make_run(output_dir: Path, name: str, *, age_s: int = 0) -> Path:
     return run_dir
 
 
-def test_names_are_words_and_the_time() -> None:
-    assert re.fullmatch(
-        r"[a-z]+-[a-z]+-1120-1931", unique_name(Path("/nowhere"), rng=random.Random(0), now=NOW)
-    )
-    assert len(set(ADJECTIVES)) == len(ADJECTIVES) > 50
-    assert len(set(ANIMALS)) == len(ANIMALS) > 50
-
-
-def test_a_name_in_use_is_not_given_again(tmp_path: Path) -> None:
+def test_names_are_words_and_the_time_and_unique(tmp_path: Path) -> None:
     first = unique_name(tmp_path, rng=random.Random(0), now=NOW)
+    assert re.fullmatch(r"[a-z]+-[a-z]+-1120-1931", first)
     (tmp_path / first).mkdir()
     assert unique_name(tmp_path, rng=random.Random(0), now=NOW) != first
-
-
-def test_the_newest_run_is_meant_by_default(tmp_path: Path) -> None:
-    old, new = make_run(tmp_path, "old", age_s=60), make_run(tmp_path, "new")
-    (tmp_path / "no-run").mkdir()
-    assert all_runs(tmp_path) == [new, old]
-    assert find_run(None, tmp_path) == new
+    assert len(set(ADJECTIVES)) == len(ADJECTIVES) > 50
+    assert len(set(ANIMALS)) == len(ANIMALS) > 50
 
 
 @pytest.mark.covers("experiment_name")
@@ -62,35 +50,6 @@ def test_a_run_is_found_by_name_and_by_directory(
     )
 
 
-def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run exists in"):
-        find_run(None, tmp_path)
-    make_run(tmp_path, "amber-otter")
-    with pytest.raises(ConfigError, match="did you mean amber-otter"):
-        find_run("amber-oter", tmp_path)
-    with pytest.raises(ConfigError, match="there are amber-otter"):
-        find_run("xyz", tmp_path)
-
-
-def test_the_remains_of_a_killed_run_tell_its_last_whole_row(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path, "mine")
-    status = status_of(run_dir)
-    assert (status.step, status.num_steps, status.state) == (0, 9, RunState.KILLED)
-    (run_dir / "metrics.jsonl").write_text(
-        '{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew'
-    )
-    assert (status_of(run_dir).step, status_of(run_dir).metrics["reward/mean"]) == (4, 0.75)
-
-
-def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path, "mine")
-    (run_dir / "state.json").write_text(
-        json.dumps({"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0})
-    )
-    status = status_of(run_dir)
-    assert (status.state, status.cause) == (RunState.FAILED, "no memory")
-
-
 @pytest.mark.parametrize(("text", "told"), table(__file__, "a_configuration_that_cannot_be"))
 def test_a_configuration_that_cannot_be_read_is_told_with_the_remedy(
     tmp_path: Path, text: str | None, told: str
@@ -103,13 +62,36 @@ def test_a_configuration_that_cannot_be_read_is_told_with_the_remedy(
         status_of(file.parent)
 
 
-def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Path) -> None:
-    for name in ("trained", "never_began"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").touch()
-        (tmp_path / name / "state.json").write_text('{"outcome": "failed", "cause": "no disk"}')
-    os.utime(tmp_path / "trained" / "config.yaml", (1, 1))
-    assert find_run(None, tmp_path).name == "never_began", "no other run can be meant"
-    (tmp_path / "trained" / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert find_run(None, tmp_path).name == "trained"
-    assert find_run("never_began", tmp_path).name == "never_began"
+def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run exists in"):
+        find_run(None, tmp_path)
+    make_run(tmp_path, "amber-otter")
+    for name, expected in (("amber-oter", "did you mean amber-otter"), ("x", "there are amber-o")):
+        with pytest.raises(ConfigError, match=expected):
+            find_run(name, tmp_path)
+
+
+def test_the_remains_of_a_run_tell_its_last_whole_row_or_its_cause(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "mine")
+    status = status_of(run_dir)
+    assert (status.step, status.num_steps, status.state) == (0, 9, RunState.KILLED)
+    row = '{"step": 4, "reward/mean": 0.75}\n'
+    (run_dir / "metrics.jsonl").write_text(row + '{"step": 5, "rew')
+    assert (status_of(run_dir).step, status_of(run_dir).metrics["reward/mean"]) == (4, 0.75)
+    ended = {"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0}
+    (run_dir / "state.json").write_text(json.dumps(ended))
+    status = status_of(run_dir)
+    assert (status.state, status.cause) == (RunState.FAILED, "no memory")
+
+
+def test_the_newest_run_that_trained_is_meant_by_default(tmp_path: Path) -> None:
+    old, new = make_run(tmp_path, "old", age_s=60), make_run(tmp_path, "new")
+    (tmp_path / "no-run").mkdir()
+    assert all_runs(tmp_path) == [new, old]
+    assert find_run(None, tmp_path) == new
+    for run_dir in (old, new):
+        (run_dir / "state.json").write_text('{"outcome": "failed", "cause": "no disk"}')
+    assert find_run(None, tmp_path) == new, "no other run can be meant"
+    (old / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert find_run(None, tmp_path) == old
+    assert find_run("new", tmp_path) == new

@@ -69,15 +69,9 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_made(
     assert (answer.code, f"127.0.0.1:{port} cannot be bound" in answer.err) == (2, True)
     assert list(tmp_path.iterdir()) == []
     assert served == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
+    for setting, named in (
         ("model.lora.slots=3", "model.lora.slots=3 with .* set it to 4"),
         ("learner.ranks=2", "learner.ranks"),
-    ],
-)
-def test_a_service_needs_slots_and_one_rank(setting: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        compose("serve", [setting])
+    ):
+        with pytest.raises(ConfigError, match=named):
+            compose("serve", [setting])

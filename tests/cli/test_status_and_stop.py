@@ -19,7 +19,9 @@ import pytest
 from members import member, reply
 
 from async_rl.composition.compose import compose, write_config
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import live as status_command
+from async_rl.launchers.commands.launch import resume
 from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.control import GetStatus, StatusReply, StopRun
 from async_rl.runs.control import (
@@ -136,52 +138,51 @@ def test_a_run_that_is_gone_is_told_from_its_files(run_dir: Path, async_rl: Any)
     )
 
 
-def test_status_as_json_has_the_same_keys_whether_the_run_lives_or_not(
-    run_dir: Path, async_rl: Any
+@pytest.mark.parametrize(("option", "is_graceful"), [([], True), (["--now"], False)])
+def test_status_and_stop_ask_the_supervisor(
+    run_dir: Path, async_rl: Any, option: list[str], is_graceful: bool
 ) -> None:
     dead = json.loads(async_rl("status", str(run_dir), "--json").out)
     with sleeper() as process:
         mark(run_dir, process.pid)
-        with control_socket(run_dir, process.pid):
+        with control_socket(run_dir, process.pid) as asked:
             words = ["status", "mine", "--json", "--output-dir", str(run_dir.parent)]
             alive = json.loads(async_rl(*words).out)
+            answer = async_rl("stop", str(run_dir), *option)
+        assert asked[-1] == StopRun(is_graceful=is_graceful)
+        assert process.wait(10) == -9
+    assert (answer.code, "run mine is not running" in answer.out) == (0, True)
     assert (dead["is_running"], dead["step"], dead["members"]) == (False, 0, [])
     assert (alive["is_running"], alive["step"], alive["members"][0]["name"]) == (True, 4, "buffer")
     assert set(dead) <= set(alive)
 
 
-def test_a_run_that_does_not_answer_yet_is_starting(run_dir: Path, async_rl: Any) -> None:
-    with sleeper() as process:
-        mark(run_dir, process.pid)
-        shown = async_rl("status", str(run_dir)).out
-    assert f"run mine is starting (pid {process.pid})" in shown
-
-
-@pytest.mark.parametrize(("option", "is_graceful"), [([], True), (["--now"], False)])
-def test_stop_asks_the_supervisor_and_returns_once_it_has_ended(
-    run_dir: Path,
-    async_rl: Any,
-    option: list[str],
-    is_graceful: bool,
+def test_a_run_without_a_control_socket_is_starting_and_stop_signals_it(
+    run_dir: Path, async_rl: Any
 ) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)
-        with control_socket(run_dir, process.pid) as asked:
-            answer = async_rl("stop", str(run_dir), *option)
-        assert asked == [StopRun(is_graceful=is_graceful)]
-        assert process.wait(10) == -9
-    assert answer.code == 0
-    assert "run mine is not running" in answer.out
-
-
-def test_stop_signals_a_run_that_has_no_control_socket_yet(run_dir: Path, async_rl: Any) -> None:
-    with sleeper() as process:
-        mark(run_dir, process.pid)
+        assert f"run mine is starting (pid {process.pid})" in async_rl("status", str(run_dir)).out
+        assert not wait_for_end(process.pid, timeout_s=0.01)
         reaper = threading.Thread(target=process.wait)
         reaper.start()
         assert async_rl("stop", str(run_dir)).code == 0
         reaper.join(10)
         assert process.returncode == -15
+    code, _, err = async_rl("status", "nothing", "--output-dir", str(run_dir))
+    assert code == 2
+    assert err.startswith("error: nothing: neither a run in")
+
+
+def test_one_process_at_a_time_launches_or_resumes_a_run(run_dir: Path) -> None:
+    message = "is being resumed by another process"
+    with owning(run_dir):
+        with pytest.raises(ConfigError, match=message), owning(run_dir):
+            pass
+        with pytest.raises(ConfigError, match=message):
+            resume("mine", output_dir=run_dir.parent)
+    with owning(run_dir):
+        pass
 
 
 def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path) -> None:
@@ -195,25 +196,6 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
     assert living_pid(run_dir) is None
 
 
-def test_one_process_at_a_time_launches_or_resumes_a_run(run_dir: Path) -> None:
-    with owning(run_dir):
-        for command in ("owning(run)", "resume('mine', output_dir=run.parent)"):
-            program = (
-                "import pathlib, sys\n"
-                "from async_rl.runs.control import owning\n"
-                "from async_rl.launchers.commands.launch import resume\n"
-                "run = pathlib.Path(sys.argv[1])\n"
-                f"block = {command}\n"
-                "with block:\n    pass\n"
-            )
-            done = subprocess.run(
-                [sys.executable, "-c", program, str(run_dir)], capture_output=True, check=False
-            )
-            assert b"is being resumed by another process" in done.stderr, command
-    with owning(run_dir):
-        pass
-
-
 def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> None:
     mark(run_dir, os.getpid(), machine="elsewhere")
     assert living_pid(run_dir) is None
@@ -221,18 +203,6 @@ def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> 
     with control_socket(run_dir, os.getpid()):
         assert living_pid(run_dir) == os.getpid()
         assert not wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
-
-
-def test_waiting_for_an_end_is_bounded() -> None:
-    with sleeper() as process:
-        assert not wait_for_end(process.pid, timeout_s=0.01)
-    assert wait_for_end(process.pid, timeout_s=0)
-
-
-def test_an_unknown_run_exits_with_two(tmp_path: Path, async_rl: Any) -> None:
-    code, _, err = async_rl("status", "nothing", "--output-dir", str(tmp_path))
-    assert code == 2
-    assert err.startswith("error: nothing: neither a run in")
 
 
 def test_watching_follows_a_run_from_its_start_to_its_end(
@@ -257,12 +227,3 @@ def test_watching_follows_a_run_from_its_start_to_its_end(
     )
     assert "500 tokens/s" in shown, "the rate is of the time between two pictures"
     assert "ready 3 → leased 0 → trained in step 2" in shown
-
-
-def test_a_reader_of_the_mark_sees_the_old_one_or_the_new_one(run_dir: Path) -> None:
-    # A supervisor in the background leaves its mark while the process that started it looks.
-    leave_mark(run_dir)
-    with (run_dir / MARK).open("rb") as before:
-        leave_mark(run_dir, os.getppid())
-        assert json.loads(before.read())["pid"] == os.getpid()
-    assert living_pid(run_dir) == os.getppid()

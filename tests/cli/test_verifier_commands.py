@@ -40,53 +40,32 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
         process.communicate()
 
 
-def test_server_alone_answers_and_ends_well_at_sigterm() -> None:
-    with (
-        running("--token", "t", "verifiers.cells=1", "sandbox.timeout_s=1") as (process, url, _),
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
-        headers = {"authorization": "Bearer t"}
-        assert http.post("/verify", json=BODY).status_code == 401
-        assert http.post("/verify", json=BODY, headers=headers).json()["verdict"] == "pass"
-        assert http.get("/health", headers=headers).json()["cells"] == 1
-        assert (
-            http.post("/verify", json={**BODY, "code": "while True: pass"}, headers=headers)
-            .json()["tests"][0]["message"]
-            .endswith("1 s of CPU time")
+def test_server_alone_makes_a_token_answers_and_ends_well_at_sigterm(async_rl: Any) -> None:
+    with running("verifiers.cells=1", "sandbox.timeout_s=1") as (process, url, first):
+        assert first.startswith("verifier at http://127.0.0.1:")
+        assert process.stdout is not None
+        token = process.stdout.readline().removeprefix("token ").strip()
+        assert len(token) >= 32
+        assert httpx.get(f"{url}/token/{token}/health").json()["cells"] == 1
+        assert httpx.get(f"{url}/token/{'x' * len(token)}/health").status_code == 401
+        with httpx.Client(base_url=url, timeout=60) as http:
+            headers = {"authorization": f"Bearer {token}"}
+            assert http.post("/verify", json=BODY).status_code == 401
+            assert http.post("/verify", json=BODY, headers=headers).json()["verdict"] == "pass"
+            endless = {**BODY, "code": "while True: pass"}
+            answer = http.post("/verify", json=endless, headers=headers).json()
+            assert answer["tests"][0]["message"].endswith("1 s of CPU time")
+        code, _, err = async_rl("verifier", "--port", url.rpartition(":")[2])
+        assert code == 2
+        assert re.fullmatch(
+            r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another"
+            r" address.*\n",
+            err,
         )
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
         assert "all admitted requests are answered" in out
-
-
-def test_server_makes_a_token_where_none_is_given() -> None:
-    with running() as (process, url, first):
-        assert first.startswith("verifier at http://127.0.0.1:")
-        assert process.stdout is not None
-        token = process.stdout.readline().removeprefix("token ").strip()
-        assert len(token) >= 32
-        assert httpx.get(f"{url}/token/{token}/health").json()["status"] == "ok"
-        assert httpx.get(f"{url}/token/{'x' * len(token)}/health").status_code == 401
-
-
-def test_taken_port_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with running("--token", "t") as (_, url, _):
-        command = [
-            sys.executable,
-            "-m",
-            "async_rl.launchers.cli",
-            "verifier",
-            "--port",
-            url.rpartition(":")[2],
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2
-        assert re.fullmatch(
-            r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another"
-            r" address.*\n",
-            done.stderr,
-        )
 
 
 def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
@@ -117,19 +96,6 @@ def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
     )
 
 
-def test_verdicts_are_never_written_over_a_file_that_exists(tmp_path: Path) -> None:
-    kept = tmp_path / "out.jsonl"
-    kept.write_text("mine")
-    result = verify(
-        tmp_path,
-        [{"id": "a", **SQUARE, "completion": "def f(x): return x * x"}],
-        "--output",
-        str(kept),
-    )
-    assert isinstance(result.exception, FileExistsError)
-    assert kept.read_text() == "mine"
-
-
 def test_a_row_that_cannot_be_judged_is_listed_and_is_no_wrong_program(tmp_path: Path) -> None:
     rows = [
         {"id": "empty", "tests": [], "completion": "x = 1"},
@@ -141,8 +107,14 @@ def test_a_row_that_cannot_be_judged_is_listed_and_is_no_wrong_program(tmp_path:
     assert "pass@1 0.0000 over 1 problems" in result.stdout
 
 
-def test_a_file_without_programs_is_an_error(tmp_path: Path) -> None:
+def test_a_file_without_programs_is_an_error_and_no_file_is_written_over(tmp_path: Path) -> None:
     result = verify(tmp_path, [{"id": "a", **SQUARE}])
     assert isinstance(result.exception, DataError)
     assert "none of completions, completion, responses, response" in str(result.exception)
     assert os.listdir(tmp_path) == ["rows.jsonl"]
+    kept = tmp_path / "out.jsonl"
+    kept.write_text("mine")
+    row = {"id": "a", **SQUARE, "completion": "def f(x): return x * x"}
+    result = verify(tmp_path, [row], "--output", str(kept))
+    assert isinstance(result.exception, FileExistsError)
+    assert kept.read_text() == "mine"

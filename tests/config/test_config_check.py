@@ -4,6 +4,8 @@ import pytest
 from tables import table
 
 from async_rl.composition.compose import compose, compose_unchecked
+from async_rl.composition.schema import find
+from async_rl.config.checks.combinations import rows
 from async_rl.config.checks.machine import machine_problems
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
@@ -20,32 +22,24 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
     assert expected in line
 
 
-@pytest.mark.parametrize("overrides", table(__file__, "accepted"))
-def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
-    compose("ppo_code", overrides)
+def test_combinations_that_work_are_accepted() -> None:
+    for overrides in table(__file__, "accepted"):
+        compose("ppo_code", overrides)
 
 
-@pytest.mark.parametrize(("overrides", "expected"), table(__file__, "what_the_machine_lacks_is"))
-def test_what_the_machine_lacks_is_refused(overrides: list[str], expected: str) -> None:
+def test_what_the_machine_lacks_is_refused_and_a_cluster_may_have() -> None:
     machine = Machine(cores=(0, 1, 2, 3), num_gpus=1, memory_mb=8000)
-    (line,) = machine_problems(compose("ppo_code", overrides), machine)
-    assert expected in line
-
-
-def test_what_this_machine_lacks_a_cluster_may_have() -> None:
+    for overrides, expected in table(__file__, "what_the_machine_lacks_is"):
+        (line,) = machine_problems(compose("ppo_code", overrides), machine)
+        assert expected in line
     config = compose("ppo_code", ["launcher=ray", "generators.count=2", "generators.gpus_each=1"])
     assert list(machine_problems(config, Machine(cores=(0,), num_gpus=0, memory_mb=8000))) == []
 
 
-def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
-    assert compose("ppo_code", ["placement=colocated"]).placement == "colocated"
-    shared = [
-        "placement=colocated",
-        "learner.gpus_each=0.5",
-        "generators.gpus_each=0.5",
-        "weights.push_every_steps=2",
-    ]
-    assert (
-        compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps
-        == 2
-    )
+def test_every_condition_is_about_a_setting() -> None:
+    assert {path for row in rows() for path, _, _ in row.when if find(path) is None} == set()
+
+
+def test_a_text_with_a_dot_is_the_path_of_a_setting() -> None:
+    others = {other for row in rows() for _, _, other in row.when if isinstance(other, str)}
+    assert {other for other in others if "." in other and find(other) is None} == set()

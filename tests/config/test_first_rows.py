@@ -45,18 +45,9 @@ def test_an_engine_or_a_root_file_system_that_is_missing_is_named(tmp_path: Path
     assert problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}}}") == []
 
 
-def test_rows_that_may_be_dropped_are_no_problem(tmp_path: Path) -> None:
+def test_rows_that_may_be_dropped_and_later_ones_are_left_to_the_run(tmp_path: Path) -> None:
     assert problems(tmp_path, [GOOD, {"prompt": "x"}], "data.bad_rows=drop") == []
-
-
-def test_later_rows_are_left_to_the_run(tmp_path: Path) -> None:
     assert problems(tmp_path, [GOOD] * 20 + [{}]) == []
     assert len(problems(tmp_path, [GOOD] * 19 + [{}])) == 1
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "json"])
-def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"rows.{suffix}"
-    file.write_text(json.dumps([GOOD] if suffix == "json" else GOOD), encoding="utf-8-sig")
-    words = [f"data.train_files=[{file}]", "model.path=owner/name", "evaluation.every_steps=0"]
-    assert list(row_problems(compose("grpo_code", words))) == []
+    # A byte order mark is no part of a row.
+    assert problems(tmp_path, "\ufeff" + json.dumps(GOOD)) == []

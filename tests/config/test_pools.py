@@ -66,76 +66,47 @@ def value_at(config: RunConfig, path: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "more"),
-    [
-        ("count", 3, ()),
-        ("cores", [1], ()),
-        ("gpus_each", 0.5, ()),
-        ("max_concurrent_groups", 5, ()),
-        ("tensor_parallel_size", 2, ("generators.pools.big.gpus_each=2",)),
-        ("max_num_seqs", 64, ()),
-        ("max_num_batched_tokens", 4096, ()),
-        ("kv_cache_mb", 96, ()),
-        ("gpu_memory_utilization", 0.5, ()),
-        ("cpus_each", 4, ("launcher=ray",)),
-        ("node_kind", "h100", ("launcher=ray",)),
-    ],
-)
-def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stands(
-    name: str, value: Any, more: tuple[str, ...]
-) -> None:
-    given = str(value).replace(" ", "")
-    own = f"generators.pools.big.{name}={given}"
-    config = settings(*with_defaults([*more, own], BIG))
-    assert value_at(config_of(config, "generators.big"), PLACES[name]) == value
-    plain = settings(*(word for word in more if word.startswith("launcher=")))
-    assert value_at(config, PLACES[name]) == value_at(plain, PLACES[name]) != value
-    assert config_of(config, "generators") == config_of(config, "verifiers") == config
-
-
-def test_each_setting_of_a_pool_has_its_place_and_the_rest_of_the_configuration_is_the_same() -> (
-    None
-):
+def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stands() -> None:
+    rows = table(__file__, "places")
+    assert {name for name, *_ in rows} == set(PLACES)
     assert set(PoolConfig.model_fields) - set(PLACES) == {"work"}
+    for name, value, more in rows:
+        given = f"generators.pools.big.{name}={value}".replace(" ", "")
+        config = settings(*with_defaults([*more, given], BIG))
+        own = config_of(config, "generators.big")
+        assert value_at(own, PLACES[name]) == value, name
+        plain = settings(*(word for word in more if word.startswith("launcher=")))
+        assert value_at(config, PLACES[name]) == value_at(plain, PLACES[name]) != value, name
+        assert config_of(config, "generators") == config_of(config, "verifiers") == config
     config = settings(*BIG, "generators.pools.big.max_num_seqs=64")
-    own = as_builtins(config_of(config, "generators.big"))
-    own["generation"]["vllm"]["max_num_seqs"] = config.generation.vllm.max_num_seqs
-    own["generators"]["count"] = config.generators.count
-    assert own == as_builtins(config)
+    tree = as_builtins(config_of(config, "generators.big"))
+    tree["generation"]["vllm"]["max_num_seqs"] = config.generation.vllm.max_num_seqs
+    tree["generators"]["count"] = config.generators.count
+    assert tree == as_builtins(config), "the rest of the configuration is the same"
 
 
-def test_names_of_processes_tell_their_pool() -> None:
-    for pool, name in (
-        ("generators", "generator-3"),
-        ("generators.big_one", "generator-big_one-3"),
-        ("verifiers", "verifier-3"),
-    ):
-        assert process_name(pool, 3) == name
-        assert pool_of(name) == pool
-    assert [pool_of(name) for name in ("buffer", "learner-0", "supervisor")] == ["", "", ""]
-
-
-def test_no_two_generators_draw_the_same_noise() -> None:
+def test_names_of_processes_tell_their_pool_and_no_two_draw_the_same_noise() -> None:
     config = settings(*BIG, *JUDGE)
     names = [spec.name for spec in processes(config, TWO_CORES) if spec.role == "generator"]
-    seats = [seat(config, name) for name in names]
     assert names == ["generator-0", "generator-big-0", "generator-big-1", "generator-judge-0"]
-    assert len(set(seats)) == 4
-    assert seats[0] == 0
+    pools = ["generators", "generators.big", "generators.big", "generators.judge"]
+    assert [pool_of(name) for name in names] == pools
+    assert process_name("generators.big_one", 3) == "generator-big_one-3"
+    assert [pool_of(name) for name in ("verifier-3", "buffer", "learner-0", "supervisor")] == [
+        *("verifiers", "", "", "")
+    ]
+    seats = [seat(config, name) for name in names]
+    assert (len(set(seats)), seats[0]) == (4, 0)
 
 
 @pytest.mark.parametrize(
     ("overrides", "work"),
     [
+        ((), {"generators": "both"}),
         (BIG, {"generators": "both", "generators.big": "train"}),
         (
             (*BIG, *JUDGE),
             {"generators": "train", "generators.big": "train", "generators.judge": "evaluation"},
-        ),
-        (
-            ("generators.pools={a:{count:1,work:both}}",),
-            {"generators": "both", "generators.a": "both"},
         ),
     ],
 )
@@ -153,101 +124,62 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
     tmp_path: Path,
 ) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text(
-        "defaults: [ppo_code]\ngenerators: {count: 0, pools: {big: {count: 2, work: both,"
-        " max_num_seqs: 64}}}\n"
-    )
-    config = compose(
-        str(mine), ["generators.pools.big.count=3", "generators.pools.small={count:1,work:both}"]
-    )
-    assert pool_counts(config) == {
-        "generators": 0,
-        "generators.big": 3,
-        "generators.small": 1,
-        "verifiers": 1,
-    }
+    big = "{count: 2, work: both, max_num_seqs: 64}"
+    mine.write_text(f"defaults: [ppo_code]\ngenerators: {{count: 0, pools: {{big: {big}}}}}\n")
+    small = "generators.pools.small={count:1,work:both}"
+    config = compose(str(mine), ["generators.pools.big.count=3", small])
+    counts = {"generators": 0, "generators.big": 3, "generators.small": 1, "verifiers": 1}
+    assert pool_counts(config) == counts
     assert config.generators.pools["big"].max_num_seqs == 64
     write_config(config, tmp_path / "config.yaml")
     assert recompose(status.config_of(tmp_path), []) == config
-    again = recompose(
-        status.config_of(tmp_path),
-        ["generators.pools.big.work=train", "generators.pools={more:{count:4,work:both}}"],
-    )
+    more = ["generators.pools.big.work=train", "generators.pools={more:{count:4,work:both}}"]
+    again = recompose(status.config_of(tmp_path), more)
     assert (again.generators.pools["big"].work, again.generators.pools["big"].count) == ("train", 3)
-    assert pool_counts(again) == {**pool_counts(config), "generators.more": 4}
+    assert pool_counts(again) == {**counts, "generators.more": 4}
 
 
-@pytest.mark.parametrize(("overrides", "expected"), table(__file__, "refused"))
-def test_a_pool_that_cannot_work_is_refused_with_its_remedy(
-    overrides: tuple[str, ...], expected: str
-) -> None:
-    assert expected in refusal(*overrides)
-
-
-def test_what_is_wrong_for_all_is_told_once() -> None:
-    assert refusal(*BIG, "generation.vllm.max_num_seqs=4").count("\n") == 0
+def test_a_pool_that_cannot_work_is_refused_with_its_remedy() -> None:
+    for overrides, expected in table(__file__, "refused"):
+        assert expected in refusal(*overrides), overrides
+    assert refusal(*BIG, "generation.vllm.max_num_seqs=4").count("\n") == 0, "told once"
 
 
 def test_gpus_are_dealt_out_by_pool_and_a_tensor_parallel_generator_takes_one_for_each_part() -> (
     None
 ):
+    parts = "generators.pools.big.tensor_parallel_size=2"
     machine = Machine(cores=tuple(range(8)), num_gpus=8, memory_mb=64_000)
-    config = settings(
-        *GPUS, *BIG, *JUDGE, "generators.count=1", "generators.pools.big.tensor_parallel_size=2"
-    )
+    config = settings(*GPUS, *BIG, *JUDGE, "generators.count=1", parts)
     assert not list(machine_problems(config, machine))
-    visible = {
-        spec.name: spec.env["CUDA_VISIBLE_DEVICES"]
-        for spec in processes(config, machine)
-        if spec.gpus
-    }
-    dealt = {
+    specs = [spec for spec in processes(config, machine) if spec.gpus]
+    assert {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in specs} == {
         "learner-0": "0",
         "generator-0": "1",
         "generator-big-0": "2,3",
         "generator-big-1": "4,5",
         "generator-judge-0": "6",
     }
-    assert visible == dealt
-
-
-def test_too_many_gpus_are_told_pool_by_pool() -> None:
-    config = settings(
-        *GPUS, *BIG, "generators.count=1", "generators.pools.big.tensor_parallel_size=2"
-    )
-    (line,) = machine_problems(config, Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000))
+    machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000)
+    config = settings(*GPUS, *BIG, "generators.count=1", parts)
+    (line,) = machine_problems(config, machine)
     assert line.startswith(
         "generators.gpus_each=1 x 1 and generators.pools.big.gpus_each=2 x 2 and"
         " learner.gpus_each=1 x 1 need 6 GPUs, this machine has 4"
     )
-    assert not list(
-        machine_problems(
-            with_counts(config, {"generators.big": 1}),
-            Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000),
-        )
-    )
+    assert not list(machine_problems(with_counts(config, {"generators.big": 1}), machine))
 
 
-def test_a_pool_may_have_cores_of_its_own() -> None:
-    config = settings(*JUDGE, "generators.pools.judge.cores=[1]", "generators.cores=[0]")
-    cores = {spec.name: spec.cores for spec in processes(config, TWO_CORES)}
-    assert (cores["generator-0"], cores["generator-judge-0"]) == ((0,), (1,))
-    lacking = settings(
-        *JUDGE,
-        "generators.pools.judge.cores=[7]",
-        "generators.cores=[0]",
-        "learner.cores=[1]",
-        "verifiers.cores=[1]",
-    )
-    (line,) = machine_problems(lacking, TWO_CORES)
-    assert line.startswith("generators.pools.judge.cores=[7]: this machine does not have 7")
-
-
-def test_pools_share_the_cores_as_evenly_as_one_pool_would() -> None:
+def test_pools_share_the_cores_or_have_cores_of_their_own() -> None:
     machine = Machine(cores=tuple(range(4)), num_gpus=0, memory_mb=8000)
     config = settings(*BIG, *JUDGE, "generators.cores=[0,1,2,3]")
     cores = [spec.cores for spec in processes(config, machine) if spec.role == "generator"]
     assert cores == [(0,), (1,), (2,), (3,)]
+    own = (*JUDGE, "generators.cores=[0]", "learner.cores=[1]", "verifiers.cores=[1]")
+    config = settings(*own, "generators.pools.judge.cores=[1]")
+    assert [spec(config, f"generator-{n}").cores for n in ("0", "judge-0")] == [(0,), (1,)]
+    (line,) = machine_problems(settings(*own, "generators.pools.judge.cores=[7]"), TWO_CORES)
+    assert line.startswith("generators.pools.judge.cores=[7]: this machine does not have 7")
 
 
 def spec(config: RunConfig, name: str) -> ProcessSpec:
@@ -256,22 +188,17 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
 
 def test_on_a_cluster_each_pool_takes_its_own_of_a_node() -> None:
     own = ("tensor_parallel_size=2", "gpus_each=2", "cpus_each=6", "node_kind=h100")
-    config = settings(
-        "launcher=ray",
-        "launcher.node_kind=a100",
-        *BIG,
-        *(f"generators.pools.big.{setting}" for setting in own),
-    )
-    plain, big = (
-        actor_options(config, spec(config, name), is_own_cluster=False)
-        for name in ("generator-0", "generator-big-0")
-    )
-    assert (plain["num_cpus"], plain["num_gpus"], plain["resources"]) == (1, 0, {"a100": 1})
-    assert (big["num_cpus"], big["num_gpus"], big["resources"]) == (6, 2, {"h100": 1})
-    assert [
-        cluster_cpus(config, spec(config, name))
-        for name in ("generator-0", "generator-big-1", "verifier-0")
-    ] == [1, 6, 2]
+    pool = (f"generators.pools.big.{setting}" for setting in own)
+    config = settings("launcher=ray", "launcher.node_kind=a100", *BIG, *pool)
+    for name, expected in (
+        ("generator-0", (1, 0, {"a100": 1})),
+        ("generator-big-0", (6, 2, {"h100": 1})),
+    ):
+        options = actor_options(config, spec(config, name), is_own_cluster=False)
+        found = options["num_cpus"], options["num_gpus"], options["resources"]
+        assert found == expected
+    names = ("generator-0", "generator-big-1", "verifier-0")
+    assert [cluster_cpus(config, spec(config, name)) for name in names] == [1, 6, 2]
 
 
 def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None:
@@ -292,26 +219,13 @@ def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None
 def test_the_estimate_of_memory_counts_every_pool() -> None:
     shape = model_shape(settings())
     assert shape is not None
-    alone, more = (
-        settings(),
-        settings(
-            *BIG,
-            *JUDGE,
-            "generators.pools.big.kv_cache_mb=164",
-            "generators.pools.judge.max_concurrent_groups=9",
-        ),
+    sizes = ("big.kv_cache_mb=164", "judge.max_concurrent_groups=9")
+    pools = (*BIG, *JUDGE, *(f"generators.pools.{size}" for size in sizes))
+    alone, two, more = (
+        total_memory_mb(settings(*words), shape) for words in ((), ("generators.count=2",), pools)
     )
-    each = total_memory_mb(settings("generators.count=2"), shape) - total_memory_mb(alone, shape)
-    assert total_memory_mb(more, shape) - total_memory_mb(alone, shape) == 3 * each + 2 * 100
-    (problem,) = fit_problems(
-        settings(*BIG, "generators.pools.big.kv_cache_mb=1", "data.max_response_tokens=350"),
-        shape,
-        Machine(cores=(0, 1), num_gpus=0, memory_mb=99_999),
-    )
+    assert more - alone == 3 * (two - alone) + 2 * 100
+    small = (*BIG, "generators.pools.big.kv_cache_mb=1", "data.max_response_tokens=350")
+    machine = Machine(cores=(0, 1), num_gpus=0, memory_mb=99_999)
+    (problem,) = fit_problems(settings(*small), shape, machine)
     assert problem.startswith("generators.pools.big.kv_cache_mb=1 holds")
-
-
-def test_without_pools_there_are_those_of_always() -> None:
-    assert settings().generators.pools == {}
-    assert pool_counts(settings("verifiers.count=2")) == {"generators": 1, "verifiers": 2}
-    assert work_of(settings(), "generators") == "both"

@@ -1,7 +1,6 @@
 """Facts about what is looked at on the machine before a run starts."""
 
 import json
-import os
 import shutil
 import socket
 from collections import namedtuple
@@ -30,11 +29,6 @@ def problems(tmp_path: Path, *overrides: str) -> list[str]:
     except ConfigError as error:
         return str(error).splitlines()
     return []
-
-
-def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
-    assert problems(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_package_or_headers_that_the_verifier_could_not_load_are_named_before_anything_starts(
@@ -92,28 +86,26 @@ def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_model_directory_must_hold_a_model(tmp_path: Path) -> None:
-    (line,) = problems(tmp_path, f"model.path={tmp_path}/none")
-    assert "there is no such directory" in line
-    (tmp_path / "model").mkdir()
-    (line,) = problems(tmp_path, f"model.path={tmp_path}/model")
-    assert "lacks config.json and a tokenizer (tokenizer.json) and weights" in line
-    config = {
-        "model_type": "qwen3",
-        "vocab_size": 100,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    config |= {"intermediate_size": 128, "max_position_embeddings": 96, "tie_word_embeddings": True}
-    write_model(tmp_path / "model", json.dumps(config), weights(8, 8))
-    (line,) = problems(
-        tmp_path,
-        f"model.path={tmp_path}/model",
-        "data.max_prompt_tokens=64",
-        "data.max_response_tokens=64",
-    )
-    assert "= 128 is above the 96 positions of the model" in line
+def test_names_places_and_hosts_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    assert problems(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [], "a check leaves nothing behind"
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for words, expected in (
+        ("run_name=mine", f"run_name=mine: {tmp_path}/runs/mine exists already; choose another"),
+        (f"output_dir={tmp_path}/file/runs", "is not a directory that may be written to"),
+        ("network.host=192.0.2.1", "=192.0.2.1: 192.0.2.1:0 cannot be bound (Cannot assign"),
+        ("network.host=ib9", "=ib9: is neither an address nor a network interface"),
+    ):
+        (line,) = problems(tmp_path, words)
+        assert expected in line
+    limit = "learner.ranks=5000: a filter of the kernel cannot hold 4999 ranks of gloo"
+    for ranks in (4000, 5000):
+        words = (f"learner.ranks={ranks}", f"buffer.groups_per_step={2 * ranks}")
+        assert any(limit in line for line in problems(tmp_path, *words)) == (ranks == 5000)
+
+
+QWEN = '{"model_type": "qwen3"}'
 
 
 def weights(named: int, written: int, name: str = "a") -> bytes:
@@ -130,37 +122,19 @@ def write_model(directory: Path, config: str, content: bytes) -> None:
     (directory / "model.safetensors").write_bytes(content)
 
 
+DAMAGED = "model.safetensors is missing or damaged"
+
+
 @pytest.mark.parametrize(
     ("config", "content", "index", "problem"),
     [
-        ('{"model_type": "qwen3"}', weights(8, 8), None, None),
+        (QWEN, weights(8, 8), None, None),
         ("{}", weights(8, 8), None, "model_type=None of config.json is unknown"),
-        ('{"model_type": "qwen3000"}', weights(8, 8), None, "model_type=qwen3000 of config.json"),
-        (
-            '{"model_type":',
-            weights(8, 8),
-            None,
-            "config.json, tokenizer.json or model.safetensors.index.json",
-        ),
-        ('{"model_type": "qwen3"}', weights(8, 3), None, "model.safetensors is missing or damaged"),
-        (
-            '{"model_type": "qwen3"}',
-            weights(8, 8)[:30],
-            None,
-            "model.safetensors is missing or damaged",
-        ),
-        (
-            '{"model_type": "qwen3"}',
-            b"version https://git-lfs",
-            None,
-            "model.safetensors is missing or damaged",
-        ),
-        (
-            '{"model_type": "qwen3"}',
-            weights(8, 8),
-            "b.safetensors",
-            "b.safetensors is missing or damaged",
-        ),
+        ('{"model_type":', weights(8, 8), None, "config.json, tokenizer.json or model.safetensors"),
+        (QWEN, weights(8, 3), None, DAMAGED),
+        (QWEN, weights(8, 8)[:30], None, DAMAGED),
+        (QWEN, b"version https://git-lfs", None, DAMAGED),
+        (QWEN, weights(8, 8), "b.safetensors", "b.safetensors is missing or damaged"),
     ],
 )
 def test_a_damaged_model_is_refused_before_anything_starts(
@@ -175,47 +149,40 @@ def test_a_damaged_model_is_refused_before_anything_starts(
     assert problem is None or problem in found[0]
 
 
+def test_a_model_directory_must_hold_a_model_with_enough_positions(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, f"model.path={tmp_path}/none")
+    assert "there is no such directory" in line
+    (tmp_path / "model").mkdir()
+    (line,) = problems(tmp_path, f"model.path={tmp_path}/model")
+    assert "lacks config.json and a tokenizer (tokenizer.json) and weights" in line
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"vocab_size": 100, "intermediate_size": 128, "max_position_embeddings": 96}
+    config = json.loads(QWEN) | sizes | {"tie_word_embeddings": True}
+    write_model(tmp_path / "model", json.dumps(config), weights(8, 8))
+    lengths = ("data.max_prompt_tokens=64", "data.max_response_tokens=64")
+    (line,) = problems(tmp_path, f"model.path={tmp_path}/model", *lengths)
+    assert "= 128 is above the 96 positions of the model" in line
+    assert model_shape(compose("ppo_code", ["model.path=owner/name"])) is None
+
+
 @pytest.mark.parametrize(("target", "is_there"), [("o_proj", True), ("linear_qkv", False)])
 def test_an_adapter_of_layers_that_no_weight_has_is_refused(
     tmp_path: Path, target: str, is_there: bool
 ) -> None:
     content = weights(8, 8, "model.layers.0.self_attn.o_proj.weight")
-    write_model(tmp_path / "model", '{"model_type": "qwen3"}', content)
+    write_model(tmp_path / "model", QWEN, content)
     adapter = ("model.lora=lora", f"model.lora.targets=[{target}]")
     found = problems(tmp_path, f"model.path={tmp_path}/model", *adapter)
     assert [line.partition("=")[0] for line in found] == ["model.lora.targets"] * (not is_there)
 
 
-def test_the_shape_of_a_model_that_is_not_here_is_unknown() -> None:
-    assert model_shape(compose("ppo_code", ["model.path=owner/name"])) is None
-
-
-def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (line,) = problems(tmp_path, "run_name=mine")
-    assert line.startswith(f"run_name=mine: {tmp_path}/runs/mine exists already; choose another")
-
-
-def test_an_output_dir_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (line,) = problems(tmp_path, f"output_dir={tmp_path}/file/runs")
-    assert "is not a directory that may be written to" in line
-
-
-def test_a_full_disk_is_refused_with_both_numbers(
+def test_a_full_disk_is_refused_with_both_numbers_or_that_of_a_described_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 * 2**20))
     (line,) = problems(tmp_path)
     assert "3 MB are free there, the run needs about" in line
-
-
-def test_the_disk_of_a_described_machine_is_judged_instead_of_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
     config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}/runs", "checkpoint.keep=100000"])
     described = "cores=2,gpus=0,memory_gb=8"
     with pytest.raises(ConfigError, match="10240 MB are free there, the run needs about") as error:
@@ -249,34 +216,6 @@ def test_a_resumed_run_needs_only_what_is_not_on_the_disk_yet(
     with_free(needed_mb - 16)
     with pytest.raises(ConfigError, match=rf"the run needs about {needed_mb - 16} MB"):
         with_free(needed_mb - 17)
-
-
-def test_more_ranks_than_a_filter_of_gloo_holds_are_refused(tmp_path: Path) -> None:
-    limit = "a filter of the kernel cannot hold"
-    few, many = (
-        problems(tmp_path, f"learner.ranks={n}", f"buffer.groups_per_step={2 * n}")
-        for n in (4000, 5000)
-    )
-    assert not any(limit in line for line in few)
-    assert any(f"learner.ranks=5000: {limit} 4999 ranks of gloo" in line for line in many)
-
-
-def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
-    (line,) = problems(tmp_path, "network.host=192.0.2.1")
-    assert line.startswith("network.host=192.0.2.1: 192.0.2.1:0 cannot be bound (Cannot assign")
-    (line,) = problems(tmp_path, "network.host=ib9")
-    assert line.startswith("network.host=ib9: is neither an address nor a network interface")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.jsonl"
-    secret.write_text("{}\n")
-    secret.chmod(0)
-    (line,) = problems(
-        tmp_path, "model.path=owner/name", f"data.train_files={secret}", "evaluation.every_steps=0"
-    )
-    assert "cannot be read (PermissionError" in line
 
 
 def test_a_mirror_that_holds_a_run_of_that_name_or_cannot_be_used_is_named(tmp_path: Path) -> None:

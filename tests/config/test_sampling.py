@@ -40,8 +40,9 @@ def test_what_cannot_be_sampled_is_refused_before_a_run_starts(override: str, re
     assert line.startswith(override.partition("=")[0])
 
 
-@pytest.mark.parametrize("purpose", ["generation", "evaluation"])
-@pytest.mark.parametrize("entry", ["top_k=20", 'logit_bias={"7":1}'])
+@pytest.mark.parametrize(
+    ("purpose", "entry"), [("generation", "top_k=20"), ("evaluation", 'logit_bias={"7":1}')]
+)
 def test_what_vllm_does_not_apply_to_drafts_is_refused_beside_them(
     purpose: str, entry: str
 ) -> None:

@@ -10,42 +10,13 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 _COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo")
 _READY_S = 60.0
-_CONFIG = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={control_port}
-SlurmdPort={node_port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={root}/munge.socket
-CryptoType=crypto/munge
-StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool
-SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd.pid
-SlurmctldLogFile={root}/slurmctld.log
-SlurmdLogFile={root}/slurmd.log
-SwitchType=switch/none
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-SchedulerParameters=sched_interval=1
-KillWait=5
-SlurmdParameters=config_overrides
-ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 Features=fast State=UNKNOWN
-PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
-"""
+_CONFIG = Path(__file__).with_name("slurm.conf")
 
 
 def missing() -> list[str]:
@@ -71,23 +42,13 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
         host = socket.gethostname().partition(".")[0]
-        config = _CONFIG.format(
-            root=root, host=host, control_port=_free_port(), node_port=_free_port()
-        )
+        ports = {"control_port": _free_port(), "node_port": _free_port()}
+        config = _CONFIG.read_text().format(root=root, host=host, **ports)
         (root / "slurm.conf").write_text(config)
-        files = {name: f"{root}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
-        self._start(
-            *(
-                "munged",
-                "--foreground",
-                "--force",
-                f"--key-file={key}",
-                f"--socket={files['socket']}",
-                f"--pid-file={files['pid']}",
-            ),
-            *(f"--log-file={files['log']}", f"--seed-file={files['seed']}"),
-        )
-        self._until(lambda: Path(files["socket"]).exists(), "munged")
+        files = {name: root / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
+        options = (f"--{name}{'' if name == 'socket' else '-file'}={files[name]}" for name in files)
+        self._start("munged", "--foreground", "--force", f"--key-file={key}", *options)
+        self._until(files["socket"].exists, "munged")
         self._start("slurmctld", "-D", "-c")
         self._start("slurmd", "-D", "-c", "-N", host)
         self._until(
@@ -113,15 +74,11 @@ class SlurmCluster:
                 subprocess.Popen(command, env={**os.environ, **self.env}, stdout=sink, stderr=sink)
             )
 
-    def _until(self, condition: object, what: str) -> None:
-        assert callable(condition)
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + _READY_S
         while not condition():
-            logs = "\n".join(
-                path.read_text(errors="replace")[-2000:]
-                for path in self._root.glob("*.[lo]*")
-                if path.is_file()
-            )
+            paths = filter(Path.is_file, self._root.glob("*.[lo]*"))
+            logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in paths)
             assert time.monotonic() < deadline_s, f"no {what} within {_READY_S:g} s:\n{logs}"
             time.sleep(0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Literal
@@ -36,14 +37,13 @@ def add(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-@pytest.mark.parametrize("kind", variants()["launcher"])
-def test_every_launcher_of_conf_has_a_backend_and_says_what_it_can_do(kind: str) -> None:
-    config = compose("grpo_code", [f"launcher={kind}", "hardware=cpu"])
-    backend = backend_of(config)
-    can = config.launcher
-    assert isinstance(backend, Backend)
-    assert can.is_submitted == (backend.job is not None)
-    assert can.is_one_machine == (kind == "local")
+def test_every_launcher_of_conf_has_a_backend_and_says_what_it_can_do() -> None:
+    for kind in variants()["launcher"]:
+        config = compose("grpo_code", [f"launcher={kind}", "hardware=cpu"])
+        backend = backend_of(config)
+        assert isinstance(backend, Backend)
+        assert config.launcher.is_submitted == (backend.job is not None)
+        assert config.launcher.is_one_machine == (kind == "local")
 
 
 def test_a_launcher_of_another_module_starts_runs(
@@ -66,9 +66,6 @@ def test_a_launcher_of_another_module_starts_runs(
     assert isinstance(backend_of(config).make(tmp_path, config), LocalLauncher)
     starting.start(config, tmp_path)
     assert submitted == [tmp_path]
-
-
-def test_inside_its_job_the_supervisor_starts_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(script=lambda *_: "", submit=lambda *_: "", is_inside=lambda: True)
-    add(monkeypatch, Backend(make=lambda run_dir, _: LocalLauncher(run_dir), job=job))
-    assert job_to_submit(on_paper()) is None
+    inside = replace(made, job=replace(job, is_inside=lambda: True))
+    add(monkeypatch, inside)
+    assert job_to_submit(config) is None, "inside its job the supervisor starts here"

@@ -44,60 +44,40 @@ def played(
     return early, simulate(scenario, recorded)
 
 
+NEVER = (1.0,)
+
+
 @pytest.mark.parametrize(
-    ("scenario", "units_s", "age"),
+    ("units_s", "steps_s", "num_evaluated", "age"),
     [
-        (BASE, STEADY, 1.05),
-        (other(BASE, generators=3), 2 * STEADY, 1.05),
-        (other(BASE, slots=1), STEADY / 8, 1.05),
-        (BASE, HALF_LEAVES, 1.4),  # 32 of the next 100 steps until the change is forgotten
-        (BASE, RANDOM.lognormal(-1.6, 0.2, 1600), 1.1),
+        # 32 of the next 100 steps until the change is forgotten.
+        pytest.param(HALF_LEAVES, NEVER, 0, 1.4, id="half of the fleet leaves"),
+        pytest.param(RANDOM.lognormal(-1.6, 0.2, 1600), NEVER, 0, 1.1, id="lengths vary"),
+        pytest.param(STEADY, RANDOM.lognormal(0, 0.2, NUM_STEPS), 0, 1.1, id="uneven steps"),
+        pytest.param(STEADY, [1.0] * 99 + [60.0], 0, 1.1, id="stalls"),
+        pytest.param(STEADY, NEVER, 64, 1.25, id="evaluations"),
     ],
-    ids=["one engine", "three engines", "one slot", "half of the fleet leaves", "lengths vary"],
 )
-def test_groups_that_wait_for_the_learner_start_later(
-    scenario: Scenario, units_s: object, age: float
+def test_groups_that_wait_for_the_learner_start_later_and_delay_no_step(
+    units_s: object, steps_s: object, num_evaluated: int, age: float
 ) -> None:
-    early, late = played(scenario, units_s)
-    assert early.age > 1.9
+    scenario = other(BASE, evaluate_every_steps=5) if num_evaluated else BASE
+    early, late = played(scenario, units_s, steps_s, num_evaluated)
+    assert early.age > 1.6
     assert late.age <= age
     assert late.steps_per_s > 0.99 * early.steps_per_s
 
 
-@pytest.mark.parametrize(
-    "steps_s", [RANDOM.lognormal(0, 0.2, NUM_STEPS), [1.0] * 19 + [5.0], [1.0] * 99 + [60.0]]
-)
-def test_steps_of_uneven_length_and_stalls_of_the_learner_change_the_age_of_no_batch(
-    steps_s: list[float],
-) -> None:
-    early, late = played(BASE, STEADY, steps_s)
-    assert late.age <= 1.1
-    assert late.steps_per_s > 0.99 * early.steps_per_s
-
-
-@pytest.mark.parametrize("slots", [1, 4, 32])
-def test_runs_with_slow_generators_are_unchanged(slots: int) -> None:
-    early, late = played(other(BASE, slots=slots), 8 * STEADY)
+def test_runs_with_slow_generators_are_unchanged() -> None:
+    early, late = played(BASE, 8 * STEADY)
     assert late == early
 
 
-@pytest.mark.parametrize(
-    "units_s", [RANDOM.lognormal(-1.6, 0.6, 1600), RANDOM.lognormal(-1.8, 1.0, 1600), ONE_IN_200]
-)
+@pytest.mark.parametrize("units_s", [RANDOM.lognormal(-1.8, 1.0, 1600), ONE_IN_200])
 def test_where_a_slow_group_would_delay_the_learner_groups_start_early(units_s: object) -> None:
     early, late = played(BASE, units_s)
     assert late.steps_per_s > 0.98 * early.steps_per_s
     assert 1.5 < late.age <= early.age
-
-
-@pytest.mark.parametrize(("num_groups", "age"), [(32, 1.1), (64, 1.25), (160, 1.6)])
-def test_an_evaluation_delays_no_step_and_only_its_next_batches_are_older(
-    num_groups: int, age: float
-) -> None:
-    often = other(BASE, evaluate_every_steps=5)
-    early, late = played(often, STEADY, num_evaluated=num_groups)
-    assert late.age <= age
-    assert late.steps_per_s > 0.99 * early.steps_per_s
 
 
 def test_a_high_bound_is_not_used_up() -> None:
@@ -107,13 +87,13 @@ def test_a_high_bound_is_not_used_up() -> None:
     assert late.steps_per_s > 0.995 * early.steps_per_s
 
 
-def test_a_model_that_does_not_describe_the_run_is_named() -> None:
+def test_a_model_that_does_not_describe_the_run_is_named_and_more_groups_in_flight_are_tried() -> (
+    None
+):
     assert "the learner waits 3% of the measured time" in explained(learner_waits=0.03, beside=0.0)
-    assert "measured time" not in explained(learner_waits=0.65, beside=0.05)
-
-
-def test_more_groups_in_flight_are_a_change_that_is_tried() -> None:
-    assert "generation.max_concurrent_groups=8" in explained(learner_waits=0.65, beside=0.05)
+    found = explained(learner_waits=0.65, beside=0.05)
+    assert "measured time" not in found
+    assert "generation.max_concurrent_groups=8" in found
 
 
 def explained(**fields: float) -> str:

@@ -38,20 +38,6 @@ def test_places_of_the_scorer_decide_how_many_samples_are_scored_at_once() -> No
     assert rate(other(JUDGED, places=1000), judged()) > 2.5
 
 
-def test_a_higher_age_bound_gains_nothing_where_scoring_is_the_limit() -> None:
-    synchronous = other(JUDGED, max_staleness_versions=0)
-    assert rate(synchronous, judged()) == pytest.approx(1 / 4.11, rel=0.02)
-    assert rate(other(JUDGED, max_staleness_versions=4), judged()) < 1 / 3.9
-
-
-def test_samples_are_scored_while_longer_ones_of_their_group_are_written() -> None:
-    """With one place: scoring ends at 2, 3, 4 and 5 s, not at 5, 6, 7 and 8 s."""
-    work = Work(units=4.0, scoring_s=1.0, lengths=(1, 2, 3, 4), scores=(1.0,) * 4)
-    times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
-    alone = other(JUDGED, places=1, groups_per_step=1, slots=1, max_staleness_versions=0)
-    assert rate(alone, times) == pytest.approx(1 / 6, rel=1e-6)
-
-
 def test_evaluations_take_places_of_the_scorer() -> None:
     work = Work(units=0.1, scoring_s=1.0, lengths=(9,), scores=(1.0,))
     times = replace(judged(), evaluation=(work,), num_eval_groups=10)
@@ -69,20 +55,13 @@ def queue(num_places: int, gaps: np.ndarray, seconds: np.ndarray) -> tuple[np.nd
     return written, np.array(scored)
 
 
-@pytest.mark.parametrize("num_places", [1, 3])
-def test_waiting_for_a_place_is_no_time_of_scoring(num_places: int) -> None:
+def test_waiting_for_a_place_is_no_time_of_scoring() -> None:
+    num_places = 3
     random = np.random.default_rng(num_places)
     seconds = random.uniform(0.5, 1.5, 600)
     written, scored = queue(num_places, random.exponential(1.25 / num_places, 600), seconds)
     assert np.mean(scored - written) > 1.3 * np.mean(seconds)
     assert alone_s(written, scored, num_places) == pytest.approx(seconds)
-
-
-def test_larger_groups_are_scored_as_the_next_ones() -> None:
-    works = [Work(units=1.0, scoring_s=2.0, lengths=(9, 9), scores=(s, s)) for s in (1.0, 2.0)]
-    times = replace(judged(), train=tuple(works))
-    three, _ = changed_works(times, {"generation.group_size": 3})
-    assert three.scores == (1.0, 1.0, 2.0)
 
 
 def test_explain_names_a_scorer_that_limits_and_more_verifiers() -> None:
@@ -149,6 +128,13 @@ def test_a_group_is_complete_with_its_last_score() -> None:
     times = replace(judged(), train=(work,) * 160, step_s=(1.0,) * 40)
     alone = other(JUDGED, places=2, groups_per_step=1, slots=1, max_staleness_versions=0)
     assert rate(alone, times) == pytest.approx(1 / 10)
+
+
+def test_larger_groups_are_scored_as_the_next_ones() -> None:
+    works = [Work(units=1.0, scoring_s=2.0, lengths=(9, 9), scores=(s, s)) for s in (1.0, 2.0)]
+    times = replace(judged(), train=tuple(works))
+    three, _ = changed_works(times, {"generation.group_size": 3})
+    assert three.scores == (1.0, 1.0, 2.0)
 
 
 def test_evaluations_may_wait_for_places_that_are_enough_for_training() -> None:

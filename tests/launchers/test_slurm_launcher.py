@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from composing import compose
+from tables import table
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -20,10 +21,6 @@ from async_rl.launchers.preflight import checks
 from async_rl.planning.shape import shape_from_hf
 from async_rl.planning.topology import ProcessSpec, processes
 
-POOL = (
-    "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,"
-    "node_kind:h100}"
-)
 EIGHT_BILLION = {
     "vocab_size": 151936,
     "hidden_size": 4096,
@@ -121,12 +118,16 @@ async def life(launcher: SlurmLauncher, config: RunConfig, name: str, act: str) 
         return process.pid, await process.wait()
 
 
+HANDLES = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)); "
+
+
 @pytest.mark.parametrize(
     ("code", "act", "expected"),
     [
         ("raise SystemExit(3)", "", 3),
-        ("import signal, os; os.kill(os.getpid(), signal.SIGKILL)", "", -signal.SIGKILL),
-        ("import signal; signal.pause()", "kill", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "", -signal.SIGKILL),
+        ("signal.pause()", "kill", -signal.SIGKILL),
+        ("signal.pause()", "terminate", 7),  # by the signal that srun passes on
     ],
 )
 def test_the_end_of_a_step_is_the_end_of_its_task(
@@ -137,7 +138,7 @@ def test_the_end_of_a_step_is_the_end_of_its_task(
     act: str,
     expected: int,
 ) -> None:
-    monkeypatch.setenv("PRETENDED", f"import os; print(os.getpid(), flush=True); {code}")
+    monkeypatch.setenv("PRETENDED", f"{HANDLES}print(os.getpid(), flush=True); {code}")
     config = settings()
     pid, ended = asyncio.run(life(launcher_of(tmp_path, config), config, "verifier-0", act))
     assert pid > 0
@@ -145,77 +146,26 @@ def test_the_end_of_a_step_is_the_end_of_its_task(
     assert str(pid) not in (tmp_path / "logs" / "verifier-0.out").read_text().splitlines()
 
 
-def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher]
-) -> None:
-    waits = (
-        "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(7));"
-        " print(os.getpid(), flush=True); signal.pause()"
-    )
-    monkeypatch.setenv("PRETENDED", waits)
-    config = settings()
-    assert (
-        asyncio.run(life(launcher_of(tmp_path, config), config, "verifier-0", "terminate"))[1] == 7
-    )
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name", "asks"),
-    [
-        ([], "buffer", {"--cpus-per-task=1", "--gres=none", "--nodelist=localhost"}),
-        (["verifiers.cells=5"], "verifier-0", {"--cpus-per-task=5"}),
-        (
-            ["launcher.generator_cpus=4", "generators.gpus_each=2"],
-            "generator-0",
-            {"--cpus-per-task=4", "--gpus-per-node=2"},
-        ),
-        (["launcher.learner_cpus=6"], "learner-0", {"--cpus-per-task=6", "--gres=none"}),
-        (
-            [POOL],
-            "generator-big-0",
-            {
-                "--cpus-per-task=4",
-                "--gpus-per-node=2",
-                "--constraint=h100",
-                "--job-name=generator-big-0",
-            },
-        ),
-        ([POOL], "generator-0", {"--cpus-per-task=1", "--gres=none"}),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "name", "asks"), table(__file__, "steps"))
 def test_a_step_takes_what_its_role_takes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    launcher_of: type[SlurmLauncher],
-    overrides: list[str],
-    name: str,
-    asks: set[str],
+    tmp_path: Path, overrides: list[str], name: str, asks: str
 ) -> None:
-    monkeypatch.setenv("PRETENDED", "import os; print(os.getpid(), flush=True)")
     config = settings(*overrides)
-    asyncio.run(life(launcher_of(tmp_path, config), config, name, ""))
-    said = set((tmp_path / "said").read_text().split())
-    assert asks | {"--exact", "--nodes=1", "--ntasks=1"} <= said
-    assert ("--nodelist=localhost" in said) == (name == "buffer")
+    said = set(SlurmLauncher(tmp_path, config).srun_command(spec(config, name)))
+    assert {*asks.split(), "--exact", "--nodes=1", "--ntasks=1"} <= said
+    assert any(word.startswith("--nodelist=") for word in said) == (name == "buffer")
     assert ("--constraint=h100" in said) == (name == "generator-big-0")
 
 
-def test_several_nodes_need_an_address_that_the_others_reach(
-    tmp_path: Path, launcher_of: type[SlurmLauncher]
+def test_several_nodes_need_an_address_that_the_others_reach_and_all_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher]
 ) -> None:
     assert asyncio.run(launcher_of(tmp_path, settings()).open()) == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"localhost has the address 127.0.0.1.*set network.host"):
         asyncio.run(launcher_of(tmp_path, settings("launcher.nodes=2")).open())
-    assert (
-        asyncio.run(
-            launcher_of(tmp_path, settings("launcher.nodes=2", "network.host=10.0.0.1")).open()
-        )
-        == "127.0.0.1"
-    )
-
-
-def test_outside_a_job_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    given = settings("launcher.nodes=2", "network.host=10.0.0.1")
+    assert asyncio.run(launcher_of(tmp_path, given).open()) == "127.0.0.1"
+    monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(ConfigError, match="not running inside a Slurm job"):
         asyncio.run(SlurmLauncher(tmp_path, settings()).open())
 

@@ -11,6 +11,7 @@ import pytest
 from tables import table
 
 from async_rl.core.extras import EXTRA_OF
+from async_rl.launchers import cli
 
 BLOCKED = """
 import sys
@@ -37,21 +38,28 @@ def test_programs_are_judged_without_any_package_of_training(tmp_path: Path) -> 
     assert "pass" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["verifier", "--help"]])
-def test_help_needs_no_extra(words: list[str]) -> None:
-    assert without(sorted(EXTRA_OF), *words).returncode == 0
-
-
-@pytest.mark.parametrize(("package", "words", "message"), table(__file__, "missing"))
-def test_the_extra_of_a_missing_package_is_named(
-    package: str, words: list[str], message: str
-) -> None:
-    done = without([package], *words)
+def test_help_needs_no_extra_and_a_verifier_names_its_own() -> None:
+    help_ = without(sorted(EXTRA_OF), "verifier", "--help")
+    assert help_.returncode == 0, help_.stderr
+    done = without(["uvicorn"], "verifier")
     assert done.returncode == 2
-    assert f"error: {message}\n" in done.stderr
+    needed = "async-rl verifier needs the package uvicorn, which is not installed; pip install"
+    assert done.stderr.startswith(f"error: {needed} 'async-rl[verifier]'")
     assert "Traceback" not in done.stderr
 
 
-def test_the_engine_of_transformers_needs_no_vllm(tmp_path: Path) -> None:
-    words = ["launch", "conf=grpo_code", "generation.engine=hf", "--dry-run"]
-    assert without(["vllm", "ray", "wandb"], *words).returncode == 0
+@pytest.mark.parametrize(("packages", "words", "message"), table(__file__, "missing"))
+def test_the_extra_of_a_missing_package_is_named_before_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    packages: list[str],
+    words: list[str],
+    message: str,
+) -> None:
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(sys, "argv", ["async-rl", "launch", "conf=grpo_code", "--dry-run", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == (2 if message else 0)
+    assert message in capsys.readouterr().err
