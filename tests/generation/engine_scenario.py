@@ -297,8 +297,8 @@ async def on_two_workers(scenario: Scenario) -> dict[str, Any]:
     said["spanning"] = await scenario.spanning()
     children = psutil.Process().children(recursive=True)
     said["processes"] = [child.pid for child in children]
-    # The core is a child of this process, and the workers are children of the core.
-    workers = [child for child in children if child.ppid() != os.getpid()]
+    # Children of the core, which is a child of this process and has a tracker of resources too.
+    workers = [it for it in children if it.ppid() != os.getpid() and "-c" not in it.cmdline()]
     said["num_workers"] = len(workers)
     manifest = scenario.manifest(LAST + 1)
     seat = await scenario.seat(LAST + 1)
