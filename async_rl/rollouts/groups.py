@@ -155,10 +155,9 @@ class Groups:
         activity = self._context.activity
         if evaluates_only(self._config, self._context.name):
             wait = activity.waiting("the next evaluation")
-        elif self._outage:
-            wait = activity.blocked(" ".join(self._outage.split()))
         else:
-            wait = activity.blocked("admission: the learner is behind")
+            outage = " ".join(self._outage.split())
+            wait = activity.blocked(outage or "admission: the learner is behind")
         # The buffer issues tickets again that an earlier reply lost. Without this list a lost reply
         # would block their groups until the ticket expires.
         with wait:

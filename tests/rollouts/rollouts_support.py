@@ -51,19 +51,21 @@ def completion(
 
 class Parrot:
     """Turn k of a sample is the letter u + k and an end, written by version 3 + k; it notes all
-    tokens that came before.
+    tokens that came before, and its limits.
     """
 
     version = 3
 
     def __init__(self) -> None:
         self.before: dict[str, list[int]] = {}
+        self.limits: list[int] = []
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         assert num_samples == 1
         self.before[request_id] = list(prompt_token_ids)
+        self.limits.append(sampling.max_new_tokens)
         # 1.1.0/2.0 is the third call of an agent, 1.1.0.2 the third turn of a conversation.
         found = re.match(r"\d+\.\d+\.-?\d+[./](\d+)", request_id)
         assert found is not None

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 from composing import compose, compose_unchecked
-from rollouts_support import Alphabet, Judge, Parrot, completion, opened_rollouts, ticket_of
+from rollouts_support import Alphabet, Judge, Parrot, opened_rollouts, ticket_of
 
 from async_rl.config.checks.run import problems
 from async_rl.config.plugins import load_rollout
 from async_rl.core.errors import ConfigError, root_cause
-from async_rl.core.types import Group, IntArray, Sampling
+from async_rl.core.types import Group
 from async_rl.launchers.commands.stored import response_text
-from async_rl.protocol.generator import Completion
-from async_rl.rollouts.conversation import Conversation, open_conversations
+from async_rl.rollouts.conversation import open_conversations
 
 WRITES = """
 async def twice(talk):
@@ -35,7 +34,8 @@ async def chooses(talk):
 
 async def endless(talk):
     while True:
-        await talk.write()
+        # More than there is room for.
+        await talk.write(max_tokens=20)
         talk.tell("b")
 
 async def says_too_much(talk):
@@ -109,7 +109,9 @@ def test_the_function_may_say_what_is_judged(tmp_path: Path) -> None:
 def test_a_sample_ends_cut_off_at_its_limits(
     tmp_path: Path, function: str, overrides: list[str], length: int
 ) -> None:
-    group, _, _ = roll_out(tmp_path, function, *overrides)
+    group, _, parrot = roll_out(tmp_path, function, *overrides)
+    # Of the 8 tokens of a sample.
+    assert set(parrot.limits) <= {8, 8 - 3, 8 - 6}
     found = [(sample.response_length, sample.is_truncated) for sample in group.trajectories]
     assert found == [(length, True)] * 2
 
@@ -157,27 +159,3 @@ def test_people_see_what_the_policy_did_not_write(tmp_path: Path) -> None:
     group, _, _ = roll_out(tmp_path, "twice")
     shown = response_text(group.trajectories[0], lambda ids: f"{len(ids)} ")
     assert shown == "2 \u27e83 \u27e91 "
-
-
-@pytest.mark.parametrize(("asked", "limit"), [(None, 8), (3, 3), (20, 8)])
-def test_the_limit_of_a_turn_is_within_the_room_of_the_sample(
-    asked: int | None, limit: int
-) -> None:
-    limits: list[int] = []
-
-    async def write(request_id: str, token_ids: IntArray, sampling: Sampling) -> Completion:
-        limits.append(sampling.max_new_tokens)
-        return completion(1)
-
-    ticket = ticket_of(1, max_new_tokens=8)
-    sample = Conversation(
-        ticket.prompt,
-        ticket.sampling,
-        name="1.1.0",
-        max_turns=2,
-        write=write,
-        tokenizer=Alphabet(),
-        client=None,  # type: ignore[arg-type]
-    )
-    asyncio.run(sample.write(max_tokens=asked))
-    assert limits == [limit]

@@ -218,7 +218,7 @@ def texts_in(body: str) -> str:
     return "".join(re.findall(r'"(?:content|text)":"(\w+)"', body))
 
 
-@pytest.mark.parametrize("lost", range(1, 11))
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5, 10])
 def test_a_session_goes_on_in_the_next_life_of_its_gateway(tmp_path: Path, lost: int) -> None:
     async def main() -> None:
         lives = Lives(tmp_path, lost)
@@ -423,10 +423,10 @@ def test_a_session_that_nobody_takes_goes_back_and_does_not_count(tmp_path: Path
         assert gone.status_code == 401
         assert gateway.offers.take(print) is None
 
-    run(tmp_path, do, take_s=6.0)
+    run(tmp_path, do, take_s=1.0)
     (failure,) = failures
     assert failure.reason == "not_taken"
-    assert "no program took the session within 6 s" in failure.message
+    assert "no program took the session within 1 s" in failure.message
     assert issubclass(NotTaken, AgentError)
 
 
@@ -441,7 +441,7 @@ def test_the_setting_is_a_word_and_needs_no_program() -> None:
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32), num_programs=st.integers(1, 4))
 def test_programs_that_come_leave_and_fail_never_share_a_session(
     tmp_path_factory: pytest.TempPathFactory, seed: int, num_programs: int

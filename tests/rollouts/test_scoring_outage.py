@@ -27,7 +27,8 @@ class FailingScorer(ScriptedScorer):
 
     async def score(self, prompt: Prompt, text: str, sample: object) -> Score:
         if self.bad is None or prompt.prompt_id in self.bad:
-            raise self._error
+            # A new one each time: an error that is raised again keeps all its tracebacks.
+            raise type(self._error)(*self._error.args)
         return await super().score(prompt, text, sample)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import anthropic
 import httpx
@@ -22,6 +23,8 @@ TOOL: Any = {"type": "function", "function": ADD}
 FUNCTION: Any = {"type": "function", **ADD}
 CLAUDE: Any = {"name": "add", "input_schema": PARAMETERS}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+# Each client would read the machine's certificates for 0.06 s, and no test needs them.
+_TLS = ssl.create_default_context()
 _WHY = {
     "end_turn": "stop",
     "max_tokens": "length",
@@ -42,13 +45,14 @@ class Clients:
 @contextlib.asynccontextmanager
 async def clients(session: Session) -> AsyncIterator[Clients]:
     key = session.token
+    headers = {"authorization": f"Bearer {key}"}
+    how: Any = {"api_key": key, "max_retries": 0}
+    http_of, claude_of = openai.DefaultAsyncHttpxClient, anthropic.DefaultAsyncHttpxClient
     async with (
         endpoint(session) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as chat,
-        anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as claude,
-        httpx.AsyncClient(
-            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60
-        ) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", http_client=http_of(verify=_TLS), **how) as chat,
+        anthropic.AsyncAnthropic(base_url=url, http_client=claude_of(verify=_TLS), **how) as claude,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=_TLS) as http,
     ):
         yield Clients(openai=chat, claude=claude, http=http)
 
@@ -84,18 +88,21 @@ class Reply:
     parts: list[str]
 
 
-class Api(Protocol):
-    """One API. ask: sends a history; result: the result of a tool as an item of a history."""
+@frozen
+class Api:
+    """One API. calls: of a client; fields: of a history, the most tokens and the system prompt;
+    delta: the event of a stream with text, and its field; final: returns the whole answer; read:
+    a Reply without parts; result: of a tool with this call's id, as an item of a history.
+    """
 
-    async def ask(
-        self, found: Clients, history: Sequence[Any], *, stream: bool = False, **more: Any
-    ) -> Reply:
-        """more: system, tools (bool), most (tokens)."""
+    calls: Callable[[Clients], Any]
+    fields: tuple[str, str, str]
+    tool: Any
+    delta: tuple[str, str]
+    final: str
+    read: Callable[[Any], dict[str, Any]]
+    result: Callable[[str, str], Any]
 
-    def result(self, call_id: str, text: str) -> Any: ...
-
-
-class Chat:
     async def ask(
         self,
         found: Clients,
@@ -106,114 +113,97 @@ class Chat:
         tools: bool = False,
         most: int = 900,
     ) -> Reply:
-        begin = [{"role": "system", "content": system}] if system else []
-        how: Any = {"model": "policy", "messages": [*begin, *history], "max_tokens": most}
-        how |= {"tools": [TOOL]} if tools else {}
-        parts = []
-        if stream:
-            asked = {**how, "stream_options": {"include_usage": True}}
-            async with found.openai.chat.completions.stream(**asked) as events:
-                async for event in events:
-                    if event.type == "content.delta":
-                        parts.append(event.delta)
-                reply: Any = await events.get_final_completion()
-        else:
-            reply = await found.openai.chat.completions.create(**how)
-        message = reply.choices[0].message
-        called = [call.function for call in message.tool_calls or []]
-        return Reply(
-            text=message.content or "",
-            calls=[
-                (call.id, function.name, json.loads(function.arguments))
-                for call, function in zip(message.tool_calls or [], called, strict=True)
-            ],
-            why=reply.choices[0].finish_reason,
-            num_written=reply.usage.completion_tokens,
-            # The whole message with its null fields, as the package returns it.
-            items=[message],
-            parts=parts,
-        )
-
-    def result(self, call_id: str, text: str) -> Any:
-        return {"role": "tool", "tool_call_id": call_id, "content": text}
+        """Send a history. most: tokens."""
+        messages, limit, prompt = self.fields
+        how: Any = {"model": "policy", messages: list(history), limit: most}
+        how |= {"tools": [self.tool]} if tools else {}
+        if system and prompt:
+            how[prompt] = system
+        elif system:
+            how[messages].insert(0, {"role": "system", "content": system})
+        if not stream:
+            return Reply(**self.read(await self.calls(found).create(**how)), parts=[])
+        if not prompt:
+            how["stream_options"] = {"include_usage": True}
+        kind, field = self.delta
+        async with self.calls(found).stream(**how) as events:
+            shown = [event async for event in events]
+            reply = await getattr(events, self.final)()
+        if kind.startswith("response."):
+            assert [event.sequence_number for event in shown] == list(range(len(shown)))
+        parts = [getattr(event, field) for event in shown if event.type == kind]
+        return Reply(**self.read(reply), parts=parts)
 
 
-class Responses:
-    async def ask(
-        self,
-        found: Clients,
-        history: Sequence[Any],
-        *,
-        stream: bool = False,
-        system: str = "",
-        tools: bool = False,
-        most: int = 900,
-    ) -> Reply:
-        how: Any = {"model": "policy", "input": list(history), "max_output_tokens": most}
-        how |= {"tools": [FUNCTION]} if tools else {}
-        how |= {"instructions": system} if system else {}
-        parts = []
-        if stream:
-            numbers = []
-            async with found.openai.responses.stream(**how) as events:
-                async for event in events:
-                    numbers.append(event.sequence_number)
-                    if event.type == "response.output_text.delta":
-                        parts.append(event.delta)
-                reply: Any = await events.get_final_response()
-            assert numbers == list(range(len(numbers)))
-        else:
-            reply = await found.openai.responses.create(**how)
-        calls = [item for item in reply.output if item.type == "function_call"]
-        why = "tool_calls" if calls else "stop"
-        if reply.status == "incomplete":
-            why = _WHY[reply.incomplete_details.reason]
-        return Reply(
-            text=reply.output_text,
-            calls=[(call.call_id, call.name, json.loads(call.arguments)) for call in calls],
-            why=why,
-            num_written=reply.usage.output_tokens,
-            items=reply.output,
-            parts=parts,
-        )
-
-    def result(self, call_id: str, text: str) -> Any:
-        return {"type": "function_call_output", "call_id": call_id, "output": text}
+def _read_chat(reply: Any) -> dict[str, Any]:
+    (choice,) = reply.choices
+    calls = [(call.id, call.function) for call in choice.message.tool_calls or []]
+    return {
+        "text": choice.message.content or "",
+        "calls": [(name, called.name, json.loads(called.arguments)) for name, called in calls],
+        "why": choice.finish_reason,
+        "num_written": reply.usage.completion_tokens,
+        # The whole message with its null fields, as the package returns it.
+        "items": [choice.message],
+    }
 
 
-class Messages:
-    async def ask(
-        self,
-        found: Clients,
-        history: Sequence[Any],
-        *,
-        stream: bool = False,
-        system: str = "",
-        tools: bool = False,
-        most: int = 900,
-    ) -> Reply:
-        how: Any = {"model": "policy", "messages": list(history), "max_tokens": most}
-        how |= {"tools": [CLAUDE]} if tools else {}
-        how |= {"system": system} if system else {}
-        parts = []
-        if stream:
-            async with found.claude.messages.stream(**how) as events:
-                parts = [part async for part in events.text_stream]
-                reply: Any = await events.get_final_message()
-        else:
-            reply = await found.claude.messages.create(**how)
-        uses = [block for block in reply.content if block.type == "tool_use"]
-        return Reply(
-            text="".join(block.text for block in reply.content if block.type == "text"),
-            calls=[(use.id, use.name, use.input) for use in uses],
-            why=_WHY[reply.stop_reason],
-            num_written=reply.usage.output_tokens,
-            items=[{"role": "assistant", "content": reply.content}],
-            parts=parts,
-        )
-
-    def result(self, call_id: str, text: str) -> Any:
-        return user([{"type": "tool_result", "tool_use_id": call_id, "content": text}])
+def _read_response(reply: Any) -> dict[str, Any]:
+    calls = [item for item in reply.output if item.type == "function_call"]
+    is_cut = reply.status == "incomplete"
+    why = _WHY[reply.incomplete_details.reason] if is_cut else "stop"
+    return {
+        "text": reply.output_text,
+        "calls": [(call.call_id, call.name, json.loads(call.arguments)) for call in calls],
+        "why": "tool_calls" if calls and not is_cut else why,
+        "num_written": reply.usage.output_tokens,
+        "items": reply.output,
+    }
 
 
-APIS: dict[str, Api] = {"chat": Chat(), "responses": Responses(), "messages": Messages()}
+def _read_message(reply: Any) -> dict[str, Any]:
+    uses = [block for block in reply.content if block.type == "tool_use"]
+    return {
+        "text": "".join(block.text for block in reply.content if block.type == "text"),
+        "calls": [(use.id, use.name, use.input) for use in uses],
+        "why": _WHY[reply.stop_reason],
+        "num_written": reply.usage.output_tokens,
+        "items": [{"role": "assistant", "content": reply.content}],
+    }
+
+
+APIS = {
+    "chat": Api(
+        calls=lambda found: found.openai.chat.completions,
+        fields=("messages", "max_tokens", ""),
+        tool=TOOL,
+        delta=("content.delta", "delta"),
+        final="get_final_completion",
+        read=_read_chat,
+        result=lambda call, text: {"role": "tool", "tool_call_id": call, "content": text},
+    ),
+    "responses": Api(
+        calls=lambda found: found.openai.responses,
+        fields=("input", "max_output_tokens", "instructions"),
+        tool=FUNCTION,
+        delta=("response.output_text.delta", "delta"),
+        final="get_final_response",
+        read=_read_response,
+        result=lambda call, text: {
+            "type": "function_call_output",
+            "call_id": call,
+            "output": text,
+        },
+    ),
+    "messages": Api(
+        calls=lambda found: found.claude.messages,
+        fields=("messages", "max_tokens", "system"),
+        tool=CLAUDE,
+        delta=("text", "text"),
+        final="get_final_message",
+        read=_read_message,
+        result=lambda call, text: user(
+            [{"type": "tool_result", "tool_use_id": call, "content": text}]
+        ),
+    ),
+}

@@ -14,6 +14,7 @@ import pytest
 import xgrammar
 from clients_support import APIS, CALL, CLAUDE, FUNCTION, TOOL, Clients, use, user
 from sessions_support import Policy, Row, read_by
+from tables import table
 
 from async_rl.core.errors import Unavailable
 from async_rl.sessions.forms import form
@@ -24,36 +25,32 @@ LONG = " ".join(f"w{i}" for i in range(60))
 
 
 @each_api
-def test_an_answer_that_only_calls_a_tool_is_continued(name: str) -> None:
+@pytest.mark.parametrize(("stream", "said"), [(False, "I add"), (True, "I add"), (False, "")])
+def test_an_agent_with_a_tool_is_one_segment(
+    name: str, stream: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if an answer only calls the tool, and while comments keep its stream alive."""
+    monkeypatch.setattr(form, "QUIET_S", 0.0)
     api = APIS[name]
 
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        first = await api.ask(found, [user("go")], tools=True)
-        ((call_id, *_),) = first.calls
-        assert first.text == ""
-        history = [user("go"), *first.items, api.result(call_id, "2")]
-        await api.ask(found, history, tools=True)
+        async def write(*given: Any) -> Any:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return await policy(*given)
 
-    assert Row(use(agent, [CALL, "2"])).num_segments == 1
-
-
-@each_api
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_with_a_tool_is_one_segment(name: str, stream: bool) -> None:
-    api = APIS[name]
-
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+        session.write = write
         how: Any = {"system": "be brief", "tools": True, "stream": stream}
         history = [user("1 + 1")]
         first = await api.ask(found, history, **how)
         ((call_id, function, arguments),) = first.calls
-        assert (first.text, function, arguments) == ("I add", "add", {"a": 1})
+        assert (first.text, function, arguments) == (said, "add", {"a": 1})
         assert first.why == "tool_calls"
         history += [*first.items, api.result(call_id, "2")]
         last = await api.ask(found, history, **how)
         assert (last.text, last.calls, last.why, last.num_written) == ("2", [], "stop", 2)
 
-    session = use(agent, [f"I add {CALL}", "2"])
+    session = use(agent, [f"{said} {CALL}".strip(), "2"])
     row = Row(session)
     assert row.num_segments == 1
     assert session.last_text == "2"
@@ -73,25 +70,6 @@ def test_a_stream_has_the_text_and_a_limit_cuts_it(name: str) -> None:
         assert (cut.why, cut.num_written, cut.text) == ("length", 3, "w0 w1")
 
     assert Row(use(agent, [LONG])).tokens.is_written.sum() == 123
-
-
-@each_api
-def test_a_stream_has_comments_until_its_answer_is_there(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(form, "QUIET_S", 0.0)
-
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        async def write(*given: Any) -> Any:
-            for _ in range(20):
-                await asyncio.sleep(0)
-            return await policy(*given)
-
-        session.write = write
-        reply = await APIS[name].ask(found, [user("go")], tools=True, stream=True)
-        assert (reply.text, len(reply.calls), reply.why) == ("I add", 1, "tool_calls")
-
-    assert len(use(agent, [f"I add {CALL}"]).record.turns) == 1
 
 
 def test_an_answer_that_fails_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,28 +96,17 @@ def test_an_answer_that_fails_after_a_comment_is_an_event(monkeypatch: pytest.Mo
 
 
 def test_a_tool_that_is_chosen_begins_the_answer_and_is_not_trained() -> None:
+    """Of Anthropic's API; tests/sessions/test_tool_forms.py has the choice of the other one."""
+
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        reply = await found.openai.chat.completions.create(
-            model="policy",
-            messages=[user("go")],
-            tools=[TOOL],
-            tool_choice={"type": "function", "function": {"name": "add"}},
-        )
-        (call,) = reply.choices[0].message.tool_calls or ()
-        assert call.type == "function"
-        assert call.function.arguments == '{"b":2}'
-        policy.say('{"b": 2}}</tool_call>')
+        how: Any = {"tools": [CLAUDE], "tool_choice": {"type": "tool", "name": "add"}}
         async with found.claude.messages.stream(
-            model="policy",
-            max_tokens=90,
-            messages=[user("on")],
-            tools=[CLAUDE],
-            tool_choice={"type": "tool", "name": "add"},
+            model="policy", max_tokens=90, messages=[user("go")], **how
         ) as stream:
             final: Any = await stream.get_final_message()
         assert final.content[0].input == {"b": 2}
 
-    assert Row(use(agent, ['{"b": 2}}</tool_call>'])).tokens.is_written.sum() == 2 * 14
+    assert Row(use(agent, ['{"b": 2}}</tool_call>'])).tokens.is_written.sum() == 14
 
 
 def test_n_answers_are_branches_of_one_sample_with_logprobs() -> None:
@@ -428,22 +395,7 @@ def test_an_answer_ends_with_the_first_stop_token() -> None:
     use(agent, ["one two three four three"])
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-
-
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}),
-        (
-            "/v1/chat/completions",
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-        ),
-        ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
-        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
-        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
-    ],
-)
+@pytest.mark.parametrize(("path", "more"), table(__file__, "schemas"))
 @pytest.mark.parametrize("has_tools", [False, True])
 def test_an_answer_with_a_schema_has_its_grammar(path: str, more: Any, has_tools: bool) -> None:
     tool = {**CLAUDE, "name": "add"} if path == "/v1/messages" else {**TOOL, **FUNCTION}

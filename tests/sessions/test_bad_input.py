@@ -7,9 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 import yaml
 from clients_support import Clients, use, user
@@ -87,49 +85,13 @@ def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> None:
     use(agent, ["one"], limit=2000)
 
 
-def test_the_packages_raise_the_errors_that_their_users_know() -> None:
-    async def agent(found: Clients, session: Session, _: Policy) -> None:
-        unknown, stranger = (
-            client.with_options(api_key="x") for client in (found.openai, found.claude)
-        )
-        message: Any = {"model": "policy", "max_tokens": 9, "messages": [USER]}
-        long: Any = {**message, "messages": [{**USER, "content": LONG}]}
-        for package, calls in (
-            (
-                openai,
-                (
-                    unknown.chat.completions.create(model="policy", messages=[USER]),
-                    found.openai.responses.create(model="gpt", input="go"),
-                    found.openai.completions.create(model="policy", prompt=LONG),
-                ),
-            ),
-            (
-                anthropic,
-                (
-                    stranger.messages.create(**message),
-                    found.claude.messages.create(**{**message, "model": "claude"}),
-                    found.claude.messages.create(**long),
-                ),
-            ),
-        ):
-            kinds = (package.AuthenticationError, package.NotFoundError, package.BadRequestError)
-            for kind, call in zip(kinds, calls, strict=True):
-                with pytest.raises(kind):
-                    await call
-
-    use(agent, limit=2000)
-
-
-@pytest.mark.parametrize("api", FORMS)
 def test_a_slow_reader_of_a_stream_gets_all_and_holds_up_nobody(
-    api: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, fields, _ = FORMS[api]
+    path, fields, _ = FORMS["chat"]
 
     async def agent(found: Clients, session: Session, policy: Policy) -> None:
         body = {"model": "policy", **fields, "stream": True}
-        if api == "completions":
-            body["max_tokens"] = 900
         is_written = asyncio.Event()
         finish = session.record.finish
 

@@ -8,30 +8,19 @@ from typing import Any
 import pytest
 from clients_support import Clients, use, user
 from sessions_support import CHATML, Policy, Row, read_by
+from tables import table
 
 from async_rl.sessions.session import Session
-
-SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
-BASH = {"name": "Bash", "description": "Run a command.", "input_schema": SCHEMA}
 
 
 def claude(messages: list[Any], **more: Any) -> Any:
     """A request of Claude Code."""
-    return {
-        "model": "policy",
-        "messages": messages,
-        "system": [
-            {"type": "text", "text": "You are an agent."},
-            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
-        ],
-        "tools": [BASH, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
-        "metadata": {"user_id": "{}"},
-        "max_tokens": 32000,
-        "thinking": {"type": "adaptive"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "high"},
-        **more,
-    }
+    return {**table(__file__, "claude"), "messages": messages, **more}
+
+
+def codex(items: list[Any], **more: Any) -> Any:
+    """A request of Codex."""
+    return {**table(__file__, "codex"), "input": items, **more}
 
 
 def test_claude_code_with_a_tool_is_one_segment() -> None:
@@ -126,38 +115,7 @@ def test_the_beginning_of_an_answer_is_continued_and_not_repeated(stream: bool) 
     assert Row(session).tokens.is_written.sum() == 3 + 2 + 3
 
 
-NAMESPACE = {
-    "type": "namespace",
-    "name": "agents",
-    "description": "Of sub-agents.",
-    "tools": [{"type": "function", "name": "close", "parameters": {"type": "object"}}],
-}
-CUSTOM = {
-    "type": "custom",
-    "name": "apply_patch",
-    "description": "Change files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
-}
-HOSTED = {"type": "web_search", "external_web_access": False}
 NAMED = CHATML.replace("{{ t.function.name }} ", "{{ t.function.name }} {{ t.function | tojson }}")
-
-
-def codex(items: list[Any], **more: Any) -> Any:
-    """A request of Codex."""
-    return {
-        "model": "policy",
-        "stream": True,
-        "input": items,
-        "tools": [NAMESPACE, CUSTOM, {"type": "local_shell"}, HOSTED],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "reasoning": {"summary": "auto"},
-        "store": False,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "x",
-        "client_metadata": {"x": "y"},
-        **more,
-    }
 
 
 def said(role: str, text: str) -> Any:
@@ -165,14 +123,7 @@ def said(role: str, text: str) -> Any:
     return {"type": "message", "id": "msg_1", "role": role, "content": content}
 
 
-CALLED = [
-    ("agents__close", {"target": "1"}, "function_call", {"name": "close", "namespace": "agents"}),
-    ("apply_patch", {"input": "*** End"}, "custom_tool_call", {"input": "*** End"}),
-    ("local_shell", {"command": ["ls"]}, "local_shell_call", {}),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "kind", "fields"), CALLED)
+@pytest.mark.parametrize(("name", "arguments", "kind", "fields"), table(__file__, "called"))
 def test_codex_with_each_kind_of_tool_is_one_segment(
     name: str, arguments: Any, kind: str, fields: Any
 ) -> None:

@@ -12,6 +12,7 @@ import openai.types.responses.response_create_params
 import pytest
 from clients_support import Clients, use, user
 from sessions_support import CHATML, Policy, read_by
+from tables import table
 from test_bad_input import FORMS
 
 from async_rl.sessions.forms.parameters import TABLE, Parameter
@@ -24,34 +25,8 @@ GOOD = {name: form[:2] for name, form in FORMS.items()} | {
     "generate": IDS,
     "sampling_params": IDS,
 }
-VALUES: dict[str, Any] = {
-    "any": ["x"],
-    "biases": {"1": 2.5},
-    "bool": True,
-    "choice": "auto",
-    "choices": 1,
-    "count": 9,
-    "id_list": [2],
-    "int": 2,
-    "least": 1,
-    "list": ["x"],
-    "number": 0.5,
-    "scores": True,
-    "object": {"x": 1},
-    "text": "x",
-    "texts": ["x"],
-    "top": 2,
-}
-"""A value of each type."""
-# Values that mean something else.
-SPECIAL: dict[str, Any] = {
-    "response_format": {"type": "json_object"},
-    "output_format": {"type": "json_object"},
-    "model": "policy",
-    "continue_final_message": False,
-    "previous_response_id": None,
-    "tool_choice": None,
-}
+VALUES: dict[str, Any] = table(__file__, "values")
+SPECIAL: dict[str, Any] = table(__file__, "special")
 PACKAGES = {
     "chat": openai.types.chat.completion_create_params.CompletionCreateParamsBase,
     "completions": openai.types.completion_create_params.CompletionCreateParamsBase,

@@ -106,28 +106,20 @@ def complete(session: Session, prompt: str) -> str:
     return str(asyncio.run(answered(session, call)).content)
 
 
-def test_a_text_prompt_without_the_stop_text_continues_the_tokens_before_it() -> None:
+@pytest.mark.parametrize(
+    ("repeated", "num_segments"),
+    # The whole answer is trained in a segment of its own, or in the one that continues it.
+    [("go one ", 2), ("go one stop ", 1)],
+)
+def test_a_text_prompt_continues_an_answer_with_its_stop_text_or_without(
+    repeated: str, num_segments: int
+) -> None:
     session, policy = open_session("", ["one stop two", "three"])
     assert complete(session, "go ") == "one "
-    assert complete(session, "go one more ") == "three"
-    assert session.chat.decode(np.array(policy.served[1][0])) == "go one more "
+    assert complete(session, f"{repeated}more ") == "three"
+    assert session.chat.decode(np.array(policy.served[1][0])) == f"{repeated}more "
     row = Row(session)
-    # The whole answer is trained in a segment of its own, and only read in the other one.
-    assert row.num_segments == 2
-    assert len(trained(row)) == 3 + 2
-
-
-def test_text_prompts_continue_by_their_text() -> None:
-    session, policy = open_session("", ["one stop two", "three"])
-    chat = session.chat
-    assert complete(session, "go ") == "one "
-    assert complete(session, "go one stop more ") == "three"
-    row = Row(session)
-    assert row.num_segments == 1
-    assert chat.decode(row.tokens.token_ids) == "go one stop more three"
-    assert [token for _, token, *_ in trained(row)][:3] == policy.served[0][1].token_ids[
-        :3
-    ].tolist()
+    assert (row.num_segments, len(trained(row))) == (num_segments, 3 + 2)
 
 
 STEPS = st.lists(
@@ -143,7 +135,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80)
 @given(template=st.sampled_from(TEMPLATES), steps=STEPS, prompt=st.sampled_from(["go", "add"]))
 def test_ids_served_are_ids_trained_and_nothing_twice(
     template: str, steps: list[Any], prompt: str
