@@ -169,8 +169,6 @@ async def _parity(
         values += pair.differences(_VERSIONS, await pair.samples(_VERSIONS))
     numbers = {
         "engine_abs_mean": float(np.mean(values)),
-        # For mixtures: where two experts nearly tie, engine and learner may choose different ones.
-        "engine_abs_p90": float(np.quantile(values, 0.9)),
         "engine_abs_max": float(np.max(values)),
         "tokens": float(len(values)),
         "pause_s": float(np.median(pauses)),
