@@ -12,15 +12,11 @@ from async_rl.service.desk import Desk
 from async_rl.service.forms import Call
 from async_rl.service.proto import decode
 from async_rl.service.sampling import sequences
-from async_rl.service.store import Checkpoint, Request, Run, Sampler, Session
+from async_rl.service.store import Checkpoint, Run, Sampler, Session
 from async_rl.sessions.errors import Refused
 
 Json = dict[str, Any]
 _PATH = "tinker://{run_id}/{kind}/{name}"
-
-
-def _losses_of(session_id: str) -> str:
-    return f"{session_id}:loss"
 
 
 class Api:
@@ -100,32 +96,9 @@ class Api:
         if name is not None and PurePath(name).name != PurePath(served).name:
             raise Refused(f"base_model={name!r} is not served; use {served!r}")
 
-    def create_loss(self, call: Call) -> Json:
-        """Keep a custom loss. Raises DataError if its graph cannot be computed here."""
-        form = forms.read_graph(call.body)
-        self._desk.session(form.session_id)
-        owner = _losses_of(form.session_id)
-        seq_id = form.custom_loss_seq_id
-        with self._store.transaction():
-            request, is_known = self._store.put(owner, seq_id, "create_custom_loss", call.body)
-            if not is_known:
-                answer = {"type": "create_custom_loss", "loss_id": request.request_id}
-                self._store.finish(request, msgspec.json.encode(answer))
-        return {"request_id": request.request_id}
-
     def forward_backward(self, call: Call) -> Json:
         """Accept a batch."""
         request = decode(call.body)
-        if request.loss_fn == forms.CUSTOM:
-            owner = _losses_of(request.model_id.partition(":")[0])
-            loss_id = request.loss_fn_config_v2["loss_id"].text
-            loss = self._store.one(Request, "request_id=? AND owner=?", loss_id, owner)
-            if loss is None or loss.body is None:
-                raise Refused(
-                    f"loss_id={loss_id!r} is not a custom loss of this session", status=404
-                )
-            # The request alone says what the learner computes, also when it is executed again.
-            request.loss_fn_config_v2[forms.GRAPH].text = loss.body.decode()
         kind = "forward" if request.forward_only else "forward_backward"
         # Equal requests have one form of the body.
         same = bytes(request.SerializeToString(deterministic=True))

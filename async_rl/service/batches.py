@@ -69,10 +69,7 @@ def check_data(
             values = datum.inputs.get(field)
             if values is None:
                 values = np.full(shape, config[field])
-            rank = loss.ranks.get(field)
-            # A graph may read numbers of a datum, and its own columns of a token.
-            has_rank = rank is not None and values.ndim == rank
-            if values.shape[:1] != shape[:rank][:1] if has_rank else values.shape != shape:
+            if values.shape != shape:
                 raise DataError(f"{name}: {field} has the shape {values.shape}, {TARGETS} {shape}")
             # The lower threshold is before the upper one, which is not below it.
             least = {LOW: 0.0, HIGH: inputs.get(LOW)}.get(field, -_MOST)
@@ -158,11 +155,9 @@ def _row(examples: Sequence[Example], device: torch.device) -> Row:
     )
 
 
-def run_row(
-    policy: Policy, row: Row, loss: Loss, chunk_tokens: int
-) -> tuple[Tensor, Tensor, Mapping[str, float]]:
-    """Return the log-probs of the targets, float32 [R] or [R, K] without gradient, the sum of their
-    losses, float64 [], and metrics of the loss. Raises DataError if the sum is not finite.
+def run_row(policy: Policy, row: Row, loss: Loss, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of the targets, float32 [R] or [R, K] without gradient, and the sum of
+    their losses, float64 []. Raises DataError if the sum is not finite.
     """
     targets = row.packed.target_ids
     if targets.ndim == 1:
@@ -170,7 +165,7 @@ def run_row(
     else:
         of_pairs = policy.chosen_logprobs(row.packed, targets, chunk_tokens=chunk_tokens)
     logprobs = of_pairs.index_select(0, row.pair)
-    by_token, metrics = loss.compute(logprobs, row)
+    by_token = loss.compute(logprobs, row)
     # Its gradient is float32.
     for index, is_bad in by_example(row, ~by_token.float().isfinite()):
         if is_bad.any():
@@ -178,7 +173,7 @@ def run_row(
                 f"datum {index}: the loss at position {np.argwhere(is_bad)[0, 0]} is not finite;"
                 " look at its log-probs and advantages. The request has no effect"
             )
-    return logprobs.detach(), by_token.double().sum(), metrics
+    return logprobs.detach(), by_token.sum()
 
 
 def by_example(row: Row, values: Tensor) -> Iterator[tuple[int, AnyArray]]:

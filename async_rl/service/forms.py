@@ -1,8 +1,6 @@
 """The JSON bodies of the API's requests, and what is refused in them.
 
-Unknown fields are ignored, because newer clients send more; values out of range are refused. Of the
-graph of a custom loss only the operations below are executed. None of them draws numbers, leaves
-torch or changes a tensor.
+Unknown fields are ignored, because newer clients send more; values out of range are refused.
 """
 
 import tomllib
@@ -36,22 +34,6 @@ DEVIATIONS: Mapping[str, str] = tomllib.loads(
 WARNING = "This server differs from the API: " + "; ".join(
     f"{name}: {text}" for name, text in DEVIATIONS.items()
 )
-CUSTOM = "custom"
-"""The name of the loss."""
-GRAPH = "graph"
-"""The value of its configuration that has the body of create_custom_loss."""
-_NAMES = """
-abs add all amax amin and_ any argmax argmin bool cat ceil clamp clamp_max clamp_min clip cos cummax
-cummin cumsum detach div double elu eq exp expand_as expm1 flatten flip float float_power floor ge
-gelu getattr getitem gt huber_loss invert isfinite isinf isnan l1_loss le lerp log log10 log1p log2
-log_sigmoid log_softmax logaddexp logcumsumexp logical_and logical_not logical_or logical_xor
-logsumexp long lt masked_fill max maximum mean median min minimum mse_loss mul multiply nan_to_num
-ne neg negative norm ones_like or_ pos pow prod reciprocal relu reshape round rsqrt rsub select sgn
-sigmoid sign silu sin smooth_l1_loss softmax softplus sqrt square squeeze stack std sub subtract sum
-t tanh to transpose tril triu true_divide truediv trunc unsqueeze var view where xor zeros_like
-"""
-OPERATIONS = frozenset(_NAMES.split())
-"""Functions of torch and `operator`, and methods of tensors."""
 
 
 class NewSession(msgspec.Struct):
@@ -216,38 +198,6 @@ class AskSample(msgspec.Struct):
     prompt_alt_tokens_k: Annotated[int, Meta(ge=0, le=64)] = 0
 
 
-class Node(msgspec.Struct):
-    """One node of a graph, as torch.fx records it."""
-
-    op: Literal["placeholder", "call_function", "call_method", "output"]
-    name: str
-    target: str
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-
-
-class Nodes(msgspec.Struct):
-    """A graph in the order of execution."""
-
-    nodes: Annotated[list[Node], Meta(max_length=1000)]
-
-
-class Input(msgspec.Struct):
-    """A parameter of a graph: the log-probs, then inputs of the datum."""
-
-    name: str
-    rank: Literal[0, 1, 2]
-
-
-class CreateLoss(msgspec.Struct):
-    """create_custom_loss."""
-
-    session_id: str
-    custom_loss_seq_id: Number
-    inputs: Annotated[list[Input], Meta(min_length=1, max_length=16)]
-    graph: Nodes
-
-
 class Named(msgspec.Struct):
     """What a request with one field is about; a name that is missing is of nothing."""
 
@@ -296,18 +246,3 @@ def refuse(name: str) -> None:
     text = DEVIATIONS.get(name, "")
     if text.startswith("refused"):
         raise DataError(f"{name} is {text}")
-
-
-def read_graph(body: bytes) -> CreateLoss:
-    """Return the body of create_custom_loss. Raises DataError if it is none, or calls anything that
-    is not in the list.
-    """
-    form = read(body, CreateLoss)
-    for node in form.graph.nodes:
-        name = node.target.rpartition(".")[2]
-        if node.op.startswith("call") and name not in OPERATIONS:
-            raise DataError(
-                f"a custom loss may not call {node.target}; it may call"
-                f" {', '.join(sorted(OPERATIONS))}. forward_backward_custom takes any function"
-            )
-    return form

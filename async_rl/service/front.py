@@ -45,7 +45,6 @@ EMBEDDED = "tiny_coder"
 _MOST_BYTES = 128 << 20
 _CONFIG = {
     "pjwt_auth_enabled": False,
-    "custom_loss_server_side": True,
     # A session sends whole batches, so that a batch is one request.
     "fwdbwd_max_chunk_len": 10_000,
     "fwdbwd_max_chunk_bytes_count": 64_000_000,
@@ -120,7 +119,6 @@ def build_app(desk: Desk, key: str) -> ASGIApp:
         "POST create_session": api.create_session,
         "POST session_heartbeat": api.heartbeat,
         "POST sessions/{session_id}/finish": api.finish,
-        "POST create_custom_loss": api.create_loss,
         "POST create_model": api.create_model,
         "POST unload_model": api.unload,
         "POST forward_backward": api.forward_backward,

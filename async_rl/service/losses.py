@@ -63,25 +63,22 @@ class Loss:
     """One loss.
 
     As in losses.toml. A threshold of the configuration may also be an input: then each token has
-    its own.  ranks: of inputs that have not the shape of the targets.
+    its own.
     """
 
     name: str
     inputs: Sequence[str]
     defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
     most_rank: int = 1
-    ranks: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def compute(self, p: Tensor, row: Row) -> tuple[Tensor, Mapping[str, float]]:
-        """Return the loss of each token, float64 in the shape of p, and metrics.
+    def compute(self, p: Tensor, row: Row) -> Tensor:
+        """Return the loss of each token, float64 in the shape of p.
 
         p: log-probs [R], and of cross_entropy also [R, K].
         """
         # In float32 the mean of a long sequence's gaps, of which GSPO clips the fourth digit, is
         # wrong by 2e-6 of the loss.
-        return self._by_token(p.double(), row), {}
-
-    def _by_token(self, p: Tensor, row: Row) -> Tensor:
+        p = p.double()
         # Its targets may have K columns.
         if self.name == "cross_entropy":
             return -p * row.input("weights")

@@ -118,7 +118,6 @@ class Order:
         if kind in ("forward", "forward_backward"):
             parsed = await asyncio.to_thread(parse_forward_backward, body)
             forms.refuse(parsed.loss_fn)
-            used = str(parsed.config.get("loss_id", ""))
             versions = check(parsed.data, request.owner, store)
         if kind == "load_weights":
             answer["path"] = forms.read(body, forms.Load).path

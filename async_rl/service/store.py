@@ -92,8 +92,8 @@ class Request(Value):
     """A request whose answer is a future.
 
     owner: training run or sampler.  digest: `digest_of` it.  directory: of the checkpoint that it
-    loaded, or the custom loss that it computed.  answer, error: one of both is there when
-    answered_s is, until it is forgotten.  outcome: checksum of what the learner answered.
+    loaded.  answer, error: one of both is there when answered_s is, until it is forgotten.
+    outcome: checksum of what the learner answered.
     """
 
     request_id: str
@@ -282,7 +282,7 @@ class Store:
         outcome: int = 0,
     ) -> None:
         """Store the answer or the error of a request, and wake its client."""
-        is_needed = request.kind in {*CHANGING, "sample", "create_custom_loss"}
+        is_needed = request.kind in {*CHANGING, "sample"}
         self.change(
             "UPDATE requests SET answer=?, error=?, directory=?, outcome=?, answered_s=?, body=?"
             " WHERE request_id=?",

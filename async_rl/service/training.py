@@ -6,7 +6,6 @@ Invariants
 - A refused request changes nothing.
 """
 
-import collections
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -22,9 +21,8 @@ from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.types import FloatArray
 from async_rl.protocol.service import Execute, Executed
 from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
-from async_rl.service.custom import custom_loss
-from async_rl.service.forms import CUSTOM, GRAPH, CreateModel, Load, LoraConfig, OptimStep, read
-from async_rl.service.losses import Loss, find_loss
+from async_rl.service.forms import CreateModel, Load, LoraConfig, OptimStep, read
+from async_rl.service.losses import find_loss
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.tenants import Numbers, Tenant, load_base, read_state, written
 from async_rl.weights.lora import remove_adapter, use_adapter
@@ -142,34 +140,25 @@ class TrainingRuns:
     def _forward(self, run: Tenant, request: Execute) -> tuple[bytes, int]:
         """forward_backward and forward."""
         parsed = parse_forward_backward(request.body)
-        loss: Loss
-        if parsed.loss_fn == CUSTOM:
-            loss = custom_loss(str(parsed.config.get(GRAPH)).encode())
-            config = dict[str, float]()
-        else:
-            loss, config = find_loss(parsed.loss_fn, parsed.config)
+        loss, config = find_loss(parsed.loss_fn, parsed.config)
         examples = check_data(parsed.data, loss, config, self._limits)
         is_training = request.operation == "forward_backward"
         logprobs: dict[int, FloatArray] = {}
-        metrics = collections.defaultdict[str, float](float)
+        loss_sum = 0.0
         use_adapter(self.policy.lm, run.run_id)
         with run.accumulating() if is_training else torch.no_grad():
             for row in pack_rows(examples, self._limits, self._device):
-                of_row, row_loss, of_loss = run_row(self.policy, row, loss, self._chunk_tokens)
+                of_row, row_loss = run_row(self.policy, row, loss, self._chunk_tokens)
                 if is_training:
                     row_loss.backward()  # type: ignore[no-untyped-call]
-                for name, value in {"loss:sum": float(row_loss.detach()), **of_loss}.items():
-                    metrics[name] += value
+                loss_sum += float(row_loss.detach())
                 logprobs.update(by_example(row, of_row))
         num_tokens = sum(len(example.tokens) for example in examples)
         if is_training:
             run.num_tokens += num_tokens
-            run.loss += metrics["loss:sum"]
+            run.loss += loss_sum
         in_order = [logprobs[index] for index in range(len(examples))]
-        for name in metrics:
-            # A mean over the datums.
-            metrics[name] /= len(examples) if name.endswith(":mean") else 1
-        return forward_backward_output(in_order, metrics), num_tokens
+        return forward_backward_output(in_order, {"loss:sum": loss_sum}), num_tokens
 
     def _step(self, run: Tenant, request: Execute) -> bytes:
         adam = read(request.body, OptimStep).adam_params

@@ -128,7 +128,7 @@ class Played:
         body, tokens = b"", 1
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
-            if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo", "custom"):
+            if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
                 return _refused(f"unknown loss {parsed.loss_fn!r}", state)
             ids = np.concatenate([datum.tokens for datum in parsed.data])
             if (ids >= MODEL.vocab_size).any():

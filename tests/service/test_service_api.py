@@ -8,7 +8,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from service_support import (
@@ -29,7 +28,6 @@ from tables import table
 from async_rl.buffer.store.connection import connect
 from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.certify import service
-from async_rl.service import proto
 from async_rl.service.address import FOLDER
 from async_rl.service.forms import DEVIATIONS
 from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
@@ -81,34 +79,6 @@ async def test_log_probs_of_the_last_tokens_of_a_prompt_alone(tmp_path: Path) ->
         assert (top.length, top.k) == (3, 2)
         values = np.frombuffer(top.logprobs, "<f4").reshape(3, 2)
         assert values.tolist() == [[-99999, -99999], [-99999, -99999], [-1.5, -1.5]]
-
-
-async def custom_batch(api: Front, run: str, seq_id: int, loss_id: str) -> httpx.Response:
-    request = proto.decode(batch(run, seq_id, [1], loss="custom"))
-    request.loss_fn_config_v2["loss_id"].text = loss_id
-    return await api.http.post("forward_backward", content=request.SerializeToString())
-
-
-async def test_a_custom_loss_is_of_its_session_and_travels_with_each_request(
-    tmp_path: Path,
-) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        run = await api.create()
-        body = graph(api.session_id, "torch.exp")
-        made = await api.post("create_custom_loss", **body)
-        assert await api.post("create_custom_loss", **body) == made
-        loss_id = (await api.result(made))["loss_id"]
-        await api.desk.sweep()
-        other = await api.create(session_id=(await api.session()))
-        for owner, status in ((run, 200), (other, 404)):
-            reply = await custom_batch(api, owner, 1, loss_id)
-            assert reply.status_code == status
-        await api.settle()
-        sent = api.desk.store.one(Request, "owner=? AND seq_id=1", run)
-        assert sent is not None
-        config = proto.parse_forward_backward(sent.body or b"").config
-        assert json.loads(config["graph"]) == body
 
 
 async def test_a_sample_is_drawn_once_and_again_after_a_restart(tmp_path: Path) -> None:
@@ -421,15 +391,6 @@ async def test_an_unloaded_run_is_gone(tmp_path: Path) -> None:
         assert (refused.status_code, "is unloaded" in refused.json()["detail"]) == (404, True)
 
 
-def graph(session_id: str, target: str) -> dict[str, Any]:
-    return {
-        "session_id": session_id,
-        "custom_loss_seq_id": 0,
-        "inputs": [{"name": "logprobs", "rank": 1}],
-        "graph": {"nodes": [{"op": "call_function", "name": "x", "target": target}]},
-    }
-
-
 DEEP = b'{"a": ' + b"[" * 100_000
 WIDEST = {"target_prompt_logprobs": {"data": [1] * 256, "shape": [2, 128]}}
 BAD: list[tuple[str, Any, int, str]] = [
@@ -440,11 +401,8 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("forward_backward", b"\xff\xff\xff\xff", 400, "not a ForwardBackwardRequest"),
     ("forward_backward", batch("invented", 1, [1]), 404, "invented"),
     ("forward_backward", batch("", 1, [1]), 404, "''"),
-    ("forward_backward", batch("RUN", 1, [1], loss="custom"), 404, "not a custom loss"),
     ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [1] * 64}]}), 400, "64 tokens"),
     ("asample", ask("SAMPLER", **WIDEST, prompt_alt_tokens_k=1), 400, "129 tokens"),
-    ("create_custom_loss", graph("SESSION", "os.system"), 400, "may not call os.system"),
-    ("create_custom_loss", graph("invented", "torch.exp"), 404, "invented"),
 ]
 
 
@@ -681,25 +639,13 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
             await api.result(await api.step(run, number))
         assert verdicts() == [
             ("holds", "1 training runs; 4 requests, 4 answered"),
-            ("holds", "0 custom losses; 0 passes computed one"),
             ("holds", "0 checkpoints and weights of samplers"),
         ]
         await api.result(await api.post("save_weights", model_id=run, seq_id=4, path="a"))
         # The played learner writes no checksums.
-        assert verdicts()[2][0] == "broken"
-        assert verdicts()[2][1].endswith(
+        assert verdicts()[1][0] == "broken"
+        assert verdicts()[1][1].endswith(
             "a~4/sha256sums.txt cannot be read (No such file or directory)"
         )
-        made = await api.post("create_custom_loss", **graph(api.session_id, "torch.exp"))
-        await api.forward_backward_result(
-            (await custom_batch(api, run, 5, made)).json()["request_id"]
-        )
-        held = ("holds", "1 custom losses; 1 passes computed one")
-        assert verdicts()[1] == held
-        api.desk.store.change("UPDATE requests SET body=x'7b7d' WHERE kind='create_custom_loss'")
-        lost = f"the graph of {made} is gone or changed; 1 passes computed it"
-        assert verdicts()[1] == ("broken", lost)
-        api.desk.store.change("DELETE FROM requests WHERE kind='create_custom_loss'")
-        assert verdicts()[1] == ("broken", lost)
         api.desk.store.change("DELETE FROM requests WHERE seq_id=2")
         assert verdicts()[0] == ("broken", f"{run} lacks 1 requests")

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from service_support import KEY, MODEL, Played, folder
 
-from async_rl.service.custom import custom_loss
 from async_rl.service.desk import Desk
 from async_rl.service.front import build_app
-from async_rl.service.proto import parse_forward_backward
 from async_rl.service.store import Store
 from async_rl.wire.http import listen, serving, url_of
 
@@ -104,7 +102,7 @@ def test_a_life_of_training_sampling_saving_and_resuming(used: Used) -> None:
     assert (base.adapter, base.policy, base.version) == ("", "", 0)
 
 
-def test_custom_losses_are_computed_by_client_or_service(used: Used) -> None:
+def test_custom_losses_are_computed_by_the_client(used: Used) -> None:
     assert used.executed("custom") == [
         (0, "create_model"),
         (1, "forward"),
@@ -112,12 +110,8 @@ def test_custom_losses_are_computed_by_client_or_service(used: Used) -> None:
         (3, "optim_step"),
     ]
     assert used.got["custom"]["metrics"]["squares:sum"] > 0
-    got, played = used.got["graph"], used.played
-    assert used.executed("graph") == [(0, "create_model"), (1, "forward_backward")]
-    index = played.executed.index((got["model_id"], 1, "forward_backward"))
-    sent = parse_forward_backward(played.bodies[index])
-    assert (sent.loss_fn, sent.config["loss_id"]) == ("custom", got["loss_id"])
-    assert custom_loss(str(sent.config["graph"]).encode()).ranks == {"scale": 0}
+    assert used.executed("graph") == used.executed("custom")[:3]
+    assert used.got["graph"]["metrics"]["custom/squares:sum"] > 0
 
 
 def test_chosen_and_drawn_tokens_of_a_prompt_are_scored(used: Used) -> None:

@@ -90,7 +90,7 @@ def test_a_request_is_the_sum_over_its_datums(
         example: Any = SimpleNamespace(tokens=p, inputs=inputs)
         nothing: Any = None
         row_of = Row(examples=[example], packed=nothing, pair=torch.zeros(1))
-        total = total + definition.compute(p, row_of)[0].sum()
+        total = total + definition.compute(p, row_of).sum()
     total.backward()
     assert metrics == {"loss:sum": pytest.approx(float(total.detach()), rel=1e-5)}
     assert executed.tokens == 43

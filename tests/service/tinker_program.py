@@ -81,7 +81,7 @@ def custom(service: tinker.ServiceClient) -> dict[str, Any]:
 
 
 def graph(service: tinker.ServiceClient) -> dict[str, Any]:
-    """The same loss as a graph, which the service computes in one request."""
+    """The same loss as a graph, with an input of the datum."""
     client = service.create_lora_training_client(base_model="local/tiny", rank=8).result()
 
     def squares(logprobs: Any, scale: Any) -> Any:
@@ -91,7 +91,7 @@ def graph(service: tinker.ServiceClient) -> dict[str, Any]:
     row = datum([1, 2, 3])
     row.loss_fn_inputs["scale"] = types.TensorData(data=[2.0], dtype="float32", shape=[])
     output = client.forward_backward_custom([row], handle).result()
-    return {"model_id": client.model_id, "loss_id": handle.loss_id, "metrics": output.metrics}
+    return {"model_id": client.model_id, "metrics": output.metrics}
 
 
 def scores(service: tinker.ServiceClient) -> dict[str, Any]:

@@ -175,13 +175,7 @@ def faults(store: Connection, noted: Sequence[Event]) -> Iterator[Statement]:
 
 _GAPS = """
 SELECT owner, 1 + max(seq_id) - count(*) FROM requests
-WHERE kind NOT IN ('sample', 'create_custom_loss') AND answered_s IS NOT NULL GROUP BY owner
-"""
-# The custom losses that passes have computed, with the number of passes.
-_LOSSES = """
-SELECT passes.directory, count(*), coalesce(loss.digest, ''), coalesce(loss.body, x'')
-FROM requests AS passes LEFT JOIN requests AS loss ON loss.request_id=passes.directory
-WHERE passes.kind LIKE 'forward%' AND passes.directory!='' GROUP BY 1
+WHERE kind != 'sample' AND answered_s IS NOT NULL GROUP BY owner
 """
 _STEPS = """
 SELECT count(*) FROM requests WHERE kind='optim_step' AND answered_s IS NOT NULL AND error=''
@@ -197,7 +191,6 @@ def service(run_dir: Path) -> Generator[Statement, None, int]:
         raise Unavailable(f"{file} does not exist: the service has accepted nothing yet")
     with contextlib.closing(connect(file)) as store:
         (num_steps,) = store.execute(_STEPS).fetchone()
-        losses = store.execute(_LOSSES).fetchall()
         gaps = store.execute(_GAPS).fetchall()
         count = "SELECT count(*), count(answered_s) FROM requests"
         accepted, answered = store.execute(count).fetchone()
@@ -208,18 +201,6 @@ def service(run_dir: Path) -> Generator[Statement, None, int]:
         "each training run executed its requests in the order of their numbers, each once",
         broken=[f"{run} lacks {number} requests" for run, number in gaps if number],
         evidence=[f"{len(gaps)} training runs; {accepted} requests, {answered} answered"],
-    )
-    yield statement(
-        "requests",
-        "each pass with a custom loss computed a graph that the service has as it was accepted",
-        broken=[
-            f"the graph of {loss} is gone or changed; {number} passes computed it"
-            for loss, number, digest, body in losses
-            if digest != address.digest_of("create_custom_loss", body)
-        ],
-        evidence=[
-            f"{len(losses)} custom losses; {sum(row[1] for row in losses)} passes computed one"
-        ],
     )
     problems = {path: damage(Path(directory)) for path, directory in kept}
     yield statement(
