@@ -57,7 +57,6 @@ TESTS = (
     "world",
     "api",
     "config/test_preflight.py",
-    "generation/test_device_block.py",
     "learner/test_compiling.py",
     "learner/test_families.py",
     "learner/test_lora.py",

@@ -37,8 +37,6 @@ PIECE_BYTES = 256 << 20
 """A broadcast over NCCL sends pieces of at most this size, two of them under way."""
 MOST_CHANGED = 0.375
 """Changed words are sent up to this share of all: with 4 bytes each, 0.75 of all bytes."""
-DEVICE_CHUNK_BYTES = 1 << 30
-"""weights.transfer=ipc packs tensors into buffers of at most this size, or of one tensor."""
 COLOCATED = "colocated"
 """The value of placement with which generators and learner take turns."""
 KEPT_GROUPS = 1_000_000
@@ -69,7 +67,7 @@ class BufferConfig(Section):
 class MemoryTransfer(Section):
     """Memory that the generators map."""
 
-    kind: Literal["shared_memory", "ipc"]
+    kind: Literal["shared_memory"]
 
 
 class FileTransfer(Section):
@@ -102,9 +100,8 @@ class WeightsConfig(Section):
 
     transfer: Annotated[Transfer, Tag]
     """shared_memory reaches generators on the learner's machine, filesystem and collective (a
-    broadcast) also other machines, ipc a vLLM generator on the learner's GPU (placement=colocated);
-    auto = collective if every rank has a whole GPU, else shared_memory, or filesystem if that
-    fails"""
+    broadcast) also other machines; auto = collective if every rank has a whole GPU, else
+    shared_memory, or filesystem if that fails"""
     push_every_steps: PositiveInt
     """learner steps between pushes"""
     probe_every_pushes: NonNegativeInt

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from async_rl.config.pool_sizes import pool_counts, role_of
 from async_rl.config.pools import config_of
-from async_rl.config.run import DEVICE_CHUNK_BYTES, KEPT_GROUPS, PIECE_BYTES, RunConfig
+from async_rl.config.run import KEPT_GROUPS, PIECE_BYTES, RunConfig
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (
     FLOAT32_BYTES,
@@ -110,32 +110,18 @@ def gpu_memory_mb(config: RunConfig, role: Role, shape: ModelShape) -> int:
     """Return the memory that one process of the role needs on each of its GPUs; 0 without one."""
     if role == "learner" and config.learner.gpus_each > 0:
         memory = learner_memory(config, shape)
-        most = max(memory.step, exported_bytes(config, shape))
         sent = 0
         # The two pieces of a broadcast (weights/outgoing.py), which is sent while steps run.
         is_sent = config.weights.transfer.kind in {"auto", "collective"}
         if is_sent and config.learner.gpus_each >= 1:
             sent = 2 * min(PIECE_BYTES, dtype_bytes(config) * shape.num_parameters)
-        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + most) + sent)
+        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + memory.step) + sent)
     if role == "generator" and config.generators.gpus_each > 0:
         vllm = config.generation.vllm
         # One sequence must fit, divided among the parts of the engine.
         cache = vllm.kv_cache_mb or kv_cache_mb(config, shape, 1 / vllm.tensor_parallel_size)
         return engine_mb(config, shape) + cache
     return 0
-
-
-def exported_bytes(config: RunConfig, shape: ModelShape) -> float:
-    """Return the weights that stay on a shared GPU for engines (weights/ipc.py), with the chunk
-    that an engine copies, or the tensor that the learner gathers.
-    """
-    if config.weights.transfer.kind != "ipc":
-        return 0.0
-    published = dtype_bytes(config) * shape.num_parameters
-    # The largest tensor: the embeddings, in the dtype of the generators.
-    largest = dtype_bytes(config) * shape.vocab_size * shape.hidden_size
-    chunk = max(largest, DEVICE_CHUNK_BYTES)
-    return float(published + min(published, chunk))
 
 
 def engine_mb(config: RunConfig, shape: ModelShape) -> int:
@@ -149,9 +135,7 @@ def engine_mb(config: RunConfig, shape: ModelShape) -> int:
     tokens = vllm.max_num_batched_tokens * size * widths
     logits = 3 * FLOAT32_BYTES * vllm.max_num_seqs * shape.vocab_size
     graphs = 0 if vllm.enforce_eager else CUDA_GRAPHS_MB
-    # The learner's packed weights are there until the last engine has them, beside a full cache.
-    exported = exported_bytes(config, shape)
-    tensors = _mb(GAPS * (weights + tokens + logits) + exported)
+    tensors = _mb(GAPS * (weights + tokens + logits))
     return CUDA_CONTEXT_MB + graphs + tensors
 
 

@@ -156,33 +156,6 @@ class LookUp(Request):
     wait_s: float
 
 
-class DeviceChunk(Value):
-    """The next num_tensors tensors of a version, packed in one buffer of a GPU.
-
-    The other fields are arguments of torch's `rebuild_cuda_tensor` in its order, which
-    tests/generation/test_device_block.py compares one by one. offset: tensor_offset. storage:
-    storage_handle, storage_size_bytes, storage_offset_bytes. sync: ref_counter_handle,
-    ref_counter_offset, event_handle, event_sync_required.
-    """
-
-    num_tensors: int
-    size_bytes: int
-    offset: int
-    storage: tuple[bytes, int, int]
-    sync: tuple[bytes, int, bytes, bool]
-
-
-class DeviceBlock(_Source):
-    """All tensors of a version in memory of a GPU that another process maps (CUDA IPC), chunk after
-    chunk in the order of the manifest.
-
-    gpu: its UUID.
-    """
-
-    gpu: str
-    chunks: list[DeviceChunk]
-
-
 SHARED_BLOCK = SharedBlock()
 
-Source = SharedBlock | StoredFile | Seat | DeviceBlock
+Source = SharedBlock | StoredFile | Seat

@@ -25,7 +25,7 @@ from async_rl.core.heads import GroupHead
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
 from async_rl.training.operations import (
     EnterDevice,
@@ -44,7 +44,6 @@ from async_rl.training.taking import Parts
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.communicator import choose_interface
-from async_rl.weights.ipc import ExportedWeights
 from async_rl.weights.media import Caller
 from async_rl.weights.tensors import summed
 
@@ -65,11 +64,9 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
             # The plan counts on small gaps (planning/estimate.py), and page-locked memory that is
             # not rounded up to a power of two. pinned_max_round_threshold_mb does that too, but in
             # torch 2.13 a freed block may then be reused for more bytes than it has: a copy ends
-            # with an invalid argument or a segmentation fault. Another process cannot map
-            # expandable segments unless it is a child.
-            is_mapped = config.weights.transfer.kind == "ipc"
+            # with an invalid argument or a segmentation fault.
             os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
-                f"expandable_segments:{not is_mapped},pinned_max_cached_size_mb:1"
+                "expandable_segments:True,pinned_max_cached_size_mb:1"
             )
     return open_trainer(
         config,
@@ -216,7 +213,6 @@ class TrainingPool(Rank):
         self._in_order = asyncio.Lock()
         cuda = torch.cuda if self.trainer.device.type == "cuda" else None
         self.block = SharedTensors(self.trainer.tensor_specs(), cuda)
-        self._exported: ExportedWeights | None = None
 
     async def fetch(
         self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
@@ -238,29 +234,6 @@ class TrainingPool(Rank):
             return self.block.write(version, tensors, sums, compares=compares)
 
         return await self._together(Gather(), gather)
-
-    async def share_on_device(self) -> DeviceBlock:
-        """Pack the weights into memory of the GPU that generators map; a pool of one rank only."""
-
-        def export() -> ExportedWeights:
-            return ExportedWeights(
-                self.trainer.full_tensors(),
-                sizes=[spec.size_bytes for spec in self.trainer.tensor_specs()],
-                device=self.trainer.device,
-            )
-
-        # First: two packed versions may not fit the GPU.
-        await self.unshare_on_device()
-        self._exported = await self._in_thread(export)
-        return self._exported.block
-
-    async def unshare_on_device(self) -> None:
-        """Free that memory."""
-        # Cleared before the await, so that a second caller does not free it again.
-        exported = self._exported
-        self._exported = None
-        if exported is not None:
-            await self._in_thread(exported.close)
 
     def close(self) -> None:
         """Free the shared weights and stop the thread."""

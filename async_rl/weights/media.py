@@ -17,7 +17,7 @@ from async_rl.config.run import AutoTransfer, FileTransfer, WeightsConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, Source
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.membership import Life, Load, Membership
@@ -38,12 +38,6 @@ class Caller(Protocol):
 
 class Exporter(Protocol):
     """The learner's ranks, which own the weights on the device."""
-
-    async def share_on_device(self) -> DeviceBlock:
-        """Pack the current weights into a buffer that other processes map."""
-
-    async def unshare_on_device(self) -> None:
-        """Free that buffer."""
 
     @property
     def others(self) -> Sequence[Caller]:

@@ -11,18 +11,10 @@ import torch
 from async_rl.core.errors import BaseMissing, BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import (
-    DeviceBlock,
-    Manifest,
-    Seat,
-    SharedBlock,
-    Source,
-    StoredFile,
-)
+from async_rl.protocol.weights import Manifest, Seat, SharedBlock, Source, StoredFile
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import device_name
 from async_rl.weights.files import FileSender
-from async_rl.weights.ipc import DeviceSender, receive_from_device
 from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender, receive_block
 from async_rl.weights.membership import Load, life_of
 from async_rl.weights.receiving import BroadcastReceiver
@@ -34,8 +26,6 @@ SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
     "shared_memory": (Sender,),
     "filesystem": (FileSender,),
     "collective": (Broadcaster,),
-    # A generator that joins after the buffer was freed reads the shared block.
-    "ipc": (DeviceSender, Sender),
     "auto": (Broadcaster, Sender, FileSender),
 }
 """Senders by weights.transfer, preferred first: a member uses the first one that reaches it."""
@@ -57,7 +47,6 @@ class Receivers:
     def __init__(self, rank: int, device: torch.device) -> None:
         self.device_name = device_name(device)
         """The device that receives weights here, as in Register."""
-        self._device = device
         self._broadcast = BroadcastReceiver(rank, device)
 
     def receive(
@@ -72,8 +61,6 @@ class Receivers:
         match source:
             case SharedBlock():
                 return receive_block(manifest)
-            case DeviceBlock():
-                return receive_from_device(manifest, source, self._device)
             case Seat():
                 return self._broadcast.receive(manifest, source, takes_changes=takes_changes)
             case StoredFile():

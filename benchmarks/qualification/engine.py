@@ -20,9 +20,8 @@ from async_rl.generation.opener import engine_opener
 from async_rl.launchers.preflight.vllm import installed
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.generator import Completion
-from async_rl.protocol.weights import Manifest, Source
+from async_rl.protocol.weights import Manifest
 from async_rl.weights.block import SharedTensors
-from async_rl.weights.ipc import ExportedWeights
 from benchmarks.qualification.models import group_of, model_directory
 from benchmarks.qualification.vllm_names import missing
 
@@ -61,11 +60,6 @@ def parity_after_sleep(scratch: Path, settings: list[str]) -> Numbers:
     return asyncio.run(_parity(scratch, settings, sleeps=True))
 
 
-def parity_over_ipc(scratch: Path, settings: list[str]) -> Numbers:
-    """Compare over pushes through a buffer of the GPU."""
-    return asyncio.run(_parity(scratch, settings, over_ipc=True))
-
-
 class Pair:
     """A real engine and a real learner with the same model."""
 
@@ -77,18 +71,9 @@ class Pair:
         """Write the learner's weights."""
         return self._publisher.write(version, self.trainer.full_tensors())
 
-    async def push(self, version: int, *, over_ipc: bool) -> float:
+    async def push(self, version: int) -> float:
         """Change the engine's weights; returns the seconds without generation."""
-        manifest = self.publish(version)
-        if not over_ipc:
-            return (await self.engine.load_weights(manifest)).pause_s
-        tensors = self.trainer.full_tensors()
-        sizes = [spec.size_bytes for spec in self.trainer.tensor_specs()]
-        exported = ExportedWeights(tensors, sizes=sizes, device=self.trainer.device)
-        source: Source = exported.block
-        report = await self.engine.load_weights(manifest, source)
-        exported.close()
-        return report.pause_s
+        return (await self.engine.load_weights(self.publish(version))).pause_s
 
     def train(self, version: int, samples: Samples) -> None:
         """Make one real step on the samples, which changes the weights."""
@@ -143,14 +128,12 @@ async def open_pair(scratch: Path, settings: list[str]) -> AsyncIterator[Pair]:
         await engine.close()
 
 
-async def _parity(
-    scratch: Path, settings: list[str], *, sleeps: bool = False, over_ipc: bool = False
-) -> Numbers:
+async def _parity(scratch: Path, settings: list[str], *, sleeps: bool = False) -> Numbers:
     values: list[float] = []
     pauses: list[float] = []
     kept = 0.0
     async with open_pair(scratch, settings) as pair:
-        await pair.push(0, over_ipc=over_ipc)
+        await pair.push(0)
         for version in range(_VERSIONS):
             samples = await pair.samples(version)
             values += pair.differences(version, samples)
@@ -164,7 +147,7 @@ async def _parity(
                 used = torch.cuda.get_device_properties(0).total_memory - awake
                 kept = 1 - (asleep - awake) / used
             pair.train(version, samples)
-            pauses.append(await pair.push(version + 1, over_ipc=over_ipc))
+            pauses.append(await pair.push(version + 1))
             await begun
         values += pair.differences(_VERSIONS, await pair.samples(_VERSIONS))
     numbers = {

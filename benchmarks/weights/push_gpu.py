@@ -13,11 +13,9 @@ import argparse
 import faulthandler
 import json
 import mmap
-import multiprocessing
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,20 +28,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from async_rl.composition.compose import compose
-from async_rl.config.run import DEVICE_CHUNK_BYTES
-from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Group
 from async_rl.learner.trainer import Trainer
-from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, SendPart, TensorEntry
+from async_rl.protocol.weights import Manifest, Seat, SendPart, TensorEntry
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
-from async_rl.weights.ipc import ExportedWeights, mapping_arguments, packed
 from async_rl.weights.outgoing import BUCKET_BYTES, buckets
 from async_rl.weights.rendezvous import Rendezvous
 from async_rl.weights.sending import SendingRank
@@ -140,62 +134,6 @@ class Bench:
             rate("to_registered_memfd", registered, on_gpu)
             rate("from_registered_memfd", on_gpu, registered)
             runtime.cudaHostUnregister(registered.data_ptr())
-        return numbers
-
-    # ---- CUDA IPC ----
-
-    def ipc(self) -> Numbers:
-        """Hand weights to another process over CUDA IPC; in a process of its own, because the
-        memory of expandable segments cannot be mapped.
-        """
-        command = [sys.executable, "-m", "benchmarks.weights.push_gpu", str(self.scratch), "--ipc"]
-        environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
-        command += ["--tiny"] * self.is_tiny
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-        return numbers
-
-    def export(self) -> Numbers:
-        """Export 3.4 GB in chunks and as one buffer, which a second process copies."""
-        numel, count = (1000, 3) if self.is_tiny else (1 << 26, 25)
-        tensors = [
-            torch.full((numel,), i + 1, dtype=torch.bfloat16, device=self.device)
-            for i in range(count)
-        ]
-        sizes = [tensor.nbytes for tensor in tensors]
-        numbers: Numbers = {"gb": sum(sizes) / _GB}
-        for name, chunk_bytes in (("chunks", DEVICE_CHUNK_BYTES), ("one_buffer", sum(sizes))):
-
-            def pack(chunk_bytes: int = chunk_bytes) -> None:
-                list(packed(tensors, sizes=sizes, device=self.device, chunk_bytes=chunk_bytes))
-
-            pack_s = self.seconds(pack)
-            numbers[f"{name}_pack_s"] = pack_s
-        if not self.has_gpu:
-            return numbers
-        torch.cuda.empty_cache()
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        reader = context.Process(target=_read, args=(theirs,), daemon=True)
-        reader.start()
-        try:
-            ours.recv()
-            for turn in ("first", "second"):
-                exported = ExportedWeights(iter(tensors), sizes=sizes, device=self.device)
-                numbers["num_chunks"] = len(exported.block.chunks)
-                ours.send_bytes(encode(exported.block))
-                if not ours.poll(30):
-                    raise RuntimeError(f"the reader did not answer: {reader.exitcode}")
-                numbers |= {f"{turn}_{name}": value for name, value in ours.recv().items()}
-                exported.close()
-                numbers[f"{turn}_gb_after_close"] = torch.cuda.memory_reserved() / _GB
-        finally:
-            reader.kill()
-            reader.join()
-        expected = sum((i + 1) * numel for i in range(count))
-        numbers["is_equal"] = float(numbers["second_sum"] == expected)
         return numbers
 
     # ---- changed words ----
@@ -378,31 +316,6 @@ class Bench:
         return numbers
 
 
-def _read(pipe: Any) -> None:
-    """Map, copy and add up each chunk of the versions that arrive."""
-    torch.zeros(1, device="cuda")
-    pipe.send("ready")
-    while True:
-        block = decode(pipe.recv_bytes(), DeviceBlock)
-        torch.cuda.reset_peak_memory_stats()
-        started_s = time.perf_counter()
-        total = 0.0
-        for chunk in block.chunks:
-            mapped = rebuild_cuda_tensor(*mapping_arguments(chunk))
-            copied = mapped.clone()
-            del mapped
-            total += float(copied.view(torch.bfloat16).sum(dtype=torch.float64))
-            del copied
-        torch.cuda.synchronize()
-        pipe.send(
-            {
-                "read_s": time.perf_counter() - started_s,
-                "reader_peak_gb": torch.cuda.max_memory_allocated() / _GB,
-                "sum": total,
-            }
-        )
-
-
 def training_groups(*, is_tiny: bool) -> list[Group]:
     """Groups of about 33,000 tokens."""
     count, prompt, mean = (8, 4, 8) if is_tiny else (64, 128, 384)
@@ -492,13 +405,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--ipc", action="store_true", help="the part that needs its own process")
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and not arguments.tiny:
         print("no GPU is available: nothing was measured")
-        return
-    if arguments.ipc:
-        print(json.dumps(Bench(is_tiny=arguments.tiny, layers=0, scratch=arguments.out).export()))
         return
     # As the learner sets it (training/ranks.py).
     os.environ.setdefault(
@@ -516,7 +425,6 @@ def main() -> None:
         bench.results["torch"] = torch.__version__
         parts = [
             bench.copies,
-            bench.ipc,
             bench.changed_words,
             bench.push_beside_products,
             bench.open_trainer,

@@ -131,7 +131,7 @@ def test_a_package_that_is_missing_is_the_reason_to_skip_and_transformers_genera
         entry.name: reason_to_skip(entry, num_gpus=8, num_nodes=2) for entry in qualifications()
     }
     skipped = {name for name, reason in reasons.items() if reason}
-    assert skipped == {"vllm_names", "cuda_graphs", "sleep", "ipc", "colocated"}
+    assert skipped == {"vllm_names", "cuda_graphs", "sleep", "colocated"}
     assert reasons["sleep"].startswith("it needs the package vllm, which is not installed; pip")
     assert engine_settings() == ["generation.engine=hf"]
     assert reported("").machine["engine"] == "transformers"
@@ -187,7 +187,7 @@ def test_a_machine_without_vllm_and_network_is_measured_with_the_engine_of_trans
 def test_every_entry_is_a_function_with_settings_that_compose_and_stands_in_the_docs() -> None:
     page = (ROOT / "docs" / "hardware.md").read_text()
     assert hardware_page(page) == page
-    stale = page.replace("| `ipc` | Weights", "| `ipd` | Weights")
+    stale = page.replace("| `sleep` |", "| `slept` |")
     assert hardware_page(stale) == page != stale
     for entry in qualifications():
         module, _, function = entry.check.partition(":")
@@ -245,7 +245,7 @@ def test_the_command_lists_runs_and_writes(tmp_path: Path) -> None:
     assert "two_nodes" in runner.invoke(app, ["--list"]).output
     unknown = runner.invoke(app, ["--only", "speed"])
     assert "no such qualification; use vllm_names" in str(unknown.exception)
-    words = ["--only", "ipc", "--only", "broadcast_nccl", "--out", str(tmp_path)]
+    words = ["--only", "sleep", "--only", "broadcast_nccl", "--out", str(tmp_path)]
     done = runner.invoke(app, words)
     assert done.exit_code == 0, done.output
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)

@@ -7,7 +7,6 @@ from async_rl.composition.compose import compose_for
 from async_rl.composition.overrides import with_defaults
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.core.types import Role
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.learner_memory import learner_memory
@@ -55,26 +54,6 @@ def test_a_mixture_is_loaded_by_units_if_the_names_of_its_files_are_known() -> N
     whole = 4 * shape_from_hf(QWEN3_30B_A3B).num_parameters
     assert own < whole / 5
     assert other == unknown == whole
-
-
-@pytest.mark.parametrize("role", ["learner", "generator"])
-def test_weights_that_stay_on_a_shared_gpu_are_counted_for_both_sides(role: Role) -> None:
-    def planned_mb(hf: dict[str, object], transfer: str, *more: str) -> int:
-        form = ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", *more]
-        config = settled(machine(1), *form, f"weights.transfer={transfer}")
-        return gpu_memory_mb(config, role, shape_from_hf(hf))
-
-    # Few activations: the learner exports when its step is over.
-    form = ["learner.budget_tokens=2560", "learner.gradient_checkpointing=true", "model.lora=lora"]
-    before, after = (planned_mb(QWEN3_8B, kind, *form) for kind in ("shared_memory", "ipc"))
-    # 2 bytes per parameter, and the embedding, which is larger than a chunk.
-    exported_mb = (2 * 8.19e9 + 2 * 151_936 * 4096) / 2**20
-    if role == "generator":
-        assert after - before == pytest.approx(exported_mb, rel=0.01)
-    else:
-        kept_mb = 4 * 8.19e9 / 2**20
-        assert after == pytest.approx(1500 + 1.05 * (kept_mb + exported_mb), rel=0.02)
-        assert after > before
 
 
 def test_the_pieces_of_a_broadcast_are_counted_where_the_learner_has_a_gpu_of_its_own() -> None:

@@ -17,7 +17,7 @@ from repository import ROOT, imports, module, name, product, syntax
 
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
-    "vllm": ("async_rl/generation/vllm/", "async_rl/weights/ipc.py"),
+    "vllm": ("async_rl/generation/vllm/",),
     "ray": ("launchers/backends/ray_actors.py",),
     "hydra": ("async_rl/composition/", "launchers/migration/sources.py"),
     "omegaconf": ("async_rl/composition/", "launchers/migration/sources.py"),

@@ -16,7 +16,7 @@ from composing import compose
 
 from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import Expel, Member, Members
-from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.protocol.weights import Manifest
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device, SharedDevice
 from async_rl.training.operations import EnterDevice, LeaveDevice
@@ -49,7 +49,6 @@ class Learner:
         self.cut_off: list[Expel] = []
         self.compared: list[bool] = []
         self.moves: list[str] = []
-        self.has_unshared = asyncio.Event()
         self.others: list[Any] = []
         self.end_process: Callable[[str], None] = str
         config = compose(
@@ -95,14 +94,6 @@ class Learner:
         self.compared.append(compares)
         rows = [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
         return self.block.write(version, map(torch.from_numpy, rows), compares=compares)
-
-    async def share_on_device(self) -> DeviceBlock:
-        self.moves.append("share")
-        return DeviceBlock(gpu="GPU-1", chunks=[])
-
-    async def unshare_on_device(self) -> None:
-        self.moves.append("unshare")
-        self.has_unshared.set()
 
     async def lead(self, operation: object) -> list[Any]:
         """Move, or answer a probe that no generator here can answer."""

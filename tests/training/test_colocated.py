@@ -82,33 +82,6 @@ async def test_an_engine_starts_with_the_first_push_and_sleeps_at_every_handover
     assert learner.moves == ["enter", "leave"] * 2
 
 
-async def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_a_late_one_reads_the_block(
-    tmp_path: Path,
-) -> None:
-    first, late = Generator(), Generator()
-    settings = (COLOCATED, "learner.gpus_each=0.5", "generators.gpus_each=0.5")
-    learner = Learner(tmp_path, {"first": first, "late": late}, *settings, "weights.transfer=ipc")
-
-    async with learner.running():
-        for generator in (first, late):
-            await generator.sleeping.start()
-        learner.serve("first")
-        await learner.pusher.take_device()
-        await learner.pusher.publish(0)
-        await learner.has_unshared.wait()
-        learner.has_unshared.clear()
-        assert learner.moves == ["enter", "share", "leave", "unshare"]
-        learner.serve("first", "late")
-        while "SharedBlock" not in late.heard:
-            await asyncio.to_thread(lambda: None)
-        await learner.pusher.take_device()
-        await learner.pusher.publish(1)
-        await learner.has_unshared.wait()
-    assert first.heard == ["Sleep", "DeviceBlock", "Sleep", "DeviceBlock"]
-    assert late.heard == ["SharedBlock", "Sleep", "DeviceBlock"]
-    assert learner.moves == ["enter", "share", "leave", "unshare"] * 2
-
-
 async def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
     generators = {
         "good": Generator(),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from composing import compose, compose_unchecked
+from composing import compose
 
 from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
@@ -61,20 +61,11 @@ def test_a_process_without_gpus_sees_none_of_its_node_and_the_cluster_names_the_
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
 
 
-async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_gpu_only(
+async def test_weights_are_written_page_locked_and_summed_on_a_gpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    did: list[Any] = []
     specs = [tensor_spec("a", torch.empty(1)), tensor_spec("b", torch.empty(2))]
     values = [[1.0], [2.0, 2.0]]
-
-    class Exported:
-        def __init__(self, tensors: Any, *, sizes: list[int], device: torch.device) -> None:
-            did.append(("export", [t.tolist() for t in tensors], sizes, device.type))
-            self.block = len(did)
-
-        def close(self) -> None:
-            did.append(f"close {self.block}")
 
     class Block:
         def __init__(self, *given: Any) -> None:
@@ -86,7 +77,6 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(ranks, "ExportedWeights", Exported)
     monkeypatch.setattr(ranks, "SharedTensors", Block)
     trainer: Any = SimpleNamespace(
         device=torch.device("cuda"),
@@ -95,11 +85,6 @@ async def test_weights_are_packed_into_one_buffer_of_the_device_and_summed_on_a_
         full_tensors=lambda: map(torch.tensor, values),
     )
     pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
-    assert [await pool.share_on_device(), await pool.share_on_device()] == [1, 3]
-    await pool.unshare_on_device()
-    await pool.unshare_on_device()
-    export = ("export", values, [4, 8], "cuda")
-    assert did == [export, "close 1", export, "close 3"]
     # The sums of what the GPU has.
     assert await pool.publish(1, compares=True) == (values, 2, True)
     trainer.device = torch.device("cpu")
@@ -238,11 +223,8 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     )
     ranks.build_trainer(context, torch.device("cuda", 0))
     assert seen == ["=lo"]
-    allocator = "expandable_segments:{},pinned_max_cached_size_mb:1"
-    assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == allocator.format(True)
-    context.config = compose_unchecked("grpo_code", ["learner.ranks=2", "weights.transfer=ipc"])
-    ranks.build_trainer(context, torch.device("cuda", 0))
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == allocator.format(False)
+    allocator = "expandable_segments:True,pinned_max_cached_size_mb:1"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == allocator
     monkeypatch.setattr(os, "environ", {"PYTORCH_ALLOC_CONF": "backend:native"})
     ranks.build_trainer(context, torch.device("cuda", 0))
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ, "the user's choice is kept"
