@@ -29,9 +29,6 @@ CHANGING: frozenset[Operation] = frozenset(
 """The operations that change a training run: only they are executed again after a crash, in the
 order of their numbers."""
 
-MOST_COLUMNS = 128
-"""Further tokens whose log-probs a request may ask for at each position of its prompt."""
-
 
 class Executed(Message):
     """The answer to a request, in the form of the API.
@@ -83,9 +80,8 @@ class Sampled(Message):
     """The answer to Sample.
 
     sequences: with the stop token or text, and with `likeliest` if the request has num_top.
-    prompt [P, W]: each token of the prompt itself, then the likeliest, the chosen and the drawn
-    tokens at its position. The first row has ids 0 and log-probs NaN. W = 0 if the prompt is not
-    scored.
+    prompt [P, W]: each token of the prompt itself, then the likeliest tokens at its position. The
+    first row has ids 0 and log-probs NaN. W = 0 if the prompt is not scored.
     """
 
     sequences: list[Completion]
@@ -100,8 +96,7 @@ class Sample(Request):
     slot where they change while requests are in flight; empty = they never change.
     seed: null = drawn.  stop_ids: null = the model's end tokens, empty = none.  top_k -1 and
     top_p 1 = the whole vocabulary.  num_top: alternatives per token.  num_prompt_top: the same for
-    the prompt, null = it is not scored.  chosen: int32 [P - 1, C], further tokens to score at each
-    position but the first; -1 = none.  num_drawn: tokens to draw there, with replacement.
+    the prompt, null = it is not scored.
     """
 
     Reply = Sampled
@@ -120,5 +115,3 @@ class Sample(Request):
     version: int = 0
     num_top: int = 0
     num_prompt_top: int | None = None
-    chosen: IntArray | None = None
-    num_drawn: int = 0

@@ -173,15 +173,6 @@ class SamplingParams(msgspec.Struct):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
-class Cells(msgspec.Struct):
-    """An int64 matrix, dense or CSR. A value of -1 is no token."""
-
-    data: list[Annotated[int, Meta(ge=-1, lt=2**31)]]
-    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=2, max_length=2)]
-    sparse_crow_indices: list[Number] | None = None
-    sparse_col_indices: list[Number] | None = None
-
-
 class AskSample(msgspec.Struct):
     """asample."""
 
@@ -194,8 +185,8 @@ class AskSample(msgspec.Struct):
     topk_prompt_logprobs: Top = 0
     topk_sample_logprobs: Top = 0
     prompt_logprobs_last_n: Annotated[int, Meta(ge=1)] | None = None
-    target_prompt_logprobs: Cells | None = None
-    prompt_alt_tokens_k: Annotated[int, Meta(ge=0, le=64)] = 0
+    target_prompt_logprobs: Any = None
+    prompt_alt_tokens_k: int = 0
 
 
 class Named(msgspec.Struct):

@@ -190,13 +190,13 @@ def _array(tensor: Any) -> AnyArray:
         return np.frombuffer(tensor.dense, dtype).reshape(shape or -1)
     sparse = tensor.sparse_csr
     crow, col = (np.frombuffer(part, _INT64) for part in (sparse.crow_indices, sparse.col_indices))
-    rows, columns = cells_of(crow, col, shape)
+    rows, columns = _cells_of(crow, col, shape)
     array = np.zeros(shape, dtype)
     array[rows, columns] = np.frombuffer(sparse.values, dtype).reshape(len(columns))
     return array
 
 
-def cells_of(crow: AnyArray, col: AnyArray, shape: tuple[int, ...]) -> tuple[AnyArray, AnyArray]:
+def _cells_of(crow: AnyArray, col: AnyArray, shape: tuple[int, ...]) -> tuple[AnyArray, AnyArray]:
     """Return rows and columns of the values of a CSR matrix. Raises ValueError if it is none."""
     is_valid = (
         len(shape) == 2

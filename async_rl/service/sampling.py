@@ -11,7 +11,7 @@ import numpy as np
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
-from async_rl.protocol.service import MOST_COLUMNS, Sample, Sampled
+from async_rl.protocol.service import Sample, Sampled
 from async_rl.service import forms
 from async_rl.service.address import folder_of
 from async_rl.service.proto import (
@@ -21,9 +21,7 @@ from async_rl.service.proto import (
     ForwardBackwardOutput,
     SampleResponse,
     Spans,
-    cells_of,
     drawn_of,
-    fill,
 )
 from async_rl.service.store import Request, Sampler, Store
 
@@ -47,6 +45,9 @@ def sample_of(
     form: forms.AskSample, sampler: Sampler, model: Model, *, request_id: str = ""
 ) -> Sample:
     """Return the request for a generator. Raises DataError if no generator can answer it."""
+    for name in ("target_prompt_logprobs", "prompt_alt_tokens_k"):
+        if getattr(form, name):
+            forms.refuse(name)
     params = form.sampling_params
     tokens = prompt_of(form)
     if not 0 < len(tokens) < model.context_tokens:
@@ -61,14 +62,10 @@ def sample_of(
     stop = [params.stop] if isinstance(params.stop, str) else params.stop
     texts = tuple(part for part in stop or () if isinstance(part, str))
     ids = tuple(part for part in stop or () if isinstance(part, int))
-    chosen = _chosen(form.target_prompt_logprobs, len(tokens) - 1)
-    num_chosen = 0 if chosen is None else chosen.shape[1]
-    num_columns = form.topk_prompt_logprobs + num_chosen + form.prompt_alt_tokens_k
-    if num_columns > MOST_COLUMNS:
-        raise DataError(f"{num_columns} tokens at a position are more than {MOST_COLUMNS}")
-    highest = max(tokens.max(), *ids, 0 if chosen is None else chosen.max(initial=0))
+    highest = max([tokens.max(), *ids])
     if highest >= model.vocab_size:
         raise DataError(f"token {highest} is not below the vocabulary's {model.vocab_size}")
+    num_top = form.topk_prompt_logprobs
     room = model.context_tokens - len(tokens)
     return Sample(
         request_id=request_id,
@@ -86,38 +83,8 @@ def sample_of(
         policy=folder_of(sampler.run_id) if sampler.is_inflight else "",
         version=sampler.version,
         num_top=form.topk_sample_logprobs,
-        num_prompt_top=form.topk_prompt_logprobs if form.prompt_logprobs or num_columns else None,
-        chosen=chosen,
-        num_drawn=form.prompt_alt_tokens_k,
+        num_prompt_top=num_top if form.prompt_logprobs or num_top else None,
     )
-
-
-def _chosen(cells: forms.Cells | None, num_rows: int) -> IntArray | None:
-    """Return the ids to score, int64 [P - 1, C], -1 = none. Raises DataError."""
-    if cells is None:
-        return None
-    name = "target_prompt_logprobs"
-    if cells.shape[0] != num_rows or cells.shape[1] > MOST_COLUMNS:
-        raise DataError(
-            f"{name} has the shape {cells.shape}; it needs {num_rows} rows, one for each token of"
-            f" the prompt but the first, and at most {MOST_COLUMNS} columns"
-        )
-    ids = np.full(cells.shape, -1)
-    try:
-        places = _places(cells)
-        ids[places] = np.reshape(cells.data, ids[places].shape)
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from error
-    return ids
-
-
-def _places(cells: forms.Cells) -> Any:
-    """Return where the values are in the matrix."""
-    crow = cells.sparse_crow_indices
-    col = cells.sparse_col_indices
-    if crow is None or col is None:
-        return ...
-    return cells_of(np.array(crow, np.int64), np.array(col, np.int64), tuple(cells.shape))
 
 
 def prompt_of(form: forms.AskSample) -> IntArray:
@@ -141,11 +108,9 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
             # Outside of top_k and top_p a token has the log-prob -inf.
             logprobs = np.maximum(top.logprobs, _NO_ALTERNATIVE)
             _fill(made.topk_sampled_logprobs, top.ids, logprobs)
-    cells = form.target_prompt_logprobs
     num_top = form.topk_prompt_logprobs
-    ends = np.cumsum([1, num_top, cells.shape[1] if cells else 0])
-    own, likeliest, chosen, drawn = np.split(sampled.prompt.logprobs, ends, axis=1)
-    _, top_ids, chosen_ids, drawn_ids = np.split(sampled.prompt.ids, ends, axis=1)
+    own, likeliest = np.split(sampled.prompt.logprobs, [1], axis=1)
+    top_ids = sampled.prompt.ids[:, 1:]
     skipped = max(len(own) - (form.prompt_logprobs_last_n or len(own) - 1), 1)
     is_empty = np.arange(len(own))[:, None] < skipped
     if form.prompt_logprobs:
@@ -153,19 +118,6 @@ def encoded(sampled: Sampled, form: forms.AskSample) -> bytes:
     if num_top:
         shown = np.where(is_empty, _NO_ALTERNATIVE, likeliest)
         _fill(response.topk_prompt_logprobs, np.where(is_empty, 0, top_ids), shown)
-    if cells is not None:
-        made = response.target_prompt_logprobs
-        fill(made, np.where(chosen_ids < 0, 0, chosen)[1:][_places(cells)])
-        if cells.sparse_crow_indices is not None:
-            csr = made.sparse_csr
-            csr.values = made.dense
-            csr.crow_indices = np.array(cells.sparse_crow_indices, "<i8").tobytes()
-            csr.col_indices = np.array(cells.sparse_col_indices, "<i8").tobytes()
-            made.ClearField("dense")
-            made.shape[:] = cells.shape
-    if form.prompt_alt_tokens_k:
-        fill(response.prompt_alt_tokens.tokens, drawn_ids[1:])
-        fill(response.prompt_alt_tokens.logprobs, drawn[1:])
     return bytes(response.SerializeToString())
 
 

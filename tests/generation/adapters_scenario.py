@@ -160,14 +160,6 @@ async def draw_samples(engine: Any, pusher: Pusher) -> dict[str, Any]:
     said["seeded"] = [await draw(seed=5) for _ in range(2)]
     said["greedy"] = await draw(temperature=0.0, num_samples=3, stop_ids=())
     said["top"] = await draw(num_top=3, num_prompt_top=2, top_k=2)
-    chosen = np.array([[5, -1], [-1, 6]] * 6)[: len(PROMPT) - 1]
-    further = {"num_prompt_top": 1, "chosen": chosen, "num_drawn": 2, "temperature": 0.5}
-    # Beside a request without them.
-    said["chosen"], said["plain"] = await asyncio.gather(
-        draw(**further), draw(num_prompt_top=0, num_top=1)
-    )
-    many = {"num_drawn": 64, "num_prompt_top": 0, "temperature": 1.5, "num_samples": 1}
-    said["drawn"] = [await draw(**many, seed=seed) for seed in range(12)]
     first = said["seeded"][0].sequences[0].token_ids.tolist()
     said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())
     said["stop_id"] = await draw(seed=5, num_samples=1, stop_ids=(first[1],))

@@ -145,28 +145,6 @@ def test_alternatives_are_the_most_likely_tokens(case: Case) -> None:
         assert (shares[:, 2] == 0).all()
 
 
-def test_chosen_and_drawn_tokens_of_a_prompt_have_the_log_probs_of_the_model(case: Case) -> None:
-    model, said = case
-    prompt = PROMPT.tolist()
-    expected = scores(model, prompt)
-    for sampled in (said["chosen"], *said["drawn"]):
-        ids, table = sampled.prompt.ids[1:], sampled.prompt.logprobs[1:]
-        of_ids = np.take_along_axis(expected, np.maximum(ids, 0), axis=1)
-        assert np.abs(of_ids - table)[ids >= 0].max() < TOLERANCE
-        assert ids[:, 0].tolist() == prompt[1:]
-    assert said["chosen"].prompt.ids[1:3, 2:4].tolist() == [[5, -1], [-1, 6]]
-    check(model, said["plain"])
-    # The draws are independent, with replacement, at the temperature 1.5.
-    drawn_ids = np.hstack([one.prompt.ids[1:, 1:] for one in said["drawn"]])
-    shares = np.exp(expected / 1.5)
-    shares /= shares.sum(axis=1, keepdims=True)
-    counts = np.array([np.bincount(row, minlength=shares.shape[1]) for row in drawn_ids])
-    size = drawn_ids.shape[1]
-    squares = ((counts - size * shares) ** 2 / (size * shares)).sum(axis=1)
-    # Chi-square with V - 1 degrees of freedom: mean V - 1, standard deviation sqrt(2 (V - 1)).
-    assert np.abs(squares - (counts.shape[1] - 1)).max() < 5 * np.sqrt(2 * counts.shape[1])
-
-
 def test_a_stop_is_the_last_token_and_bad_requests_are_refused(case: Case) -> None:
     said = case[1]
     first = said["seeded"][0].sequences[0].token_ids.tolist()

@@ -191,14 +191,10 @@ class Played:
                     else None,
                 )
             )
-        chosen = np.empty((width - 1, 0), int) if request.chosen is None else request.chosen
         top = request.num_prompt_top or 0
-        drawn = np.arange(request.num_drawn) + request.token_ids[1:, None]
-        further = np.c_[np.ones((width - 1, top)), chosen, drawn]
-        ids = np.zeros((width, 1 + further.shape[1]), np.int32)
-        ids[1:, 1:] = further
-        # The log-prob of a further token is its id in tenths below -1.4.
-        logprobs = (-1.4 - ids / 10).astype(np.float32)
+        ids = np.zeros((width, 1 + top), np.int32)
+        ids[1:, 1:] = 1
+        logprobs = np.full(ids.shape, -1.5, np.float32)
         logprobs[:, 0] = -np.arange(width)
         logprobs[0] = np.nan
         columns = 0 if request.num_prompt_top is None else None

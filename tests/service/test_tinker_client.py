@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from service_support import KEY, MODEL, Played, folder
 
@@ -112,21 +111,6 @@ def test_custom_losses_are_computed_by_the_client(used: Used) -> None:
     assert used.got["custom"]["metrics"]["squares:sum"] > 0
     assert used.executed("graph") == used.executed("custom")[:3]
     assert used.got["graph"]["metrics"]["custom/squares:sum"] > 0
-
-
-def test_chosen_and_drawn_tokens_of_a_prompt_are_scored(used: Used) -> None:
-    dense, sparse = used.got["scores"]["found"]
-    assert (dense["is_sparse"], sparse["is_sparse"]) == (False, True)
-    # Played: the log-prob of a further token is its id in tenths below -1.4.
-    assert np.array(dense["scored"]) == pytest.approx(np.array([[-1.9, 0, -2.0], [0, -2.1, 0]]))
-    expected = np.zeros((2, 16))
-    expected[1, 3] = -2.2
-    assert np.array(sparse["scored"]) == pytest.approx(expected)
-    for found in (dense, sparse):
-        assert found["tokens"] == [[2, 3, 4], [3, 4, 5]]
-        assert np.array(found["drawn"]) == pytest.approx(-1.4 - np.array(found["tokens"]) / 10)
-        assert found["prompt"] == [None, -1.0, -2.0]
-        assert found["top"][1:] == [[[1, -1.5]] * 2] * 2
 
 
 def test_the_parts_of_a_batch_are_executed_in_order(used: Used) -> None:

@@ -94,38 +94,6 @@ def graph(service: tinker.ServiceClient) -> dict[str, Any]:
     return {"model_id": client.model_id, "metrics": output.metrics}
 
 
-def scores(service: tinker.ServiceClient) -> dict[str, Any]:
-    """Log-probs of chosen tokens at the positions of a prompt, and of drawn ones."""
-    base = service.create_sampling_client(base_model="local/tiny").result()
-    dense = torch.tensor([[5, -1, 6], [-1, 7, -1]])
-    sparse = torch.full((2, 16), -1)
-    sparse[1, 3] = 8
-    found = []
-    for ids in (dense, sparse):
-        wanted = types.TensorData.from_torch_sparse(ids, pad_value=-1)
-        answer = base.sample(
-            PROMPT,
-            1,
-            types.SamplingParams(max_tokens=1),
-            True,
-            topk_prompt_logprobs=2,
-            target_prompt_logprobs=wanted,
-            prompt_alt_tokens_k=3,
-        ).result()
-        scored, drawn = answer.target_prompt_logprobs, answer.prompt_alt_tokens
-        found.append(
-            {
-                "is_sparse": scored.sparse_crow_indices is not None,
-                "scored": scored.to_torch().to_dense().tolist(),
-                "tokens": drawn.tokens.to_torch().tolist(),
-                "drawn": drawn.logprobs.to_torch().tolist(),
-                "prompt": answer.prompt_logprobs,
-                "top": answer.topk_prompt_logprobs,
-            }
-        )
-    return {"found": found}
-
-
 def chunks(service: tinker.ServiceClient) -> dict[str, Any]:
     """A batch that the client sends in parts, the first one last."""
     client = service.create_lora_training_client(base_model="local/tiny", rank=8).result()
@@ -206,7 +174,7 @@ def refused(service: tinker.ServiceClient) -> dict[str, Any]:
     return errors
 
 
-PROGRAMS = (life, custom, graph, scores, chunks, inflight, refused)
+PROGRAMS = (life, custom, graph, chunks, inflight, refused)
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.installed import version_problem
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
-from async_rl.protocol.service import MOST_COLUMNS
 
 
 def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
@@ -126,7 +125,6 @@ def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
     if config.agent.is_service:
         # The second model runner draws no alternatives for prompts.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        settings["max_logprobs"] = MOST_COLUMNS
     settings |= vllm.arguments
     if vllm.kv_cache_mb:
         settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20

@@ -6,13 +6,11 @@ Written against vLLM 0.32.
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from async_rl.core.errors import DataError
-from async_rl.generation.vllm.prompt_scores import CHOSEN, DRAWN
 from async_rl.protocol.service import Sample
 
 _NUMBERS: dict[str, int] = {}
@@ -42,14 +40,6 @@ def params_of(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
     refuses them.
     """
     stops = end_token_ids if request.stop_ids is None else request.stop_ids
-    width = request.num_prompt_top
-    extra = None
-    if width is not None and (request.chosen is not None or request.num_drawn):
-        chosen = (
-            np.empty((len(request.token_ids) - 1, 0)) if request.chosen is None else request.chosen
-        )
-        extra = {CHOSEN: chosen.tolist(), DRAWN: request.num_drawn}
-        width += chosen.shape[1] + request.num_drawn
     try:
         return SamplingParams(
             # Greedy samples of a prompt are equal, and vLLM draws only one.
@@ -64,8 +54,7 @@ def params_of(request: Sample, end_token_ids: Sequence[int]) -> SamplingParams:
             # The end tokens are among the stops, unless the request replaces them.
             ignore_eos=True,
             logprobs=request.num_top,
-            prompt_logprobs=width,
-            extra_args=extra,
+            prompt_logprobs=request.num_prompt_top,
             flat_logprobs=True,
             detokenize=bool(request.stop_texts),
             output_kind=RequestOutputKind.FINAL_ONLY,

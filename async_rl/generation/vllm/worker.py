@@ -43,14 +43,12 @@ from async_rl.generation.vllm.changed_words import (
     require_loaded,
 )
 from async_rl.generation.vllm.cpu import use_own_parts
-from async_rl.generation.vllm.prompt_scores import use_prompt_scores
 from async_rl.protocol.weights import Manifest, Seat, Source
 from async_rl.weights.routes import Receivers
 from async_rl.weights.tensors import Tensors
 
 # The module is imported before the model is loaded.
 use_own_parts()
-use_prompt_scores()
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started: if it outlived its engine it would keep the memory of a
     # model.
