@@ -42,7 +42,6 @@ FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/learner/loading.py": (1, "runs the code of a model on rows that it may not support"),
     "async_rl/rewards/responses.py": (2, _PARSE),
     "async_rl/rewards/text_process.py": (1, "math_verify evaluates what a model wrote"),
-    "async_rl/service/custom.py": (1, "a client's graph may call torch in any wrong way"),
     "launchers/backends/ray_actors.py": (1, "ray.init raises these, and has no common base class"),
     "async_rl/composition/files.py": (1, _YAML),
     "launchers/migration/recorder.py": (1, "a person's script, in the jail"),
