@@ -19,7 +19,7 @@ from async_rl.core.frozen import frozen
 from async_rl.sessions.errors import Json, Refused
 
 # Of calls: the policy writes anything, deep nesting and half of a surrogate pair too.
-_UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
+_BAD_CALL = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -132,7 +132,7 @@ def assistant(text: str, content: str, calls: Sequence[tuple[str, str, str | byt
     for call_id, name, arguments in calls:
         try:
             value = msgspec.json.decode(arguments, type=Json)
-        except _UNREADABLE:
+        except _BAD_CALL:
             return as_text(text)
         read.append(tool_call(call_id or f"call_{secrets.token_hex(12)}", name, value))
     if not read:
@@ -148,7 +148,7 @@ def parse_answer(text: str) -> Json:
     written = [match[1] for match in _CALL.finditer(text)]
     try:
         read = [msgspec.json.decode(call, type=_WrittenCall) for call in written]
-    except _UNREADABLE:
+    except _BAD_CALL:
         return as_text(text)
     calls = [("", call.name, bytes(call.arguments)) for call in read]
     return assistant(text, text.partition("<tool_call>")[0].rstrip(), calls)
