@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import shutil
 import signal
 import sqlite3
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -350,8 +350,10 @@ def test_held_out_rows_are_evaluated_and_the_checkpoint_alone_has_the_same_figur
     own: Own,
 ) -> None:
     metrics = own.resumed.metrics()
-    passed = [value for value in metrics["eval/pass_at_1"] if not math.isnan(value)]
-    assert passed == pytest.approx([2 / 3] * len(passed))
+    # A machine that is too busy for the limits of a score leaves prompts out.
+    is_whole = metrics["eval/num_samples"] == 3 * 2
+    passed = metrics["eval/pass_at_1"][is_whole]
+    assert passed == pytest.approx(np.full(len(passed), 2 / 3))
     assert len(passed) >= 3
     names = {name for name, *_ in groups_of(own.resumed, "purpose='eval'")}
     assert names == {"ann-4", "ann-5", "ann-6"}
@@ -363,7 +365,7 @@ def test_held_out_rows_are_evaluated_and_the_checkpoint_alone_has_the_same_figur
     assert (alone["version"], alone["failed_prompts"]) == (own.ended.step + 2, 0)
     for name in ("greedy_pass", "pass_at_1", "pass_at_k"):
         assert alone[f"eval/{name}"] == pytest.approx(2 / 3)
-        assert metrics[f"eval/{name}"][0] == pytest.approx(2 / 3)
+        assert metrics[f"eval/{name}"][is_whole][0] == pytest.approx(2 / 3)
 
 
 def test_only_the_turns_of_the_policy_are_trained_and_parts_of_the_reward_are_named(
