@@ -43,7 +43,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
 FAILURES = {
     "raises": "mine raised ZeroDivisionError: my mistake",
     "exits": "mine made its process exit with code 7",
-    "hangs": "mine gave no score within 3 s (timeouts.group_s / 12)",
+    "hangs": "mine gave no score within 5 s (timeouts.group_s / 12)",
     "nan": "mine returned nan",
     "text": "mine returned '0.5'",
 }
@@ -91,7 +91,7 @@ SETTINGS: dict[str, Any] = {
     "placement": "colocated",
     "recording": "full",
     "rollout.max_turns": 2,
-    "timeouts": {"group_s": 36, "call_s": 10},
+    "timeouts": {"group_s": 60, "call_s": 10},
 }
 """In place of settings of the page, or with them."""
 
