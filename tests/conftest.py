@@ -80,11 +80,7 @@ def is_alone(nodeid: str) -> bool:
 
 
 def rank(nodeid: str) -> int:
-    """Long groups first, so that the workers end at about the same time.
-
-    Engines before runs: on a new machine one run makes the embedded model for a minute, on one
-    core, and each other run would wait for it.
-    """
+    """Long groups first, so that the workers end at about the same time."""
     if is_alone(nodeid):
         return 0
     if "/generation/" in nodeid:

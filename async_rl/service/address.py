@@ -2,7 +2,6 @@
 continues when the front, or the whole service, starts again; and what readers of its folder need.
 """
 
-import hashlib
 import secrets
 from pathlib import Path
 
@@ -28,11 +27,6 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def folder_of(run_id: str) -> str:
     """Return the name of a run's folder, which is the slot of its in-flight samplers too."""
     return run_id.replace(":", ".")
-
-
-def digest_of(kind: str, body: bytes) -> str:
-    """Return what tells a request from another one with its number."""
-    return hashlib.sha256(f"{kind} ".encode() + body).hexdigest()
 
 
 def free_port(port: int) -> int:

@@ -169,7 +169,7 @@ def encode_batch(
         made = request.data.add()
         made.model_input.add().encoded_text.tokens = datum.tokens.astype(_INT32).tobytes()
         for name, values in datum.inputs.items():
-            fill(made.loss_fn_inputs[name], values)
+            _fill(made.loss_fn_inputs[name], values)
         made.model_input_spans.extend(datum.input_spans)
         made.loss_fn_input_spans.extend(datum.target_spans)
     return bytes(request.SerializeToString())
@@ -212,7 +212,7 @@ def _cells_of(crow: AnyArray, col: AnyArray, shape: tuple[int, ...]) -> tuple[An
     return np.repeat(np.arange(shape[0]), np.diff(crow)), col
 
 
-def fill(tensor: Any, values: AnyArray) -> None:
+def _fill(tensor: Any, values: AnyArray) -> None:
     """Put an array into a Tensor, as float32 or int64."""
     tensor.dtype = 1 if values.dtype.kind == "f" else 2
     tensor.dense = values.astype(_DTYPES[tensor.dtype]).tobytes()

@@ -46,7 +46,7 @@ def sample_of(
 ) -> Sample:
     """Return the request for a generator. Raises DataError if no generator can answer it."""
     for name in ("target_prompt_logprobs", "prompt_alt_tokens_k"):
-        if getattr(form, name):
+        if getattr(form, name) not in (None, 0):
             forms.refuse(name)
     params = form.sampling_params
     tokens = prompt_of(form)

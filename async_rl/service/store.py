@@ -11,6 +11,7 @@ Invariants
 
 import asyncio
 import contextlib
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import msgspec
 from async_rl.buffer.store.connection import Values, connect, hold_lock, select
 from async_rl.core.frozen import Value
 from async_rl.protocol.service import CHANGING
-from async_rl.service.address import STORE_FILE, digest_of
+from async_rl.service.address import STORE_FILE
 from async_rl.sessions.errors import Refused
 
 R = TypeVar("R", bound=Value)
@@ -91,7 +92,7 @@ class Checkpoint(Value):
 class Request(Value):
     """A request whose answer is a future.
 
-    owner: training run or sampler.  digest: `digest_of` it.  directory: of the checkpoint that it
+    owner: training run or sampler.  digest: of kind and body.  directory: of the checkpoint that it
     loaded.  answer, error: one of both is there when answered_s is, until it is forgotten.
     outcome: checksum of what the learner answered.
     """
@@ -232,7 +233,7 @@ class Store:
         """Store a request, with its new run. Returns it, and whether it was there already. Raises
         Refused if its number has another body.
         """
-        digest = digest_of(kind, body)
+        digest = hashlib.sha256(f"{kind} ".encode() + body).hexdigest()
         known = self.one(Request, "owner=? AND seq_id=?", owner, seq_id)
         if known is not None:
             if known.digest != digest:

@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from composing import compose_unchecked
@@ -48,17 +48,6 @@ from async_rl.protocol.learner import (
 )
 
 T = TypeVar("T")
-
-
-class Shown(NamedTuple):
-    """What a command has printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Shown]
 
 
 @cache

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from buffer_support import Command, Shown, opened
+from buffer_support import opened
+from command_line import Command, command_of
 
 from async_rl.buffer.service import BufferService
-from async_rl.launchers import cli
 
 
 @pytest.fixture
@@ -23,12 +22,4 @@ async def service(tmp_path: Path) -> AsyncIterator[BufferService]:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs `async-rl` with these words."""
-
-    def run(*words: object) -> Shown:
-        monkeypatch.setattr(sys, "argv", ["async-rl", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert isinstance(caught.value.code, int)
-        return Shown(caught.value.code, *capsys.readouterr())
-
-    return run
+    return command_of(monkeypatch, capsys)

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from buffer_support import (
     Clock,
-    Command,
-    Shown,
     commit,
     make_config,
     opened,
@@ -24,6 +22,7 @@ from buffer_support import (
     taken_ids,
     tickets,
 )
+from command_line import Answer, Command
 from starlette.testclient import TestClient
 
 from async_rl.buffer.store.schema import SCHEMA_VERSION
@@ -154,7 +153,7 @@ def test_the_time_in_which_a_resumed_run_was_ended_is_no_time_of_the_run(
     assert recorded.steps_per_s == pytest.approx(2 / 3)
 
 
-def answers(command: Command, run_dir: Path, copy: Path) -> dict[str, Shown]:
+def answers(command: Command, run_dir: Path, copy: Path) -> dict[str, Answer]:
     """What the commands about the recorded times and batches say of the copy."""
     return {
         "explain": command("explain", copy),

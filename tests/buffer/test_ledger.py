@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from buffer_support import (
-    Command,
     FakePrompts,
     fail,
     make_config,
@@ -25,6 +24,7 @@ from buffer_support import (
     tickets,
     train,
 )
+from command_line import Command
 from tables import table
 
 from async_rl.buffer.store.ledger import (

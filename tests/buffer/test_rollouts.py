@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from buffer_support import Command, forget, make_config, opened, put, step, tickets, train
+from buffer_support import forget, make_config, opened, put, step, tickets, train
+from command_line import Command
 from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.ledger import reading

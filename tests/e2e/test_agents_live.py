@@ -92,8 +92,7 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
         # Samples of all steps, those before the kills too.
         "recording=full",
     )
-    # On a new machine the model is made first, beside that of the tests of the other worker.
-    run.until(lambda: run.step >= 1, "the first step", timeout_s=480)
+    run.until(lambda: run.step >= 1, "the first step")
     gateway = psutil.Process(run.pid_of("gateway-0"))
     workers = [p for p in gateway.children() if "async_rl.rollouts.agent_worker" in p.cmdline()]
     assert len(workers) == 2

@@ -42,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         run = LiveRun(folder / "runs", "conf=serve", "generation.vllm.kv_cache_mb=64", name=NAME)
         lives = [run]
         stack.callback(run.end)
-        run.until(lambda: run.member("gateway-0") != {}, "the front", timeout_s=480)
+        run.until(lambda: run.member("gateway-0") != {}, "the front")
         left_alone = play(run.run_dir, {})
 
         def lose_everything() -> None:

@@ -22,7 +22,8 @@ import asyncio
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
+from async_rl.core.types import FloatArray
 from async_rl.generation.vllm.logprobs import WrittenLogprobs
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
@@ -44,17 +46,20 @@ _STOP_TIMEOUT_S = 10.0
 _ONE_ENTRY = np.zeros((1, 1), np.int64)
 
 
-def _merged(parts: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
-    """Return the outputs of a request as one, with the log-probs of all tokens as one entry."""
-    last = parts[-1]
-    last.new_token_ids = [token_id for part in parts for token_id in part.new_token_ids]
-    # Column 0 is the sampled token. A step has the columns of its widest request.
-    logprobs = [part.new_logprobs.logprobs[:, 0] for part in parts if part.new_logprobs]
-    if logprobs:
+@dataclass(slots=True)
+class _Unsent:
+    """Tokens of a request that are not in an output yet."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[FloatArray] = field(default_factory=list)
+
+    def merged_logprobs(self) -> LogprobsLists | None:
+        """The log-probs of all tokens as one entry."""
+        if not self.logprobs:
+            return None
         entry = np.empty((1, 1), object)
-        entry[0, 0] = WrittenLogprobs(np.concatenate(logprobs))
-        last.new_logprobs = LogprobsLists(_ONE_ENTRY, entry, _ONE_ENTRY[0])
-    return last
+        entry[0, 0] = WrittenLogprobs(np.concatenate(self.logprobs))
+        return LogprobsLists(_ONE_ENTRY, entry, _ONE_ENTRY[0])
 
 
 class ThreadedCore(EngineCoreClient):
@@ -75,8 +80,8 @@ class ThreadedCore(EngineCoreClient):
         # A core that dies fails these, so no caller waits for an answer that never comes.
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
-        self._unsent: dict[str, list[EngineCoreOutput]] = {}
-        """The kept outputs of all requests but those whose outputs are read after every step."""
+        self._unsent: dict[str, _Unsent] = {}
+        """Of all requests but those whose outputs are read after every step."""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
@@ -137,9 +142,15 @@ class ThreadedCore(EngineCoreClient):
             if unsent is None:
                 ready.append(output)
                 continue
-            unsent.append(output)
+            unsent.token_ids += output.new_token_ids
+            if (lists := output.new_logprobs) is not None:
+                # Column 0 is the sampled token. A step has the columns of its widest request.
+                unsent.logprobs.append(lists.logprobs[:, 0])
             if output.finish_reason is not None:
-                ready.append(_merged(self._unsent.pop(output.request_id)))
+                del self._unsent[output.request_id]
+                output.new_token_ids = unsent.token_ids
+                output.new_logprobs = unsent.merged_logprobs()
+                ready.append(output)
         if ready:
             outputs.outputs = ready
             outputs.weight_version = label
@@ -147,9 +158,17 @@ class ThreadedCore(EngineCoreClient):
 
     def _send_all(self, label: str) -> None:
         """Send all tokens that are kept, as sampled by the weights of `label`."""
-        outputs = [_merged(unsent) for unsent in self._unsent.values() if unsent]
-        for unsent in self._unsent.values():
-            unsent.clear()
+        outputs = []
+        for request_id, unsent in self._unsent.items():
+            if unsent.token_ids:
+                outputs.append(
+                    EngineCoreOutput(
+                        request_id=request_id,
+                        new_token_ids=unsent.token_ids,
+                        new_logprobs=unsent.merged_logprobs(),
+                    )
+                )
+                self._unsent[request_id] = _Unsent()
         if outputs:
             self._post(
                 self._outputs.put_nowait, EngineCoreOutputs(outputs=outputs, weight_version=label)
@@ -199,7 +218,7 @@ class ThreadedCore(EngineCoreClient):
         assert params is not None, "no request is for an embedding"
         # vLLM looks for texts in each output, and alternatives do not fit into one entry.
         if not (params.stop or params.logprobs or params.prompt_logprobs is not None):
-            self._unsent[request.request_id] = []
+            self._unsent[request.request_id] = _Unsent()
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

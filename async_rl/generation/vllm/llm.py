@@ -7,7 +7,7 @@ further work.
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
@@ -30,10 +30,16 @@ _LOST_WORKER = "failed: cancelled"
 """The end of vLLM's message for a call that was waiting when a worker process exited."""
 
 
+class Versioned(Protocol):
+    """A policy on an LLM. version: of its current weights."""
+
+    version: int
+
+
 class Llm:
     """An AsyncLLM with its state.
 
-    policies: the engines on it, several in a service (adapters.py); the label of its weights has
+    policies: several in a service (adapters.py); the label of its weights has
     the version of each. core: its client of the engine's core; thread: the same where the core is a
     thread of this process, else None. has_spare: the worker stages weights in a second copy of the
     model. loading: held by the one load that is under way.
@@ -45,7 +51,7 @@ class Llm:
         self.core = llm.engine_core
         self.thread = self.core if isinstance(self.core, ThreadedCore) else None
         self.loading = asyncio.Lock()
-        self.policies: list[Any] = []
+        self.policies: list[Versioned] = []
         self.num_probes = 0
         self._dirty = ""
         self._is_closed = False
