@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from carried import decode, encode
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -88,7 +88,7 @@ def run_scenario(name: str, *arguments: object, is_killed: bool = False) -> Any:
     changes its process for good. is_killed: that process ends as a generator that is killed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "request").write_bytes(pickle.dumps((name, arguments, is_killed)))
+        Path(folder, "request").write_bytes(encode([name, arguments, is_killed]))
         server = _server()
         assert server.stdin is not None
         assert server.stdout is not None
@@ -103,7 +103,7 @@ def run_scenario(name: str, *arguments: object, is_killed: bool = False) -> Any:
             raise
         expected = -signal.SIGKILL if is_killed else 0
         assert code == f"{expected}\n", (code, Path(folder, "output").read_text()[-5000:])
-        return pickle.loads(Path(folder, "answer").read_bytes())
+        return decode(Path(folder, "answer").read_bytes())
 
 
 @functools.cache

@@ -9,9 +9,7 @@ there is a Triton for its device.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,4 +144,4 @@ if __name__ == "__main__":
     said = {"samples": of_samples(), "prompts": of_prompts()}
     # tl.dot takes it where a kernel names no precision.
     said["float32_products"] = knobs.language.fp32_default
-    Path(sys.argv[1]).write_bytes(pickle.dumps(said))
+    torch.save(said, sys.argv[1])

@@ -11,11 +11,12 @@ import gc
 import importlib
 import inspect
 import os
-import pickle
 import signal
 import sys
 import traceback
 from pathlib import Path
+
+from carried import decode, encode
 
 from async_rl.composition.compose import compose
 from async_rl.core.os import die_with_parent, leave
@@ -52,12 +53,12 @@ def _play(folder: Path) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        name, arguments, code = pickle.loads((folder / "request").read_bytes())
+        name, arguments, code = decode((folder / "request").read_bytes())
         module, _, function = name.partition(":")
         answer = getattr(importlib.import_module(module), function)(*arguments)
         if inspect.iscoroutine(answer):
             answer = asyncio.run(answer)
-        (folder / "answer").write_bytes(pickle.dumps(answer))
+        (folder / "answer").write_bytes(encode(answer))
     except BaseException:  # noqa: BLE001 - it is the output of the scenario
         traceback.print_exc()
         return 1

@@ -5,7 +5,6 @@ a CPU runs: the interpreter of Triton runs them on tensors in main memory.
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     variables = {"PYTHONPATH": str(TRITON), "TRITON_F32_DEFAULT": "ieee", "OMP_NUM_THREADS": "1"}
     # Not in a fork: vLLM is imported with Triton here.
     subprocess.run([sys.executable, script, out], env=os.environ | variables, check=True)
-    said: dict[str, Any] = pickle.loads(out.read_bytes())
+    said: dict[str, Any] = torch.load(out, weights_only=True)
     return said
 
 
