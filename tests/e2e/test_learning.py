@@ -9,7 +9,7 @@ from e2e_support import LiveRun, shared_memory
 from async_rl.observability.catalogue import describe
 from benchmarks.learning.reference import band
 
-NUM_STEPS = 50
+NUM_STEPS = 30
 MAX_STALENESS = 2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -23,9 +23,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "conf=grpo_code",
         f"num_steps={NUM_STEPS}",
         "weights.probe_every_pushes=5",
-        # Before the first step, and twice at the end, which are read: 256 prompts take as long as
-        # two steps.
-        "evaluation.every_steps=40",
+        # Before the first step, in the middle and at the end: 256 prompts take as long as two steps.
+        "evaluation.every_steps=20",
     )
     try:
         assert run.wait(timeout_s=800) == 0, run.terminal
@@ -41,9 +40,9 @@ def test_held_out_pass_rate_rises_to_where_the_recorded_seeds_say(finished: Live
     curve = {row["step"]: row["eval/pass_at_1"] for row in finished.rows if "eval/pass_at_1" in row}
     assert curve[0] <= 0.40
     # Single evaluations of 256 prompts have a standard error of 0.025: two are taken together.
-    bands = [band("grpo_code")[step] for step in (40, 50)]
+    bands = [band("grpo_code")[step] for step in (20, NUM_STEPS)]
     least, most = (statistics.mean(limits) for limits in zip(*bands, strict=True))
-    assert 0.70 < least <= (curve[40] + curve[50]) / 2 <= most, curve
+    assert 0.45 < least <= (curve[20] + curve[NUM_STEPS]) / 2 <= most, curve
 
 
 def test_staleness_never_exceeds_its_bound_and_generation_runs_ahead(finished: LiveRun) -> None:

@@ -183,7 +183,6 @@ def follow(folder: Path) -> Own:
     live.serves_again("generator-0", killed)
     step = live.step
     live.until(lambda: live.step >= step + 2 and sleeps(), "another handover")
-    live.until(lambda: len(dropped(run)) == len(FAILURES), "a group of each row that fails")
     status = run.status()
     shown = command("status", str(run.directory), "--json")
     assert shown.returncode == 0, shown.stderr
@@ -191,6 +190,8 @@ def follow(folder: Path) -> Own:
     samples = run.rollouts(step=1)
     failed = [sample.index for sample in run.rollouts(step=1, failed=True)]
     in_notebook = read_in_notebook(blocks, folder)
+    # Last: meanwhile the scores of the rows that fail were waited for.
+    live.until(lambda: len(dropped(run)) == len(FAILURES), "a group of each row that fails")
     pids = [member.pid for member in run.status().members]
     live.until(sleeps, "a step to be stopped in")
     with contextlib.redirect_stdout(printed):
