@@ -66,10 +66,10 @@ def parameters_page() -> str:
         for each in TABLE[api]:
             if each.rule == "honored":
                 acting.setdefault((each.name, _kind(each), each.why), []).append(api)
-    rows = [
-        (f"`{name}`", ", ".join(apis), kind, why)
-        for (name, kind, why), apis in sorted(acting.items(), key=lambda each: each[0][0])
-    ]
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for (name, kind, why), apis in sorted(acting.items(), key=lambda each: each[0][0]):
+        names.setdefault((", ".join(apis), kind, why), []).append(f"`{name}`")
+    rows = [(", ".join(named), *rest) for rest, named in names.items()]
     parts = [
         _HEAD,
         table(("name below", "API"), list(_APIS.items())),
