@@ -4,8 +4,6 @@ from async_rl/sessions/forms/parameters.toml.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from async_rl.sessions.forms.parameters import HOSTED, TABLE, Parameter
 from docs.generate.settings import table
 
@@ -23,7 +21,7 @@ _TYPES = {
     "biases": "object: token id to float, -100 to 100",
     "bit": "0 or 1",
     "blocks": "text or list",
-    "bool": "true, false",
+    "bool": "bool",
     "choice": "text or object",
     "choices": "int, 1 to 128",
     "count": "int >= 1",
@@ -33,45 +31,70 @@ _TYPES = {
     "messages": "list, not empty",
     "number": "float",
     "objects": "list of objects",
-    "scores": "int, 0 to 20, or true, false",
+    "scores": "bool, or int, 0 to 20",
     "texts": "text or list of text",
     "top": "int, 0 to 20",
 }
 _HEAD = """# Parameters of the endpoint
 
-`make docs` generates this page from `async_rl/sessions/forms/parameters.toml`; edit that file. A
-request of an agent is read by it: an *honored* parameter acts; a *refused* one is answered with
-status 400 in the form of its API, with its name in `param`, unless its value asks for nothing
-(null, false, 0, empty, or the value named here); an *ignored* one changes nothing that is sampled
-or trained. A value of another type is refused, and so is any parameter that is not here.
-[agents.md](agents.md) describes the endpoint.
+`make docs` generates this page from `async_rl/sessions/forms/parameters.toml`; edit that file. It
+lists the parameters that a request of an [agent](agents.md) may have. Any other parameter, and a
+value of another type, is refused with status 400, in the form of the API, with the name in `param`.
+"""
+_REFUSED = """
+## Parameters that are refused
 
-Tools whose types begin with {hosted} are run by another service. They are left out of the prompt,
-so the policy never calls them.
+The parameters of a line are refused for the reason after them, unless the value asks for nothing:
+null, false, 0, empty, or the value that is named as allowed.
+"""
+_IGNORED = """
+## Parameters that are ignored
+
+They change nothing that is sampled or trained.
+"""
+_HOSTED = """
+Other services run the tools whose types begin with
+{hosted}.
+They are left out of the prompt, so the policy never calls them.
 """
 
 
 def parameters_page() -> str:
     """The whole page."""
-    parts = [_HEAD.format(hosted=", ".join(f"`{name}`" for name in HOSTED))]
-    for api, path in _APIS.items():
-        rules: dict[str, list[Parameter]] = {rule: [] for rule in ("honored", "refused", "ignored")}
-        for each in sorted(TABLE[api], key=lambda each: each.name):
-            rules[each.rule].append(each)
-        rows = [(f"`{each.name}`", _kind(each), each.why) for each in rules["honored"]]
-        parts.append(f"## {path}\n\n{table(('parameter', 'type', 'effect'), rows)}")
-        parts += _reasons("Refused", rules["refused"]) + _reasons("Ignored", rules["ignored"])
+    acting: dict[tuple[str, str, str], list[str]] = {}
+    for api in _APIS:
+        for each in TABLE[api]:
+            if each.rule == "honored":
+                acting.setdefault((each.name, _kind(each), each.why), []).append(api)
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for (name, kind, why), apis in sorted(acting.items(), key=lambda each: each[0][0]):
+        names.setdefault((", ".join(apis), kind, why), []).append(f"`{name}`")
+    rows = [(", ".join(named), *rest) for rest, named in names.items()]
+    parts = [
+        _HEAD,
+        table(("name below", "API"), list(_APIS.items())),
+        "\n## Parameters that act\n",
+        table(("parameter", "of", "type", "effect"), rows),
+        f"{_REFUSED}\n{_reasons('refused')}{_IGNORED}\n{_reasons('ignored')}",
+        _HOSTED.format(hosted=", ".join(f"`{name}`" for name in HOSTED)).lstrip(),
+    ]
     return "\n".join(parts)
 
 
-def _reasons(rule: str, parameters: Sequence[Parameter]) -> list[str]:
-    """Return a list of the parameters of each reason; empty without parameters."""
-    names: dict[str, list[str]] = {}
-    for each in parameters:
-        allowed = "" if each.neutral is None else f" (allowed: `{each.neutral}`)"
-        names.setdefault(each.why, []).append(f"`{each.name}`{allowed}")
-    lines = [f"- {', '.join(named)}: {why}\n" for why, named in names.items()]
-    return [f"\n{rule}:\n", "".join(lines)] if lines else []
+def _reasons(rule: str) -> str:
+    """Return a list of the parameters of each reason, with their APIs."""
+    apis: dict[tuple[str, str], list[str]] = {}
+    for api in _APIS:
+        for each in sorted(TABLE[api], key=lambda each: each.name):
+            if each.rule == rule:
+                allowed = "" if each.neutral is None else f" (allowed: `{each.neutral}`)"
+                apis.setdefault((each.why, f"`{each.name}`{allowed}"), []).append(api)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (why, name), found in apis.items():
+        names.setdefault((why, ", ".join(found)), []).append(name)
+    return "".join(
+        f"- {', '.join(named)} ({which}): {why}\n" for (why, which), named in names.items()
+    )
 
 
 def _kind(each: Parameter) -> str:
