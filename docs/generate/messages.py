@@ -19,14 +19,15 @@ from docs.generate.settings import table
 _HEAD = """# Messages
 
 `make docs` generates this page from `async_rl/protocol/`, `async_rl/core/types.py` and
-`async_rl/core/programs.py`, which have the fields of each message. The processes of a run exchange
-these messages over ZeroMQ, as MessagePack maps with the name of the message in `type`; an array is
-a map of `dtype`, `shape` and the bytes. An unknown field is refused. A request is repeated if its
-reply is lost, so every handler accepts it twice. `control.json` of a run has a fingerprint of all
-messages; a process or a command of a version with other messages is refused. The requests to a
-verifier are HTTP ([verifier.md](verifier.md)).
+`async_rl/core/programs.py`. The processes of a run exchange these messages over ZeroMQ, as
+MessagePack maps with the name of the message in `type`; an array is a map of `dtype`, `shape` and
+the bytes. An unknown field is refused. A request is repeated if its reply is lost, so every handler
+accepts it twice. `control.json` of a run has a fingerprint of all messages; a process or a command
+of a version with other messages is refused. The requests to a verifier are HTTP
+([verifier.md](verifier.md)).
 
-A message with `->` is a request; the name after the arrow is its reply.
+A row has a request and its reply. The file of each section has their fields. `Ok` is a reply
+without content. A handler that fails replies `Failure`, with a class of `async_rl/core/errors.py`.
 """
 _MESSAGES = {
     "Messages to the buffer from generators": buffer,
@@ -34,21 +35,22 @@ _MESSAGES = {
     "Messages to generators": generator,
     "Messages to the supervisor from every process": membership,
     "Messages to the supervisor from people": control,
-    "Replies without content, and failures": base,
     "Weights": weights,
 }
 _VALUES = {"Values in messages": types, "Values of tests by printed text": programs}
 
 
 def messages_page() -> str:
-    """Every message and every value in one, by the process that receives it."""
+    """Every request, by the process that receives it, and every value in messages."""
     parts = [_HEAD]
     for title, module in _MESSAGES.items():
-        rows = [(_name(kind), _meaning(kind)) for kind in _kinds(module)]
+        requests = [kind for kind in _kinds(module) if issubclass(kind, base.Request)]
+        exchanges = [(_exchange(kind), _meaning(kind)) for kind in requests]
         place = f"`{module.__name__.replace('.', '/')}.py`"
-        parts.append(f"## {title}\n\n{place}\n\n{table(('message', 'meaning'), rows)}\n")
+        text = table(("request -> reply", "meaning"), exchanges)
+        parts.append(f"## {title}\n\n{place}\n\n{text}\n")
     for title, module in _VALUES.items():
-        rows = [(_name(kind), _fields(kind), _meaning(kind)) for kind in _kinds(module)]
+        rows = [(f"`{kind.__name__}`", _fields(kind), _meaning(kind)) for kind in _kinds(module)]
         parts.append(f"## {title}\n\n{table(('value', 'fields', 'meaning'), rows)}\n")
     return "\n".join(parts)
 
@@ -62,13 +64,12 @@ def _kinds(module: ModuleType) -> Iterator[type[Value]]:
 
 
 def _is_base(kind: type[Value]) -> bool:
-    """Return whether the product derives other values from this one; tests may, too."""
-    return any(other.__module__.startswith("async_rl.") for other in kind.__subclasses__())
+    """Return whether the module of this value derives others from it."""
+    return any(other.__module__ == kind.__module__ for other in kind.__subclasses__())
 
 
-def _name(kind: type[Value]) -> str:
-    is_request = issubclass(kind, base.Request)
-    return f"`{kind.__name__}`" + (f" -> `{kind.Reply.__name__}`" if is_request else "")
+def _exchange(kind: type[base.Request]) -> str:
+    return f"`{kind.__name__}` -> `{kind.Reply.__name__}`"
 
 
 def _fields(kind: type[Value]) -> str:
