@@ -176,7 +176,8 @@ class RunConfig(Section):
 
     # It is also the name of the copy in checkpoint.mirror, and a word of commands in messages.
     run_name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None
-    """name of the directory under output_dir; null = a generated unique name"""
+    """name of the directory under output_dir: letters, digits, dots, dashes and underscores, at
+    most 200; null = a generated unique name"""
     output_dir: LocalPath
     """directory of all runs"""
     num_steps: PositiveInt
