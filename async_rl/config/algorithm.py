@@ -44,8 +44,8 @@ class CriticConfig(Section):
     value_coef: PositiveFloat
     """weight of the value loss"""
     value_norm: ValueNorm
-    """normalize the critic's targets by a running mean and standard deviation: exponential (exp),
-    or over all tokens so far (ma)"""
+    """normalize the critic's targets by a mean and deviation that are exponential (exp), or over
+    all tokens so far (ma)"""
 
 
 class DiscountedAdvantage(Section):
@@ -74,8 +74,8 @@ class CriticAdvantage(DiscountedAdvantage):
     gae_lambda: Annotated[float, Field(ge=0, le=1)]
     """lambda of gae and vtrace"""
     critic: CriticConfig
-    """own = a copy of the policy, trained on the value loss alone; shared = a head on the policy's
-    backbone, trained on both losses, with half the memory"""
+    """own = a copy of the policy; shared = a head on the policy's backbone, trained on both losses,
+    with half the memory"""
 
 
 class GaeAdvantage(CriticAdvantage):
@@ -95,8 +95,7 @@ class PluginAdvantage(Section):
 
     kind: Literal["plugin"]
     fn: Text
-    """function of the advantages: package.module:function, file.py:function, or an entry point of
-    async_rl.advantages"""
+    """plug-in: function of the advantages"""
 
 
 Advantage = PluginAdvantage | GroupAdvantage | ReturnAdvantage | GaeAdvantage | VtraceAdvantage
@@ -181,18 +180,18 @@ class AlgorithmConfig(Section):
     entropy_coef: NonNegativeFloat
     """weight of the full-vocabulary entropy bonus"""
     kl: Annotated[NoKl | RewardKl | LossKl, Tag]
-    """subtract the KL to a reference from the reward per token, or add it to the loss; none = no
-    reference model is loaded"""
+    """subtract the KL to a reference from the reward of each token, or add it to the loss; none =
+    no reference model"""
     step_scale: Annotated[StepScale, Tag]
-    """shorten a step if the weights of whole sequences leave few effective ones, or change its
-    gradient by a function; none = neither"""
+    """lower the learning rate of a step with few effective sequences, or change its gradient by a
+    plug-in; none = neither"""
     aggregation: Annotated[MeanAggregation | SumAggregation, Tag]
-    """mean over trained tokens, over sequences of their token means, or over sequences of sums
+    """mean over trained tokens, over sequences of their means, or over sequences of their sums
     divided by a constant"""
     truncated: Literal["train", "mask", "zero_reward", "bootstrap"]
-    """truncated samples: train as others; mask = exclude them from training and from advantage
-    statistics; zero_reward = their task reward is 0, a KL term in the reward remains; bootstrap =
-    the critic's value after their end replaces their task reward"""
+    """truncated samples: train as others; mask = exclude from training and from advantage
+    statistics; zero_reward = a task reward of 0; bootstrap = the critic's value after their end
+    instead of a task reward"""
 
     @property
     def critic(self) -> CriticConfig | None:

@@ -47,7 +47,7 @@ class ScoreFilterConfig(Section):
     """remove prompts whose mean reward is below this value; null = none"""
     max_share: Share
     """largest share of the active prompts removed at one time, those farthest beyond their bound
-    first; one prompt always stays"""
+    first"""
 
     @property
     def is_on(self) -> bool:
@@ -63,15 +63,14 @@ class DataConfig(Section):
     val_files: Files
     """files of the held-out evaluation; empty with train_files set = no evaluation"""
     metadata_file: LocalPath | None
-    """file with further columns of the rows, joined by id (AReaL's code metadata); null = the rows
-    are complete"""
+    """file with further columns of the rows, joined by id (AReaL's code metadata); null = none"""
     epochs: PositiveFloat | None
     """passes over the training rows; num_steps=null is computed from it"""
     tokenizer: LocalPath | None
     """directory of the tokenizer; null = the model's tokenizer"""
     prompt_key: Text
-    """column with the prompt, a string or a chat list; where it is `prompt`, the layout of the row
-    may name another one, and rows without it have `question`, `problem` or the like"""
+    """column with the prompt, a string or a chat list; with `prompt` also `question`, `problem` or
+    the like, by the layout of the row"""
     id_key: Text | None
     """column with a row's id; null = the first existing one of prompt_id, id, query_id, task_id,
     problem_id, question_id, else the row's number"""
@@ -86,12 +85,12 @@ class DataConfig(Section):
     bad_rows: Literal["error", "drop"]
     """a row that cannot be used: fail, or drop the row"""
     longest: Literal["none", "prompts", "responses", "both"]
-    """for stress tests: repeat each prompt up to max_prompt_tokens, continue each response after an
-    end token up to max_response_tokens, or both"""
+    """for stress tests: repeat each prompt up to max_prompt_tokens, continue each response up to
+    max_response_tokens, or both"""
     order: Text
-    """order of the training prompts: shuffled (in each epoch, seeded by `seed`), sequential, pools
-    (half of each batch from prompts that the policy solves in part), priority (those with the
-    largest expected gradient), or a function of async_rl.selections"""
+    """order of the training prompts: shuffled (in each epoch), sequential, pools (half of each
+    batch from prompts that the policy solves in part), priority (those with the largest expected
+    gradient), or a plug-in"""
     weights: dict[str, PositiveFloat]
     """share of each data source among the prompts of an epoch, relative to other sources; empty =
     every prompt once"""

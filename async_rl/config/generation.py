@@ -55,8 +55,8 @@ class LoraAdapter(Section):
     """names of the linear layers with an adapter, for example q_proj; empty = all but the output
     head"""
     slots: NonNegativeInt
-    """adapters that an engine applies to its base model at a time (vLLM's LoRA): 1 for a run, more
-    for a service; 0 = the engine merges the adapter into the weights"""
+    """adapters that an engine applies at a time (vLLM's LoRA): 1 for a run, more for a service; 0 =
+    the engine merges the adapter into the weights"""
 
 
 class ModelConfig(Section):
@@ -106,7 +106,7 @@ class VllmConfig(Section):
     max_num_batched_tokens: PositiveInt
     """tokens processed in one engine step"""
     kv_cache_mb: NonNegativeInt
-    """MB of KV cache per engine; 0 = determined by gpu_memory_utilization (GPU only)"""
+    """MB of KV cache per engine; 0 = by gpu_memory_utilization (GPU only)"""
     gpu_memory_utilization: Share
     """share of the GPU's memory for the engine"""
     enforce_eager: bool
@@ -153,8 +153,7 @@ class GenerationConfig(Section):
     """Sampling of the responses, and the engine."""
 
     engine: Text
-    """vllm, hf (transformers) for debugging, or a plug-in: package.module:function,
-    file.py:function, or an entry point of async_rl.engines"""
+    """vllm, hf (transformers) for debugging, or a plug-in"""
     group_size: PositiveInt
     """samples per prompt that are trained"""
     generation_size: PositiveInt | None
@@ -165,9 +164,9 @@ class GenerationConfig(Section):
     temperature: Annotated[float, Field(gt=0, le=10)]
     """divisor of the logits, in generators and learner"""
     sampling: Entries
-    """name=value pairs that limit what training samples draw, in generators and learner alike:
-    top_k (at most 1,024), top_p (needs top_k), min_tokens, logit_bias (a JSON object by token id),
-    grammar (a JSON schema, EBNF with ::=, or a regular expression)"""
+    """name=value pairs that limit what training samples draw: top_k (at most 1,024), top_p (needs
+    top_k), min_tokens, logit_bias (a JSON object by token id), grammar (a JSON schema, EBNF with
+    ::=, or a regular expression)"""
     max_concurrent_groups: PositiveInt
     """groups in flight per generator"""
     max_attempts: PositiveInt
@@ -213,8 +212,8 @@ class PoolConfig(Section):
     cores: list[int] | None = None
     """instead of generators.cores"""
     gpus_each: NonNegativeFloat | None = None
-    """instead of generators.gpus_each; if only tensor_parallel_size is set and generators use GPUs,
-    it is that number"""
+    """instead of generators.gpus_each; tensor_parallel_size, if only that is set and generators use
+    GPUs"""
     max_concurrent_groups: PositiveInt | None = None
     """instead of generation.max_concurrent_groups"""
     tensor_parallel_size: PositiveInt | None = None
@@ -239,8 +238,7 @@ class GeneratorsConfig(Section):
     count: NonNegativeInt
     """processes at the start, until async-rl scale changes it; 0 = wait for async-rl scale"""
     cores: list[int]
-    """numbers of the CPU cores that the first `count` generators divide; empty = every process may
-    use all cores"""
+    """numbers of the CPU cores that the first `count` generators divide; empty = all"""
     gpus_each: NonNegativeFloat
     """GPUs per process"""
     # By name and not in a list: the name is part of the names of processes, of metrics and of

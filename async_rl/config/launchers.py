@@ -42,17 +42,16 @@ class ClusterLaunch(LaunchConfig):
     """
 
     nodes: PositiveInt
-    """number of machines; determines hardware=cluster and the job of launcher=slurm"""
+    """number of machines"""
     gpus_per_node: NonNegativeInt
-    """GPUs of one machine; determines hardware=cluster and the job of launcher=slurm"""
+    """GPUs of one machine"""
     generator_cpus: PositiveInt
-    """CPUs reserved for each generator, and its number of threads; with GPUs at least 2 and one per
-    GPU"""
+    """CPUs and threads of each generator; with GPUs at least 2 and one per GPU"""
     learner_cpus: PositiveInt
-    """CPUs reserved for each learner rank, and its number of threads; with a GPU at least 2"""
+    """CPUs and threads of each learner rank; with a GPU at least 2"""
     node_kind: str | None
-    """nodes of the generators: with ray a custom resource, 1 for each generator (ray
-    start --resources), with slurm a feature of the node (srun --constraint); null = any node"""
+    """nodes of the generators: with ray a custom resource, 1 for each generator, with slurm a
+    feature of the node (srun --constraint); null = any node"""
 
 
 class RayLaunch(ClusterLaunch):
@@ -75,9 +74,8 @@ class SlurmLaunch(ClusterLaunch):
     kind: Literal["slurm"]
     is_submitted: ClassVar = True
     extra: Annotated[list[str], OneOrMore]
-    """further options of sbatch, such as --partition=gpu, --account=us, --constraint=a100 or
-    --time=12:00:00 (without it 24 hours); with --cpus-per-task=N each node gives N CPUs, otherwise
-    nodes are exclusive"""
+    """further options of sbatch, such as --partition=gpu or --time=12:00:00 (without it 24 hours);
+    with --cpus-per-task=N each node gives N CPUs, otherwise nodes are exclusive"""
 
     @property
     def uses_one_node(self) -> bool:

@@ -89,16 +89,16 @@ class LearnerConfig(Section):
     """packed tokens of one forward and backward pass on each rank; affects memory, not the
     gradient"""
     forward_budget_tokens: PositiveInt | None
-    """packed tokens of one pass without a gradient (log-probs, reference, values), which keeps no
-    activations; null = budget_tokens"""
+    """packed tokens of one pass without a gradient (log-probs, reference, values); null =
+    budget_tokens"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
     shard_units: NonNegativeInt | list[Word]
-    """modules that FSDP gathers separately: names of their classes, or the parameters from which a
-    module is one; 0 = the blocks that the model must not split"""
+    """modules that FSDP gathers separately: names of their classes, or their least number of
+    parameters; 0 = the blocks that the model must not split"""
     offload: Literal["none", "optimizer", "parameters"]
-    """keep in host memory while not in use: optimizer = AdamW's moments, parameters = parameters,
-    gradients and moments"""
+    """keep in host memory while not in use: AdamW's moments, or parameters, gradients and
+    moments"""
     optimizer: OptimizerConfig
 
     @property

@@ -42,8 +42,7 @@ class PluginCorrection(Section):
 
     kind: Literal["plugin"]
     fn: Text
-    """function of the weights: package.module:function, file.py:function, or an entry point of
-    async_rl.corrections"""
+    """plug-in: function of the weights"""
 
 
 BehaviorCorrection = PluginCorrection | NoCorrection | CapCorrection | MaskCorrection
@@ -131,8 +130,7 @@ class PluginLoss(CorrectedLoss):
 
     kind: Literal["plugin"]
     fn: Text
-    """function of the loss: package.module:function, file.py:function, or an entry point of
-    async_rl.policy_losses"""
+    """plug-in: function of the loss"""
 
 
 PolicyLoss = (
@@ -159,8 +157,7 @@ class PluginStepScale(Section):
 
     kind: Literal["plugin"]
     fn: Text
-    """function of the gradients: package.module:function, file.py:function, or an entry point of
-    async_rl.gradients"""
+    """plug-in: function of the gradients"""
 
 
 StepScale = PluginStepScale | NoStepScale | EffectiveStepScale

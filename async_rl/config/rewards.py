@@ -56,8 +56,7 @@ class SandboxConfig(Section):
     """command of Podman, with its global options, for tests that run in a container"""
     # By name, so that the rows of a data set do not depend on the paths of one machine.
     rootfs: dict[str, _AbsolutePath]
-    """directories with a root file system, by the name that container tests give as image; other
-    names are images of the engine"""
+    """directories with a root file system, by the name that container tests give as image"""
 
 
 class VerifiersConfig(Section):
@@ -92,8 +91,7 @@ class PluginTerm(Term):
 
     kind: Literal["plugin"]
     fn: Text
-    """function that scores a sample: package.module:function, file.py:function, or an entry point
-    of async_rl.rewards"""
+    """plug-in: function that scores a sample"""
 
 
 class RewardModelTerm(Term):
@@ -150,20 +148,18 @@ class RewardConfig(Section):
     """From verdicts and functions to a task reward."""
 
     terms: dict[str, Annotated[RewardTerm, Tag]]
-    """parts of the reward by name, summed with their weights; empty = the row's tests:
-    reward.terms.NAME=package.module:function and reward.terms.NAME.<setting>=<value>"""
+    """parts of the reward by name, summed with their weights; empty = the row's tests"""
     stop_on: Annotated[list[Literal["function_failure", "all_failed"]], OneOrMore]
-    """stop the run: function_failure = when a function fails, instead of retrying the group and
-    dropping it after the last attempt; all_failed = before a step if no sample of it has more than
-    fail_reward, since scoring may be broken"""
+    """stop the run: function_failure = when a function fails, instead of retrying the group;
+    all_failed = before a step if no sample of it has more than fail_reward"""
     concurrency: PositiveInt
     """concurrent calls in each verifier; set 1 for functions that are not thread-safe"""
     format_reward: float | None
     """reward of a wrong answer in the format <think>..</think><answer>..</answer>; null = the
     format does not count"""
     mode: Literal["all_or_nothing", "fraction"]
-    """all_or_nothing = pass_reward if all tests pass, else fail_reward; fraction = a reward between
-    them, by the fraction of tests that pass"""
+    """all_or_nothing = pass_reward if all tests pass, else fail_reward; fraction = between them, by
+    the fraction of tests that pass"""
     pass_reward: float
     """reward of a program that passes all tests"""
     fail_reward: float
@@ -178,9 +174,8 @@ class RewardConfig(Section):
     clip: PositiveFloat
     """bound on the absolute scaled reward"""
     placement: Literal["end", "steps", "step_deltas"]
-    """end = one reward at the last token; steps = one per complete code block, its score, and from
-    functions one per paragraph if there is no block; step_deltas = the change of the score since
-    the step before"""
+    """end = one reward at the last token; steps = the score of each complete code block at its end;
+    step_deltas = the change of the score since the step before"""
     overlong_tokens: NonNegativeInt
     """length of the range of a rising penalty below data.max_response_tokens; 0 = no
     penalty"""

@@ -57,11 +57,10 @@ class RolloutConfig(Section):
     """The function that conducts a sample, and its number of turns."""
 
     fn: Text | Annotated[list[str], Field(min_length=1)] | None
-    """async function that conducts the turns of each sample: package.module:function or
-    file.py:function; a list = an agent that calls an endpoint: [program, argument, ...], with
-    jail as the first word in a jail, or [function] of (task, endpoint); external = programs that
-    the run does not start request sessions; tinker = such programs train too, by the Tinker API;
-    null = one answer per sample"""
+    """async function that conducts the turns of a sample; a list = an agent that calls an endpoint:
+    [program, argument, ...], with jail as the first word in a jail, or [function]; external =
+    programs that the run does not start request sessions; tinker = such programs train too, by the
+    Tinker API; null = one answer per sample"""
     max_turns: PositiveInt
     """largest number of turns of the policy in one sample"""
 

@@ -51,17 +51,16 @@ class BufferConfig(Section):
     groups_per_step: PositiveInt
     """new groups of one learner step"""
     uses_per_group: PositiveInt
-    """learner steps that train a group, one after the other, as long as it is within
-    max_staleness_versions; a step with 2 has the groups of the step before in addition"""
+    """consecutive learner steps that train a group, as long as it is within
+    max_staleness_versions"""
     max_staleness_versions: NonNegativeInt
     """largest learner version minus version of a sample's oldest trained token; 0 = synchronous"""
     uniform_groups: Literal["train", "replace"]
-    """groups whose samples all have the same reward, which have no policy gradient: train them, or
-    drop them and sample others (dynamic sampling of DAPO)"""
+    """groups whose samples all have the same reward: train them, or drop them and sample others
+    (dynamic sampling of DAPO)"""
     age_rule: Literal["drop", "mask", "exact"]
-    """drop = drop groups with tokens above max_staleness_versions; mask = mask these tokens; exact,
-    for experiments = as drop, and train every batch at exactly this age, from the first step at
-    which that is possible; the learner and the generators then take turns"""
+    """drop = drop groups with tokens above max_staleness_versions; mask = mask these tokens; exact
+    = train every batch at exactly this age, for experiments"""
 
 
 class MemoryTransfer(Section):
@@ -168,8 +167,8 @@ class SupervisorConfig(Section):
     """Restarts of processes."""
 
     max_restarts: NonNegativeInt
-    """restarts of one process within timeouts.restart_window_s (at least 5 minutes); the run fails
-    at the next one"""
+    """restarts of one process within 5 minutes, or 2 timeouts.start_s if longer; the run fails at
+    the next one"""
 
 
 class RunConfig(Section):
@@ -189,8 +188,7 @@ class RunConfig(Section):
     """processes run on this machine, in a Ray cluster, or in a Slurm job"""
     recording: Literal["off", "times", "full"]
     """for explain, plan and replay: times = the moments of each sample, and the trajectories of the
-    newest two steps; full = the trajectories of all steps, without the oldest once less than 5 GB
-    of the disk is free, or a tenth of a disk below 50 GB; off = neither"""
+    newest two steps; full = all trajectories, until the disk is short; off = neither"""
     placement: Literal["disaggregated", "colocated"]
     """generators and learner use separate devices, or share one in turns"""
     # The order of the sections is the order of docs/configuration.md.

@@ -17,8 +17,8 @@ class TimeoutsConfig(Section):
     call_s: PositiveFloat
     """one remote call; the interval of heartbeats is derived from it"""
     start_s: PositiveFloat
-    """start of a process without progress (reading, memory, a new stage); the time limits of a
-    weight push, and of a run without a learner step, are derived from it"""
+    """start of a process without progress; the time limits of a weight push, and of a run without a
+    learner step, are derived from it"""
     group_s: PositiveFloat
     """generating and scoring one group of up to 1,200 tokens per sample; in proportion for longer
     ones"""

@@ -36,15 +36,14 @@ _GRAFANA_UNITS = {"share": "percentunit", "s": "s"}
 _HEAD = """# Metrics
 
 `make docs` generates this page from `async_rl/observability/catalogue.toml`; edit that file. The
-names are TensorBoard's tags and the keys of a run's `metrics.jsonl`, which has one JSON object with
-the scalars per learner step. A part in angle brackets is replaced at run time, for example by the
-name of a role.
+names are TensorBoard's tags and the keys of a run's `metrics.jsonl`, which has one JSON object per
+learner step. A part in angle brackets is replaced at run time, for example by the name of a role.
+Seconds and shares of a role or pool are means over its processes.
 
 With `monitoring.prometheus_port` (0 = a free port) Prometheus can scrape a run at the link that the
 launch prints; its path is a secret, and goes into `metrics_path` of the scraper's configuration.
-`failures/over_age` is `async_rl_failures_over_age`. All have the label `run`, the name of the run's
-directory.
-[grafana.json](grafana.json) is a dashboard to import, with a variable for the runs to show.
+`failures/over_age` is `async_rl_failures_over_age`, with the name of the run's directory as the
+label `run`. [grafana.json](grafana.json) is a dashboard to import.
 
 ## The ten numbers to watch
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -44,20 +44,21 @@ _BOUNDS = {
 }
 _HEAD = """# Configuration
 
-`make docs` generates this page from the schema (`async_rl/config/run.py` and the files it imports)
-and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of each group below,
-and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
-shows the result. An unknown key is an error that names the most similar key, and a wrong value is
-an error that names the range.
+`make docs` generates this page from the schema (`async_rl/config/`) and from `conf/`; edit those. A
+run is composed of `conf/base.yaml`, one file of each group below, and `key=value` on the command
+line, which has precedence. `async-rl launch conf=ppo_code --dry-run` shows the result. An unknown
+key, a value outside its range and a contradiction are errors that name the remedy.
 
-The column *value; range* has the value of the configurations {confs}; configurations with another
-value than most are named. A value in `${{...}}` is computed from the machine and from other
-settings. `int` is a whole number, `float` any number. Names end with their unit: `_s` is seconds,
-`_mb` and `_kb` are megabytes and kilobytes.
+The column *value; range* has the value of most configurations in `conf/` and names those with
+another. A value in `${...}` is computed from the machine and from other settings. `int` is a whole
+number, `float` any number. Names end with their unit: `_s` is seconds, `_mb` and `_kb` are
+megabytes and kilobytes.
 
 A choice is one setting, whose value names a variant: `algorithm.policy_loss=gspo` takes the values
 of that variant (`conf/variants.yaml`), and `algorithm.policy_loss.clip_low=0.1` sets a parameter of
-the chosen one. A parameter of another variant is an error that names the variants that have it.
+the chosen one. The column has the values of a parameter by variant; with other variants it is an
+error. NAME in a path is a name that you choose. A plug-in is a function of your own
+([python.md](python.md#plug-ins)).
 
 ## The fifteen settings that matter
 """
@@ -79,6 +80,8 @@ _THAT_MATTER = {
     "learner.ranks": "raise it if the generators wait, or if memory is short",
 }
 """Advice on the settings that most runs change."""
+_EXPLAINED = {"algorithm": " [algorithms.md](algorithms.md) has the formulas."}
+"""The page that explains a section."""
 # Words of ranges in error messages, and their short forms in the tables.
 _SHORT = {
     "whole number": "int",
@@ -98,32 +101,41 @@ def _as_written(conf: str) -> Tree:
 def settings_page() -> str:
     """The whole page."""
     written = {conf: dict(flatten(_as_written(conf))) for conf in names()}
-    parts = [_HEAD.format(confs=_listed(f"`conf={conf}`" for conf in written))]
+    parts = [_HEAD]
     advised = [
         (str(number), f"`{path}`", advice)
         for number, (path, advice) in enumerate(_THAT_MATTER.items(), start=1)
     ]
     parts.append(table(("", "setting", "advice"), advised))
-    by_section: dict[str, list[Setting]] = {}
+    by_section: dict[str, list[tuple[Setting, str]]] = {}
     for setting in settings().values():
-        by_section.setdefault(setting.path.rpartition(".")[0], []).append(setting)
-    for section, listed in by_section.items():
+        rows = by_section.setdefault(_section_of(setting.path), [])
+        rows.append((setting, _values(setting, written)))
+        if setting.path in mappings():
+            inner = entry_of(f"{setting.path}.NAME").values()
+            rows += [(s, _values_of_entry(setting.path, s)) for s in inner]
+    for section, rows in by_section.items():
         parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
-        parts.append(_rows([(s, _values(s, written)) for s in listed]))
-        for mapping in [s.path for s in listed if s.path in mappings()]:
-            inner = entry_of(f"{mapping}.NAME").values()
-            parts.append(f"\n## {mapping}.NAME\n")
-            parts.append(_rows([(s, _values_of_entry(mapping, s)) for s in inner]))
+        parts.append(_rows(rows))
     parts.append(
-        "\n## Groups of files\n\n"
-        "`GROUP=NAME` selects the file `NAME.yaml` of that folder of `conf/`.\n"
+        "\n## Algorithms\n\n"
+        "`algorithm=NAME` selects the file `NAME.yaml` of `conf/algorithm/`. The groups `hardware`"
+        " ([presets](hardware.md#presets)), `model` and `task` are selected in the same way.\n"
     )
     files = [
-        (f"`{path.parent.name}={path.stem}`", ", ".join(_settings_in(path.stem, path.parent.name)))
-        for path in sorted(CONF_DIR.glob("*/*.yaml"))
+        (f"`algorithm={path.stem}`", ", ".join(_settings_in(path.stem, "algorithm")))
+        for path in sorted((CONF_DIR / "algorithm").glob("*.yaml"))
     ]
     parts.append(table(("file", "sets"), files))
     return "\n".join(parts) + "\n"
+
+
+def _section_of(path: str) -> str:
+    """The section whose table has this setting: the innermost one that is not a choice."""
+    section = path.rpartition(".")[0]
+    while any(kinds_of(spec) for spec in section_specs()[section]):
+        section = section.rpartition(".")[0]
+    return section
 
 
 def _rows(listed: Sequence[tuple[Setting, str]]) -> str:
@@ -192,9 +204,12 @@ def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
         named = [usual]
     else:
         named = []
-    choice = setting.path.rpartition(".")[0]
-    if of_variants and len(owners) == 1 and len(by_owner) == len(variants()[choice]):
-        return usual
+    if of_variants and len(owners) == 1:
+        missing = variants()[setting.path.rpartition(".")[0]].keys() - by_owner.keys()
+        if not missing:
+            return usual
+        if len(missing) == 1 < len(by_owner):
+            return f"{usual}, not with `{missing.pop()}`"
     others = [
         f"{', '.join(f'`{owner}`' for owner in having)}: {value}"
         for value, having in owners.items()
@@ -248,24 +263,15 @@ def section_specs() -> dict[str, tuple[Spec, ...]]:
     return specs
 
 
-def _meaning_of(path: str) -> str:
-    """The first line of the docstring of a section; of a choice, one line for each variant."""
-    members = {id(spec): spec for spec in section_specs()[path]}.values()
-    lines = [(", ".join(f"`{kind}`" for kind in kinds_of(spec)), spec) for spec in members]
-    if not lines[0][0]:
-        return _first_sentence(lines[0][1])
-    return "\n".join(f"- {kinds}: {_first_sentence(spec)}" for kinds, spec in lines)
+def _meaning_of(section: str) -> str:
+    (spec,) = section_specs()[section]
+    return _first_sentence(spec) + _EXPLAINED.get(section, "")
 
 
 def _first_sentence(section: Spec) -> str:
     paragraph = str(section.get("description", "")).partition("\n\n")[0]
     first, end, _ = " ".join(paragraph.split()).partition(". ")
     return first + end.strip()
-
-
-def _listed(words: Iterable[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
