@@ -1,10 +1,10 @@
 """Compute the seconds of a push over NCCL to fleets larger than a measured one, from named rates.
 
-Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the tables
-into docs/performance.md. The stages follow the code: rank 0 gathers and copies to the block, which
-is page-locked, while training waits; then the pieces of the learner's ranks on its machine pass in
-turn through their GPUs and NCCL's ring while generation is paused. Stages overlap, so the slowest
-counts.
+Run: `python -m benchmarks.weights.push_model [--write] [--link 45] ...`; `--write` puts the first
+table into docs/performance.md. The second table compares one ring with other shapes. The stages
+follow the code: rank 0 gathers and copies to the block, which is page-locked, while training waits;
+then the pieces of the learner's ranks on its machine pass in turn through their GPUs and NCCL's
+ring while generation is paused. Stages overlap, so the slowest counts.
 """
 
 from __future__ import annotations
@@ -141,11 +141,10 @@ def main() -> None:
     given = vars(parser.parse_args())
     is_written = given.pop("write")
     rates = Rates(**given)
-    for name, found in (("pushes", table(rates)), ("shapes", shapes(rates))):
-        if is_written:
-            PAGE.write_text(with_table(PAGE.read_text(), name, found))
-        else:
-            print(found)
+    if is_written:
+        PAGE.write_text(with_table(PAGE.read_text(), "pushes", table(rates)))
+    else:
+        print(table(rates), shapes(rates), sep="\n")
 
 
 if __name__ == "__main__":
