@@ -14,9 +14,7 @@ _START, _END = "<!-- families: written by make docs -->\n", "<!-- end of familie
 def models_page() -> str:
     """Return docs/models.md with the tables between its marks."""
     trained, renamed, refused = (FAMILIES[name] for name in ("trains", "renamed", "refused"))
-    rows = [
-        (f"`{kind}`" + " \\*" * (kind in renamed), models) for kind, models in trained.items()
-    ]
+    rows = [(f"`{kind}`" + " \\*" * (kind in renamed), models) for kind, models in trained.items()]
     kinds: dict[str, list[str]] = {}
     for kind, why in refused.items():
         kinds.setdefault(why, []).append(f"`{kind}`")

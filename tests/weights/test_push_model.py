@@ -8,15 +8,9 @@ from benchmarks.weights import push_model
 from benchmarks.weights.push_model import Rates
 
 
-def test_the_page_has_the_table_of_the_default_rates() -> None:
+def test_the_page_has_the_table_of_the_default_rates_and_the_command_compares_shapes() -> None:
     assert push_model.table(Rates()) in push_model.PAGE.read_text()
-
-
-def test_the_other_shapes_are_compared_in_a_row_for_each_model_and_fleet() -> None:
-    head, _, *rows = push_model.shapes(Rates()).splitlines()
-    assert len(rows) == len(push_model.MODELS) * len(push_model.ENGINES)
-    assert {row.count("|") for row in rows} == {head.count("|")}
-    assert rows[0].startswith("| 8B | 64 | 0.28 s | 0.27 s | 0.27 s | 0.36 s | 0.028 s |")
+    assert "| 8B | 64 | 0.28 s | 0.27 s | 0.27 s | 0.36 s | 0.028 s |" in push_model.shapes(Rates())
 
 
 def test_the_slowest_of_the_stages_that_overlap_counts_and_groups_divide_the_ranks() -> None:
