@@ -40,7 +40,6 @@ class Qualification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     title: str
     check: str
-    shows: str
     limits: list[Limit]
     limit_s: float
     settings: list[str] = []
@@ -94,9 +93,8 @@ def hardware_page(page: str) -> str:
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     rows = [
-        f"| `{entry.name}` | {entry.title} | {entry.needs} |"
-        f" {', '.join(map(str, entry.limits))} | {entry.shows} |"
+        f"| `{entry.name}` | {entry.title} | {entry.needs} | {', '.join(map(str, entry.limits))} |"
         for entry in qualifications()
     ]
-    head = "| name | what it shows | needs | limits | code |\n|---|---|---|---|---|\n"
+    head = "| name | what it shows | needs | limits |\n|---|---|---|---|\n"
     return before + _BEGIN + head + "\n".join(rows) + "\n" + _END + after

@@ -14,11 +14,12 @@ _START, _END = "<!-- families: written by make docs -->\n", "<!-- end of familie
 def models_page() -> str:
     """Return docs/models.md with the tables between its marks."""
     trained, renamed, refused = (FAMILIES[name] for name in ("trains", "renamed", "refused"))
-    rows = [
-        (f"`{kind}`", models, "other names" if kind in renamed else "the names of its files")
-        for kind, models in trained.items()
-    ]
-    parts = [table(("`model_type`", "models", "tensors of a push"), rows), "", "## Refused", ""]
-    parts.append(table(("`model_type`", "reason"), [(f"`{k}`", why) for k, why in refused.items()]))
+    rows = [(f"`{kind}`" + " \\*" * (kind in renamed), models) for kind, models in trained.items()]
+    kinds: dict[str, list[str]] = {}
+    for kind, why in refused.items():
+        kinds.setdefault(why, []).append(f"`{kind}`")
+    reasons = [(why, ", ".join(names)) for why, names in kinds.items()]
+    parts = [table(("`model_type`", "models"), rows), "", "## Refused", ""]
+    parts.append(table(("reason", "`model_type`"), reasons))
     before, _, rest = _PAGE.read_text().partition(_START)
     return before + _START + "\n".join([*parts, _END]) + rest.partition(_END)[2]

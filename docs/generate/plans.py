@@ -28,7 +28,7 @@ _SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {
 _EXPERTS = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
 _VOCABULARY = {"Llama-3.1-70B": 128256}
 _NUM_GPUS = (1, 2, 4, 8)
-_NODES = (2, 4, 16)
+_NODES = (2, 4)
 _ON_NODES = ("Qwen3-14B", "Qwen3-32B", "Qwen3-30B-A3B", "Llama-3.1-70B")
 _CLUSTER = ("launcher=slurm", "launcher.gpus_per_node=8", "buffer.groups_per_step=64")
 _MEMORY_GB_PER_GPU = 256
@@ -45,7 +45,8 @@ def with_plans(page: str) -> str:
         for name in list(_SIZES)[:-1]:
             shape = _shape(name)
             cells = [_cell(conf, shape, num_gpus) for num_gpus in _NUM_GPUS]
-            rows.append((name, *cells))
+            if set(cells) != {"-"}:
+                rows.append((name, *cells))
         header = ("model", *(f"{n} GPU{'s' * (n > 1)}" for n in _NUM_GPUS))
         parts += [f"### {title}\n", table(header, rows) + "\n"]
     rows = [(n, *(_cell("grpo_code", _shape(n), 8, nodes) for nodes in _NODES)) for n in _ON_NODES]

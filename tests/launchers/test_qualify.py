@@ -40,7 +40,6 @@ ENTRY = Qualification(
     name="rate",
     title="A rate",
     check="learner:step",
-    shows="x",
     limits=[Limit(number="rate", at_least=2.0, unit="GB/s"), Limit(number="off", at_most=0.5)],
     limit_s=5,
 )
