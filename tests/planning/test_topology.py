@@ -13,7 +13,6 @@ from async_rl.config.pool_sizes import pool_counts
 from async_rl.core.machine import Machine
 from async_rl.planning.topology import has_its_gpus, joining, processes
 
-TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")
 
 
@@ -60,10 +59,6 @@ def test_a_joining_process_takes_the_lowest_free_rank_and_the_gpus_that_nobody_h
     assert (beyond.name, beyond.env["CUDA_VISIBLE_DEVICES"]) == ("generator-3", "")
     assert not has_its_gpus(beyond)
     assert joining(config, machine, "verifiers", start).name == "verifier-1"
-    of_agents = compose("ppo_code", ["rollout.fn=[a:b]"])
-    start = processes(of_agents, TWO_CORES, {"gateways": 2})
-    assert [spec.name for spec in start[-2:]] == ["gateway-0", "gateway-1"]
-    assert joining(of_agents, TWO_CORES, "gateways", [start[-1]]) == start[-2]
 
 
 def test_processes_have_cores_near_their_gpus() -> None:
