@@ -41,10 +41,8 @@ def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:
 )
 def test_a_value_arrives_as_it_was_given(path: str, value: object) -> None:
     given = read_overrides(as_words({path: value}), [CONF_DIR])
-    assert (given.problems, given.values) == (
-        [],
-        {path: str(value) if isinstance(value, Path) else value},
-    )
+    found = str(value) if isinstance(value, Path) else value
+    assert (given.problems, given.values) == ([], {path: found})
 
 
 @settings(deadline=None)  # the first example pays for the import of hydra's grammar

@@ -25,10 +25,8 @@ def test_rates_are_summed_and_shares_and_seconds_of_a_role_are_means_over_its_pr
     first.counters["busy_s/loading weights"] = 1.0
     second = generator(1, busy_s=2.0, tokens_generated=200)
     second.counters["busy_s/loading weights"] = 2.0
-    learner = member(
-        "learner-0", {"busy_s": 1.0, "wait_s": 3.0, "wait_s/a batch": 3.0, "gauge/cpu_s": 6.0}
-    )
-    learner.counters["gauge/weights/pause_s"] = 9.0
+    counters = {"busy_s": 1.0, "wait_s": 3.0, "wait_s/a batch": 3.0, "gauge/cpu_s": 6.0}
+    learner = member("learner-0", counters | {"gauge/weights/pause_s": 9.0})
     # Numbers that the learner told itself are not overwritten.
     numbers = observed(first, second, learner).step(4.0, {"weights/pause_s": 0.02})
     assert "weights/pause_s" not in numbers
@@ -62,10 +60,8 @@ def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -
     rates = observed(generator(busy_s=9.0, tokens_generated=900.0, failures__timeout=2.0))
     rates.step(9.0, {})
     rates.restarted("generator-0")
-    again = generator(
-        pid=2, busy_s=2.0, tokens_generated=20.0, failures__timeout=1.0, gauge__memory_mb=5.0
-    )
-    rates.observe([again])
+    counters = {"busy_s": 2.0, "tokens_generated": 20.0, "failures__timeout": 1.0}
+    rates.observe([generator(pid=2, gauge__memory_mb=5.0, **counters)])
     numbers = rates.step(11.0, {})
     assert numbers["throughput/generated_tokens_per_s"] == 10.0
     assert numbers["failures/timeout"] == 3.0

@@ -47,9 +47,8 @@ def test_each_process_has_its_cores_threads_and_gpus(case: dict[str, Any]) -> No
 
 def test_a_joining_process_takes_the_lowest_free_rank_and_the_gpus_that_nobody_has() -> None:
     machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
-    config = compose(
-        "ppo_code", ["generators.count=3", "generators.gpus_each=1", "learner.gpus_each=1"]
-    )
+    words = ["generators.count=3", "generators.gpus_each=1", "learner.gpus_each=1"]
+    config = compose("ppo_code", words)
     assert pool_counts(config) == {"generators": 3, "verifiers": 1}
     start = processes(config, machine)
     joins = joining(config, machine, "generators", [s for s in start if s.name != "generator-1"])
