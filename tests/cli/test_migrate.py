@@ -212,9 +212,9 @@ def test_every_key_of_a_file_of_verl_is_answered(tmp_path: Path, file: Path) -> 
 
 
 def test_every_field_of_grpo_config_is_answered(tmp_path: Path) -> None:
+    tree = ast.parse(real(PACKAGES / "trl/trainer/grpo_config.py").read_text())
     from transformers import TrainingArguments
 
-    tree = ast.parse(real(PACKAGES / "trl/trainer/grpo_config.py").read_text())
     [config] = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     source: dict[str, Any] = {
         field.name: field.default
