@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from composing import compose
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from async_rl.composition.choices import CONF_DIR
@@ -33,30 +33,21 @@ def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:
     ("path", "value"),
     [
         ("run_name", "007"),
-        ("run_name", "null"),
         ("run_name", None),
         ("output_dir", Path("/tmp/my runs")),
         ("data.train_files", ["/a b.jsonl", "/c,d.jsonl"]),
-        ("learner.gradient_checkpointing", True),
         ("learner.cores", [0, 1]),
     ],
 )
 def test_a_value_arrives_as_it_was_given(path: str, value: object) -> None:
     given = read_overrides(as_words({path: value}), [CONF_DIR])
-    assert (given.problems, given.values) == (
-        [],
-        {path: str(value) if isinstance(value, Path) else value},
-    )
+    found = str(value) if isinstance(value, Path) else value
+    assert (given.problems, given.values) == ([], {path: found})
 
 
 @settings(deadline=None)  # the first example pays for the import of hydra's grammar
+@example("null")
 @given(st.text(st.characters(codec="ascii", exclude_characters="$"), min_size=1))
 def test_any_text_arrives_as_it_was_given(text: str) -> None:
     found = read_overrides(as_words({"run_name": text}), [CONF_DIR])
-    assert (found.problems, found.values) == ([], {"run_name": text})
-
-
-@pytest.mark.parametrize("text", ["back\\", 'a\\"b c', "=\\d+"])
-def test_backslashes_of_the_command_line_are_kept(text: str) -> None:
-    found = read_overrides([f"run_name={text}"], [CONF_DIR])
     assert (found.problems, found.values) == ([], {"run_name": text})

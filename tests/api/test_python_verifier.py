@@ -54,17 +54,13 @@ def test_tests_are_text_objects_or_values(verifier: async_rl.Verifier) -> None:
 def test_setup_is_code_of_the_tests_and_settings_are_used(verifier: async_rl.Verifier) -> None:
     assert verifier.check(SQUARE, "assert f(n) == 9", setup="n = 3").verdict is Verdict.PASS
     slow = verifier.check("while True: pass", "assert f() is None")
-    assert (slow.verdict, slow.tests[0].message) == (
-        Verdict.TIMEOUT,
-        "used more than 1 s of CPU time",
-    )
+    assert slow.verdict is Verdict.TIMEOUT
+    assert slow.tests[0].message == "used more than 1 s of CPU time"
 
 
 def test_wrong_settings_and_a_jail_that_cannot_start_are_refused_and_nothing_is_left() -> None:
     with pytest.raises(ConfigError, match="without a run only sandbox"):
         async_rl.Verifier({"num_steps": 3})
-    with pytest.raises(ConfigError, match=r"sandbox\.timeout_s=0: must be greater than 0"):
-        async_rl.Verifier(["sandbox.timeout_s=0"])
     before = children()
     broken = async_rl.Verifier({"sandbox.packages": ["no_such_package"]})
     with pytest.raises(ConfigError, match="the package 'no_such_p"), broken:

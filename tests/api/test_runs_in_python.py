@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import signal
@@ -18,7 +17,6 @@ import async_rl
 from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.launchers.api import starting
 from async_rl.runs.control import living_pid
-from async_rl.runs.metrics import RowReader
 from async_rl.runs.status import RunState
 
 SCRIPT = """
@@ -79,15 +77,22 @@ end("finished")"""
     assert run.config.num_steps == 3
 
 
-def test_a_failed_run_raises_its_cause_after_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ('end("failed", "learner-0: not finite")', "failed at step 3: learner-0: not finite"),
+        ("os.kill(os.getpid(), 9)", r"killed at step 3: .*; see async-rl logs mine"),
+    ],
+)
+def test_a_failed_or_killed_run_raises_its_cause_after_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, cause: str
 ) -> None:
-    run = begin(monkeypatch, tmp_path, 'end("failed", "learner-0: the loss is not finite")')
+    run = begin(monkeypatch, tmp_path, end)
     steps = run.steps()
     assert [next(steps)["step"] for _ in range(3)] == [1, 2, 3]
-    with pytest.raises(RunFailed, match="run mine failed at step 3: learner-0: the loss is not"):
+    with pytest.raises(RunFailed, match=f"run mine {cause}"):
         next(steps)
-    with pytest.raises(RunFailed, match="the loss is not finite"):
+    with pytest.raises(RunFailed, match=cause):
         run.wait()
 
 
@@ -103,15 +108,6 @@ def test_a_function_follows_the_steps_and_stops_the_run(
     run = begin(monkeypatch, tmp_path, "time.sleep(60)")
     assert run.follow(on_step).state is RunState.STOPPED
     assert seen == [("mine", 1), ("mine", 2)]
-
-
-def test_a_killed_run_is_told_with_its_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = begin(monkeypatch, tmp_path, "os.kill(os.getpid(), 9)")
-    with pytest.raises(RunFailed, match=r"run mine killed at step 3: .*; see async-rl logs mine"):
-        run.wait()
-    assert run.status().state is RunState.KILLED
 
 
 def test_a_run_is_waited_for_in_a_notebook_and_stopped(
@@ -162,23 +158,3 @@ def test_wrong_settings_raise_before_anything_is_written(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="neither a run in"):
         async_rl.open_run(tmp_path)
-
-
-def test_rows_of_a_replaced_file_are_read_again_only_if_they_changed(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    reader = RowReader(tmp_path)
-    assert list(reader.new()) == [], "there is no file yet"
-
-    def line(step: int, reward: float) -> str:
-        return json.dumps({"step": step, "reward/mean": reward}) + "\n"
-
-    path.write_text(line(1, 0.1) + line(2, 0.2) + line(3, 0.3) + '{"step": 4')
-    assert [row["step"] for row in reader.new()] == [1, 2, 3]
-    # The learner restarts from version 1: the recorder replaces the file.
-    partial = tmp_path / "partial"
-    partial.write_text(line(1, 0.1) + line(2, 0.5))
-    partial.replace(path)
-    assert list(reader.new()) == [{"step": 2, "reward/mean": 0.5}]
-    with path.open("a") as file:
-        file.write(line(3, 0.3))
-    assert [row["step"] for row in reader.new()] == [], "the repeated step has the same numbers"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from empty_model import write_model
 from tables import table
 from typer.testing import CliRunner, Result
 
@@ -20,10 +21,8 @@ TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
+    directory = write_model(tmp_path_factory.mktemp("model"))
     build_tokenizer(corpus.vocabulary_text(), 512).save_pretrained(directory)
-    (directory / "config.json").write_text("{}")
-    (directory / "model.safetensors").write_text("")
     return directory
 
 
@@ -58,9 +57,8 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
     assert "1 rows are refused (data.bad_rows=error):" in result.output
     assert "x.jsonl, row 4: no tests among the columns ['prompt']" in result.output
 
-    lenient = check(
-        file, model, "data.max_prompt_tokens=60", "data.truncation=left", "data.bad_rows=drop"
-    )
+    words = ("data.max_prompt_tokens=60", "data.truncation=left", "data.bad_rows=drop")
+    lenient = check(file, model, *words)
     assert lenient.exit_code == 0
     assert "1 rows are left out (data.bad_rows=drop):" in lenient.output
     without = CliRunner().invoke(application(), ["data", "check", file])
@@ -68,28 +66,8 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
     assert "set model.path" in str(without.exception)
 
 
-def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path) -> None:
-    rows = ({"prompt": "[" * n, "tests": TESTS} for n in (1, 2, 3))
-    file = write(tmp_path / "it's, [one].jsonl", *rows)
-    tokenizer = build_tokenizer(corpus.vocabulary_text(), 512)
-    least, median, most = (len(tokenizer("[" * n + "\n")["input_ids"]) for n in (1, 2, 3))
-    expected = f"shortest {least}, median {median}, 95% {most}, longest {most} "
-    assert expected in check(file.replace("[", "[[]"), model).output
-
-
 def test_rows_whose_tests_judge_nothing_are_listed(model: Path, tmp_path: Path) -> None:
-    broken = "r = f(3)\nfrom math import no_such_name\nassert r == 9"
-    late = "x = f(3)\nassert y == 9"
-    file = write(
-        tmp_path / "x.jsonl",
-        {"prompt": "a", "id": "good", "test_list": ["assert f(3) == 9"]},
-        {"prompt": "b", "id": "silent", "tests": [{"kind": "stdin", "input": "1", "output": ""}]},
-        {"prompt": "c", "id": "none", "test_list": ["assert f(3) is None", "assert not f(4)"]},
-        {"prompt": "d", "id": "broken", "test_list": [broken]},
-        {"prompt": "e", "id": "words", "answer": "#### 7"},
-        {"prompt": "f", "id": "asks nothing", "test_list": ["assert 1 == 1"]},
-        {"prompt": "g", "id": "fine", "test_list": [late]},
-    )
+    file = write(tmp_path / "x.jsonl", *table(__file__, "useless"))
     result = check(file, model, "data.bad_rows=drop", "data.id_key=id")
     assert result.exit_code == 1
     nothing = "a program that prints nothing and returns None passes every test"
@@ -123,27 +101,6 @@ def test_a_reward_function_that_gives_no_score_is_named_with_its_first_row(
     assert "has no function yours" in str(missing.exception)
 
 
-def test_the_functions_that_score_each_row_are_told_with_their_weights(
-    model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "r.py").write_text("def mine(sample):\n    return 1\n")
-    file = write(
-        tmp_path / "x.jsonl",
-        {"prompt": "a", "tests": TESTS},
-        {"prompt": "b", "data_source": "talk"},
-        {"prompt": "c", "tests": TESTS, "data_source": "mbpp"},
-    )
-    words = [f"reward.terms.mine={tmp_path}/r.py:mine", "reward.terms.mine.sources=[talk]"]
-    words += ["reward.terms.tests=tests", "reward.terms.length=length"]
-    result = check(file, model, *words, "reward.terms.length.weight=-0.5")
-    assert result.exit_code == 0, result.output
-    assert sorted(line for line in result.output.splitlines() if line.startswith("data_s")) == [
-        "data_source code: 1 rows, reward by stdin tests + -0.5 x length",
-        "data_source mbpp: 1 rows, reward by stdin tests + -0.5 x length",
-        "data_source talk: 1 rows, reward by mine",
-    ]
-
-
 def test_failing_references_of_each_layout_are_listed_with_the_reason(
     model: Path, tmp_path: Path
 ) -> None:
@@ -152,12 +109,9 @@ def test_failing_references_of_each_layout_are_listed_with_the_reason(
     assert result.exit_code == 1
     _, found, listed = result.output.partition("4 reference solutions fail the tests of their rows")
     assert found, result.output
-    assert sorted(line.strip().split(": ")[:2] for line in listed.splitlines()[1:5]) == [
-        ["areal/4, 2 of 2", "wrong_answer"],
-        ["contest/5", "wrong_answer"],
-        ["old/1", "compile_error"],
-        ["slow/2", "timeout"],
-    ]
+    verdicts = {"areal/4, 2 of 2": "wrong_answer", "contest/5": "wrong_answer"}
+    verdicts |= {"old/1": "compile_error", "slow/2": "timeout"}
+    assert dict(line.strip().split(": ")[:2] for line in listed.splitlines()[1:5]) == verdicts
     file = write(tmp_path / "x.jsonl", *table(__file__, "unreadable"))
     result = check(file, model)
     assert result.exit_code == 1

@@ -30,12 +30,9 @@ def test_every_template_composes_and_passes_the_checks_of_a_launch(
     config = compose(str(moved / "conf.yaml"), [f"output_dir={tmp_path}/runs"])
     preflight(config, this_machine())
     assert config.data.train_files == [str(moved / "train.jsonl")]
-    own = {
-        "reward": str(config.reward.terms.get("mine")),
-        "tool": str(config.rollout.fn),
-        "agent": str(config.agent.fn),
-    }
-    assert str(moved) in own.get(template, str(moved))
+    terms = config.reward.terms
+    own = {"reward": terms.get("mine"), "tool": config.rollout.fn, "agent": config.agent.fn}
+    assert str(moved) in str(own.get(template, moved))
     code, _, err = async_rl("init", str(moved))
     assert (code, f"{moved}: File exists" in err) == (1, True)
 

@@ -2,19 +2,15 @@
 imports.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tables import table
-from unread_output import run_unread
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError
 from async_rl.launchers.api import starting
 from async_rl.launchers.commands import launch as launch_command
 from async_rl.runtime.context import load_config
@@ -73,47 +69,6 @@ def test_each_launch_makes_a_directory_of_its_own_and_hands_over(
     names = {config.run_name for config in started}
     assert len(names) == 2
     assert {path.name for path in tmp_path.iterdir()} == names
-
-
-HEAVY = ("torch", "vllm", "transformers", "ray", "zmq", "pyarrow", "tensorboard", "tokenizers")
-
-
-def test_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = f"""
-import sys
-from async_rl.launchers import cli
-from async_rl.launchers.commands import launch as launch_command
-sys.argv = ["async-rl", "launch", "conf=ppo_code", "--dry-run"]
-try:
-    cli.main()
-except SystemExit as exit:
-    assert exit.code in (0, None), exit.code
-loaded = sorted(set({HEAVY!r}) & set(sys.modules))
-assert not loaded, loaded
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_plan_that_nobody_reads_does_not_keep_the_run_from_starting(tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from async_rl.launchers.commands import launch\n"
-        "launch.supervise = lambda config, run_dir: 7\n"
-        "sys.stdin.readline()\n"
-        f"launch.launch(['conf=grpo_code', 'output_dir={tmp_path}', 'run_name=mine'])\n"
-    )
-    code, errors = run_unread(program)
-    assert b"Exit: 7" in errors or code == 7, errors
-    assert (tmp_path / "mine" / "config.yaml").is_file()
-
-
-def test_a_model_that_the_hub_does_not_give_makes_no_run_directory(tmp_path: Path) -> None:
-    words = [f"output_dir={tmp_path}/runs", "run_name=mine", "model.path=owner/no-such-model"]
-    with pytest.raises(ConfigError, match="not in the local hub cache, and cannot be downloaded"):
-        starting.make_run_dir(compose("grpo_code", words))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_its_owner_reads_a_run(tmp_path: Path) -> None:

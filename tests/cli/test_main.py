@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -15,45 +13,6 @@ from async_rl.launchers.cli import application
 from async_rl.launchers.commands.live import counts
 from async_rl.launchers.commands.reports import print_report
 from async_rl.runs.report import Report, Section, Table
-
-RUN = """
-import sys
-sys.argv = ["async-rl", *{arguments}]
-from async_rl.launchers.main import main
-try:
-    main()
-except SystemExit as end:
-    commands = [name for name in sys.modules if name.startswith("async_rl.launchers.commands.")]
-    print(end.code, sorted(name.rpartition(".")[2] for name in commands))
-"""
-
-
-def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = RUN.format(arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-
-
-def test_a_command_starts_without_the_modules_of_the_others() -> None:
-    done = ended("verifier", "num_steps=3")
-    assert done.stdout.splitlines()[-1] == "2 ['options', 'verifier']"
-    assert done.stderr.startswith("error: num_steps=3: without a run only sandbox.*")
-    all_known = ended("verifie")
-    assert all_known.stdout.splitlines()[-1].startswith("2 ['data', 'doctor'")
-
-
-def test_ctrl_c_during_the_imports_prints_no_traceback() -> None:
-    interrupt = """
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == "typer":
-            raise KeyboardInterrupt
-import sys
-sys.meta_path.insert(0, Interrupt())
-"""
-    script = interrupt + RUN.format(arguments=["status"])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("130 []\n", "")
-
 
 GROUP = typer.main.get_command(application())
 COMMANDS = {
@@ -86,9 +45,6 @@ def test_texts_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture
 
 def test_each_word_is_a_pool_with_a_number() -> None:
     assert counts(["generators.big=3", "small=0"]) == {"generators.big": 3, "small": 0}
-    for words, reason in (
-        (["generators"], "generators: is not of the form"),
-        (["generators=-1"], "generators=-1: is not of the form"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            counts(words)
+    for word in ("generators", "generators=-1"):
+        with pytest.raises(ConfigError, match=f"{word}: is not of the form"):
+            counts([word])

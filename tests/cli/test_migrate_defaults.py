@@ -12,25 +12,12 @@ from tables import table
 from async_rl.launchers.migration.applying import SYSTEMS, read
 from async_rl.launchers.migration.rules import read_table
 
-FALLBACKS = {
-    ("verl", "0.1"): "0.4",
-    ("verl", "fully"): "0.4",
-    ("areal_now", "0.3"): "0.4",
-    ("areal", "0.1"): "0.2",
-    **{
-        ("trl", release): previous
-        for previous, release in zip(
-            ("0.14", "0.16", "0.18", "0.19", "0.20", "0.23", "0.26", "0.28"),
-            ("0.16", "0.18", "0.19", "0.20", "0.23", "0.26", "0.28", "1.10"),
-            strict=True,
-        )
-    },
-}
-"""The release that has the values of which a release lists none."""
+FALLBACKS = table(__file__, "fallbacks")
+"""The release that has the values of which a release lists none, by system."""
 
 
 def listed(system: str, release: str) -> dict[str, Any]:
-    below = FALLBACKS.get((system, release))
+    below = FALLBACKS[system].get(release)
     rows = table(__file__, system).get(release, {})
     inherited = {} if below is None else listed(system, below)
     return {**inherited, **{key: value for key, (value, _) in rows.items()}}

@@ -33,8 +33,7 @@ from async_rl.learner.objective_state import Moments
 from async_rl.learner.pass_loss import correction, policy_pass_loss
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(NamedTuple):
     """One batch: 4 groups of 4 responses; tensors of the R tokens are float64."""
 
     batch: Batch
@@ -69,36 +68,22 @@ def recorded() -> Recorded:
 
     behavior = batch.behavior_logprobs.double()
     proximal = near(behavior, 0.5)
-    return Recorded(
-        batch=batch,
-        policy=near(proximal, 0.3),
-        proximal=proximal,
-        behavior=behavior,
-        reference=near(proximal, 0.4),
-    )
+    return Recorded(batch, near(proximal, 0.3), proximal, behavior, near(proximal, 0.4))
 
 
 def of_product(config: RunConfig, data: Recorded) -> tuple[float, Tensor]:
     """The loss of the whole batch as one minibatch, and its gradient by the log-probs."""
     batch, algorithm = data.batch, config.algorithm
     nothing = torch.zeros(batch.num_tokens)
-    before = PolicyOutput(
-        logprobs=data.proximal.float(),
-        entropies=nothing,
-        ref_logprobs=None if algorithm.reference is None else data.reference.float(),
-        kl=None,
-        values=None,
-    )
-    coef = 0.0 if algorithm.reference is None else algorithm.reference.coef
+    has_reference = algorithm.reference is not None
+    coef = algorithm.reference.coef if has_reference else 0.0
+    reference = data.reference.float() if has_reference else None
+    before = PolicyOutput(data.proximal.float(), nothing, None, reference, None)
     mask = trained_mask(batch, version=0, config=config)
     targets = compute_targets(batch, mask, before, config=config, kl_coef=coef, moments=Moments())
     sequences = batch.sequences(mask)
-    aggregation = algorithm.aggregation
-    weights = token_weights(
-        sequences,
-        aggregation=aggregation.kind,
-        constant_tokens=getattr(aggregation, "tokens", None),
-    )
+    kind, tokens = algorithm.aggregation.kind, getattr(algorithm.aggregation, "tokens", None)
+    weights = token_weights(sequences, aggregation=kind, constant_tokens=tokens)
     policy = data.policy.float().requires_grad_()
     empty = torch.zeros(0, dtype=torch.int64)
     needed = [f.name for f in dataclasses.fields(Pass) if f.default is dataclasses.MISSING]
@@ -133,9 +118,8 @@ def centered(rewards: Tensor) -> Tensor:
 
 
 def by_std(rewards: Tensor) -> Tensor:
-    return (
-        centered(rewards).view(4, 4) / (rewards.view(4, 4).std(1, keepdim=True) + 1e-6)
-    ).flatten()
+    std = rewards.view(4, 4).std(1, keepdim=True)
+    return (centered(rewards).view(4, 4) / (std + 1e-6)).flatten()
 
 
 def leave_out(rewards: Tensor) -> Tensor:
@@ -254,19 +238,16 @@ def trl_sequence(r: Response, advantage: Tensor) -> Tensor:
 
 
 ORACLES: dict[str, tuple[Oracle, Callable[[Tensor], Tensor], Reduction]] = {
-    oracle.__name__: (oracle, advantages, reduction)
-    for oracle, advantages, reduction in (
-        (areal_decoupled, shifted, token_mean),
-        (areal_cispo, centered, token_mean),
-        (areal_returns, as_they_are, token_mean),
-        (trl_dapo, centered, token_mean),
-        (trl_grpo, centered, sequence_mean),
-        (trl_sequence, centered, sum_over_12),
-        (verl_bypass, centered, sequence_mean),
-        (verl_gspo, by_std, sequence_mean),
-        (verl_grpo, by_std, token_mean),
-        (verl_rloo, leave_out, sum_over_12),
-    )
+    "areal_decoupled": (areal_decoupled, shifted, token_mean),
+    "areal_cispo": (areal_cispo, centered, token_mean),
+    "areal_returns": (areal_returns, as_they_are, token_mean),
+    "trl_dapo": (trl_dapo, centered, token_mean),
+    "trl_grpo": (trl_grpo, centered, sequence_mean),
+    "trl_sequence": (trl_sequence, centered, sum_over_12),
+    "verl_bypass": (verl_bypass, centered, sequence_mean),
+    "verl_gspo": (verl_gspo, by_std, sequence_mean),
+    "verl_grpo": (verl_grpo, by_std, token_mean),
+    "verl_rloo": (verl_rloo, leave_out, sum_over_12),
 }
 CASES = table(__file__, "cases")
 

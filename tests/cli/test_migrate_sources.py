@@ -36,14 +36,7 @@ SHELL = table(__file__, "shell")
 
 def test_a_shell_script_has_the_values_that_bash_gives_it(tmp_path: Path) -> None:
     settings = read(script(tmp_path, SHELL), ["actor_rollout_ref.rollout.n=4"]).settings
-    expected = {
-        "buffer.groups_per_step": 128,
-        "learner.minibatches": 2,
-        "learner.optimizer.lr": 2e-6,
-        "generation.group_size": 4,
-        "algorithm.policy_loss": "ppo",
-        "data.train_files": ["a.parquet"],
-    }
+    expected = table(__file__, "of_shell")
     assert {path: settings[path] for path in expected} == expected
 
 
@@ -63,7 +56,6 @@ def test_a_script_cannot_reach_the_files_of_the_person(tmp_path: Path) -> None:
     [
         ("run.sh", "echo done\n", "starts no trainer"),
         ("run.sh", "ray start --head\n", "of no system"),
-        ("run.sh", f"while :; do :; done\n{MAIN}\n", "was ended after"),
         ("a.py", "while True: 1\n", "was ended after"),
     ],
 )
@@ -89,11 +81,8 @@ def test_only_small_scripts_are_read_beside_a_script(tmp_path: Path) -> None:
 
 def test_the_file_that_a_command_names_is_below_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
-    script(
-        tmp_path / "config",
-        "data: {train_batch_size: 512, seed: '${oc.env:NOWHERE}'}\n",
-        "mine.yaml",
-    )
+    own = "data: {train_batch_size: 512, seed: '${oc.env:NOWHERE}'}\n"
+    script(tmp_path / "config", own, "mine.yaml")
     text = f"{MAIN} {MODEL} --config-path=config --config-name=mine data.max_prompt_length=99"
     found = read(script(tmp_path, text))
     assert found.settings["buffer.groups_per_step"] == 512
@@ -109,19 +98,7 @@ PYTHON = table(__file__, "python")
 def test_a_python_script_has_the_values_that_its_trainer_gets(tmp_path: Path) -> None:
     script(tmp_path, "def rate():\n    return 1e-6\n", "helpers.py")
     found = read(script(tmp_path, PYTHON, "train.py"))
-    expected = {
-        "model.path": "org/model",
-        "learner.optimizer.lr": 2e-6,
-        "learner.optimizer.schedule": "constant",
-        "buffer.groups_per_step": 16,
-        "learner.minibatches": 8,
-        "num_steps": 5,
-        "checkpoint.every_steps": 2,
-        "algorithm.aggregation": "sequence_mean",
-        "model.lora.rank": 8,
-        "model.lora.targets": ["q_proj"],
-        "data.train_files": "???",
-    }
+    expected = table(__file__, "of_python")
     assert {path: found.settings[path] for path in expected} == expected
     assert "load_dataset('org/rows'" in reasons(found)["train_dataset"]
     assert "is_bf16_supported" in reasons(found)["bf16"]
@@ -129,21 +106,14 @@ def test_a_python_script_has_the_values_that_its_trainer_gets(tmp_path: Path) ->
 
 
 def test_a_parser_gives_the_defaults_of_its_classes(tmp_path: Path) -> None:
-    text = """
-import torch
-from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
-
-parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
-script_args, config, model_args = parser.parse_args_and_config()
-config.model_init_kwargs = {"dtype": getattr(torch, model_args.dtype)}
-rewards = [name for name in script_args.reward_funcs]
-GRPOTrainer(model=model_args.model_name_or_path, args=config, reward_funcs=rewards)
-"""
+    text = table(__file__, "parser")
     found = read(script(tmp_path, text, "train.py"), ["beta=0.1", "num_processes=4"])
     assert found.settings["algorithm.kl.coef"] == 0.1
     assert found.settings["buffer.groups_per_step"] == 4
     assert "model" in reasons(found)
     assert any("reward_funcs" in key for key in reasons(found))
+    with pytest.raises(ConfigError, match=r"--release 7\.0: .*1\.16"):
+        read(tmp_path / "train.py", release="7.0")
 
 
 def test_what_a_script_decides_by_unknown_values_is_reported(tmp_path: Path) -> None:
@@ -192,23 +162,3 @@ def test_data_that_are_not_there_are_never_the_embedded_task(tmp_path: Path) -> 
     assert [Path(path).name for path in compose(named, given).data.train_files] == ["a.jsonl"]
     with pytest.raises(ConfigError, match="async-rl migrate"):
         compose(str(script(tmp_path, "data: {seed: 1}\n", "ppo_trainer.yaml")), [])
-
-
-def test_the_release_decides_what_an_omitted_key_is(tmp_path: Path) -> None:
-    file = script(tmp_path, "num_generations: 4\nuse_vllm: true\n", "config.yaml")
-    corrections = {
-        "0.18.2": ("none", 0.04, "token_mean"),
-        "0.23": ("token_tis", None, "token_mean"),
-        "0.14": ("none", 0.04, "sequence_mean"),
-        "": ("sequence_mis", None, "token_mean"),
-    }
-    for release, expected in corrections.items():
-        settings = read(file, release=release).settings
-        found = (
-            settings["algorithm.policy_loss.correction"],
-            settings.get("algorithm.kl.coef"),
-            settings["algorithm.aggregation"],
-        )
-        assert found == expected, release
-    with pytest.raises(ConfigError, match=r"--release 7\.0: .*1\.16"):
-        read(file, release="7.0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,21 +13,12 @@ from async_rl.composition import schema
 from async_rl.composition.compose import compose, write_config
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core.checksums import sums_of, write_sums
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.api.resuming import (
-    FIXED,
-    changes,
-    fetch,
-    is_copy,
-    reopen,
-    resumed_config,
-)
+from async_rl.launchers.api.resuming import FIXED, is_copy, reopen, resumed_config
 from async_rl.learner.optimizer import learning_rate
 from async_rl.runs.control import leave_mark, living_pid
 from async_rl.runs.status import config_of
 from async_rl.training.checkpoints import directory_of
-from async_rl.training.mirror import Mirror
 
 
 @pytest.fixture
@@ -40,15 +32,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) -> None:
-    config, changed = resumed_config(
-        run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "checkpoint.keep=2"]
-    )
+    words = ["num_steps=20", "learner.optimizer.lr=1e-4", "checkpoint.keep=2"]
+    config, changed = resumed_config(run_dir, words)
     before = config_of(run_dir)
     assert (config.num_steps, config.learner.optimizer.lr) == (20, 1e-4)
-    assert sorted(changed) == [
-        f"learner.optimizer.lr=0.0001 (was {before.learner.optimizer.lr})",
-        "num_steps=20 (was 9)",
-    ]
+    lr = f"learner.optimizer.lr=0.0001 (was {before.learner.optimizer.lr})"
+    assert sorted(changed) == [lr, "num_steps=20 (was 9)"]
     assert resumed_config(run_dir, []) == (before, [])
     allowed = "buffer.max_staleness_versions=4 (was 2)", "algorithm.advantage=rloo (was grpo)"
     words = [line.split()[0] for line in allowed]
@@ -69,17 +58,7 @@ def test_what_the_history_does_not_allow_is_refused_with_the_reason(
     assert expected in str(caught.value)
 
 
-def test_an_adapter_may_be_served_in_another_way_but_has_its_rank(run_dir: Path) -> None:
-    file = run_dir / "config.yaml"
-    file.unlink()
-    write_config(compose("grpo_code", ["model.lora=lora"]), file)
-    _, changed = resumed_config(run_dir, ["model.lora.slots=1"])
-    assert changed == ["model.lora.slots=1 (was 0)"]
-    with pytest.raises(ConfigError, match=r"model\.lora\.rank=8: was 16, and the checkpoint has"):
-        resumed_config(run_dir, ["model.lora.slots=1", "model.lora.rank=8"])
-
-
-@pytest.mark.parametrize("outcome", ["", "stopped", "failed", "finished"])
+@pytest.mark.parametrize("outcome", ["", "stopped", "finished"])
 def test_a_run_is_resumed_to_complete_its_last_step_or_for_more_steps(
     run_dir: Path, outcome: str
 ) -> None:
@@ -87,30 +66,20 @@ def test_a_run_is_resumed_to_complete_its_last_step_or_for_more_steps(
     if outcome:
         (run_dir / "state.json").write_text(f'{{"outcome": "{outcome}"}}')
     wrong = 9 if outcome == "finished" else 8
-    with pytest.raises(
-        ConfigError, match=f"num_steps={wrong}: the run has finished step 9; give a larger num_step"
-    ):
+    said = f"num_steps={wrong}: the run has finished step 9; give a larger num_step"
+    with pytest.raises(ConfigError, match=said):
         resumed_config(run_dir, [f"num_steps={wrong}"])
     assert resumed_config(run_dir, [f"num_steps={wrong + 1}"])[0].num_steps == wrong + 1
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("store.sqlite", "is missing: restore it from a copy (checkpoint.mirror), or start a new"),
-        ("metrics.jsonl", "is missing: restore it from a copy; with an empty file the run"),
-    ],
-)
-def test_a_record_that_is_gone_is_not_silently_made_again(
-    run_dir: Path, name: str, expected: str
-) -> None:
+@pytest.mark.parametrize("name", ["store.sqlite", "metrics.jsonl"])
+def test_a_record_that_is_gone_is_not_silently_made_again(run_dir: Path, name: str) -> None:
     (run_dir / name).unlink()
     assert resumed_config(run_dir, [])[0].num_steps == 9  # nothing had been recorded yet
     directory_of(run_dir, 6).mkdir(parents=True)
-    with pytest.raises(ConfigError) as caught:
+    said = f"{run_dir / name} of the steps up to 6 is missing: restore it from a copy"
+    with pytest.raises(ConfigError, match=re.escape(said)):
         resumed_config(run_dir, [])
-    assert str(caught.value).startswith(f"{run_dir / name} of the steps up to 6 is missing: ")
-    assert expected in str(caught.value)
     (run_dir / name).touch()
     assert resumed_config(run_dir, [])[0].num_steps == 9
 
@@ -134,30 +103,12 @@ def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> Non
     assert config_of(run_dir).num_steps == 30
 
 
-def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
-    tmp_path: Path, run_dir: Path
-) -> None:
+def test_a_url_or_a_directory_of_copies_is_no_run(tmp_path: Path, run_dir: Path) -> None:
     copy = tmp_path / "copies" / "mine"
     copy.mkdir(parents=True)
-    mark = copy / "step_000005.complete"
-    mark.touch()
-    assert [
-        is_copy(str(run_dir)),
-        is_copy("mine"),
-        is_copy(str(copy)),
-        is_copy("s3://bucket/mine"),
-    ] == [False, False, True, True]
-    mark.unlink()
-    directory_of(run_dir, 5).mkdir(parents=True)
-    (directory_of(run_dir, 5) / "weights").touch()
-    write_sums(directory_of(run_dir, 5), sums_of(directory_of(run_dir, 5)))
-    Mirror(str(tmp_path / "copies"), run_dir).update()
-    there = fetch(str(copy), tmp_path / "there")
-    assert (there, config_of(there).output_dir) == (
-        tmp_path / "there" / "mine",
-        str(tmp_path / "there"),
-    )
-    assert changes(config_of(run_dir), config_of(there)).keys() == {"output_dir"}
+    (copy / "step_000005.complete").touch()
+    places = [str(run_dir), "mine", str(copy), "s3://bucket/mine"]
+    assert [is_copy(place) for place in places] == [False, False, True, True]
 
 
 def _rates(config: RunConfig, steps: Sequence[int]) -> list[float]:

@@ -2,9 +2,6 @@
 
 import json
 import os
-import random
-import re
-import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +9,10 @@ from tables import table
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.runs.directory import ADJECTIVES, ANIMALS, all_runs, find_run, unique_name
+from async_rl.launchers.commands.models import composed, export_model, run_of
+from async_rl.runs.directory import all_runs, find_run
 from async_rl.runs.status import RunState, status_of
-
-NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))
+from async_rl.training.checkpoints import directory_of
 
 
 def make_run(output_dir: Path, name: str, *, age_s: int = 0) -> Path:
@@ -27,27 +24,14 @@ def make_run(output_dir: Path, name: str, *, age_s: int = 0) -> Path:
     return run_dir
 
 
-def test_names_are_words_and_the_time_and_unique(tmp_path: Path) -> None:
-    first = unique_name(tmp_path, rng=random.Random(0), now=NOW)
-    assert re.fullmatch(r"[a-z]+-[a-z]+-1120-1931", first)
-    (tmp_path / first).mkdir()
-    assert unique_name(tmp_path, rng=random.Random(0), now=NOW) != first
-    assert len(set(ADJECTIVES)) == len(ADJECTIVES) > 50
-    assert len(set(ANIMALS)) == len(ANIMALS) > 50
-
-
 @pytest.mark.covers("experiment_name")
 def test_a_run_is_found_by_name_and_by_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = make_run(tmp_path / "runs", "mine")
     monkeypatch.chdir(tmp_path)
-    assert (
-        find_run("mine", tmp_path / "runs")
-        == find_run("runs/mine", tmp_path / "runs")
-        == find_run(str(run_dir), tmp_path / "elsewhere")
-        == run_dir
-    )
+    for name in ("mine", "runs/mine", str(run_dir)):
+        assert find_run(name, tmp_path / "runs") == run_dir
 
 
 @pytest.mark.parametrize(("text", "told"), table(__file__, "a_configuration_that_cannot_be"))
@@ -95,3 +79,29 @@ def test_the_newest_run_that_trained_is_meant_by_default(tmp_path: Path) -> None
     (old / "metrics.jsonl").write_text('{"step": 1}\n')
     assert find_run(None, tmp_path) == old
     assert find_run("new", tmp_path) == new
+
+
+def test_a_run_a_checkpoint_and_a_model_are_told_apart(tmp_path: Path) -> None:
+    output_dir = tmp_path / "runs"
+    run_dir = make_run(output_dir, "mine")
+    for step in (2, 4):
+        directory_of(run_dir, step).mkdir(parents=True)
+    assert run_of("mine", output_dir) == (run_dir, None)
+    assert run_of(str(run_dir), output_dir) == (run_dir, None)
+    assert run_of(str(run_dir / "checkpoints" / "step_000002"), output_dir) == (run_dir, 2)
+    assert run_of("owner/name", output_dir) == (None, None)
+    with pytest.raises(ConfigError, match="nosuch is neither a run nor a model"):
+        run_of("nosuch", tmp_path)
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 3; there are \[2, 4\]"):
+        export_model(run_dir, 3, tmp_path / "model")
+
+
+def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train_on_are_enough(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="give conf=<file or one of"):
+        composed(None, [])
+    config = composed("ppo_math", ["model.path=owner/name", f"data.val_files={tmp_path}/a.jsonl"])
+    assert (config.evaluation.num_prompts, config.data.max_response_tokens) == (0, 1024)
+    with pytest.raises(ConfigError, match="the greedy samples of a prompt are identical"):
+        composed("ppo_math", ["model.path=owner/name", "evaluation.temperature=0"])

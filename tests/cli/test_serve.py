@@ -47,19 +47,6 @@ def test_the_address_is_printed_and_kept(
     assert stat.S_IMODE((run_dir / "service" / "address.json").stat().st_mode) == 0o600
 
 
-def test_a_model_or_the_model_of_a_configuration_is_served(
-    async_rl: Callable[..., Any], served: list[tuple[RunConfig, Path]], tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    place = f"output_dir={tmp_path}"
-    assert async_rl("serve", f"model={model}", place, "--port", "0").code in (0, 2)
-    assert async_rl("serve", "conf=ppo_code", place).code == 0
-    assert served[-1][0].model.path is None
-    answer = async_rl("serve", "conf=nothing", place)
-    assert (answer.code, "nothing" in answer.err) == (2, True)
-
-
 def test_a_port_that_is_taken_is_refused_before_anything_is_made(
     async_rl: Callable[..., Any], served: list[tuple[RunConfig, Path]], tmp_path: Path
 ) -> None:

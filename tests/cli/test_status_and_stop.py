@@ -2,7 +2,6 @@
 without one.
 """
 
-import asyncio
 import json
 import os
 import platform
@@ -16,14 +15,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from anyio.abc import TaskStatus
+from anyio.from_thread import start_blocking_portal
 from members import member, reply
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands import live as status_command
 from async_rl.launchers.commands.launch import resume
 from async_rl.protocol.base import Message, Ok, message_schema
-from async_rl.protocol.control import GetStatus, StatusReply, StopRun
+from async_rl.protocol.control import GetStatus, StopRun
 from async_rl.runs.control import (
     MARK,
     Mark,
@@ -43,18 +43,15 @@ from async_rl.wire.rpc import RpcServer
 def run_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "mine"
     directory.mkdir()
-    write_config(
-        compose("ppo_code", ["run_name=mine", "num_steps=9", "timeouts.start_s=60"]),
-        directory / "config.yaml",
-    )
+    words = ["run_name=mine", "num_steps=9", "timeouts.start_s=60"]
+    write_config(compose("ppo_code", words), directory / "config.yaml")
     return directory
 
 
 @contextmanager
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -75,67 +72,38 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
 
     async def status(request: GetStatus) -> Message:
         asked.append(request)
-        return reply(
-            [member("buffer")],
-            run_name="mine",
-            run_dir=str(run_dir),
-            step=4,
-            metrics={"reward/mean": 0.5},
-        )
+        facts = {"run_name": "mine", "run_dir": str(run_dir), "metrics": {"reward/mean": 0.5}}
+        return reply([member("buffer")], step=4, **facts)
 
     async def stop(request: StopRun) -> Message:
         asked.append(request)
         os.kill(pid, 9)
         return Ok()
 
-    async def serve(ready: threading.Event) -> None:
-        nonlocal loop, task
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    async def serve(*, task_status: TaskStatus[str]) -> None:
         with RpcServer("127.0.0.1", 0, keys, {GetStatus: status, StopRun: stop}) as server:
-            control = Control(
-                address=server.address,
-                pid=pid,
-                machine=platform.node(),
-                model_path="",
-                messages=message_schema(),
-            )
-            (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
-            ready.set()
-            try:
-                await server.serve()
-            except asyncio.CancelledError:
-                return
+            task_status.started(server.address)
+            await server.serve()
 
-    loop: asyncio.AbstractEventLoop | None = None
-    task: asyncio.Task[None] | None = None
-    ready = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(serve(ready)))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield asked
-    finally:
-        assert loop is not None
-        assert task is not None
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join(10)
+    with start_blocking_portal() as portal:
+        serving, address = portal.start_task(serve)
+        facts = {"machine": platform.node(), "model_path": "", "messages": message_schema()}
+        control = Control(address=address, pid=pid, **facts)
+        (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
+        try:
+            yield asked
+        finally:
+            serving.cancel()
 
 
 def test_a_run_that_is_gone_is_told_from_its_files(run_dir: Path, async_rl: Any) -> None:
     (run_dir / "metrics.jsonl").write_text('{"step": 5, "reward/mean": 0.5}\n')
-    assert (
-        async_rl("status", str(run_dir)).out
-        == "run mine is not running (was killed); last step 5 of 9\n"
-    )
+    told = "run mine is not running (was killed); last step 5 of 9\n"
+    assert async_rl("status", str(run_dir)).out == told
     (run_dir / "job.sh").touch()
     assert "(its job has not started yet: squeue)" in async_rl("status", str(run_dir)).out
-    (run_dir / "state.json").write_text(
-        json.dumps({"outcome": "finished", "step": 9, "cause": "", "ended_s": 0})
-    )
-    assert (
-        async_rl("stop", str(run_dir)).out
-        == "run mine is not running (finished); last step 5 of 9\n"
-    )
+    (run_dir / "state.json").write_text('{"outcome": "finished", "step": 9, "ended_s": 0}')
+    assert async_rl("stop", str(run_dir)).out == told.replace("was killed", "finished")
 
 
 @pytest.mark.parametrize(("option", "is_graceful"), [([], True), (["--now"], False)])
@@ -203,27 +171,3 @@ def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> 
     with control_socket(run_dir, os.getpid()):
         assert living_pid(run_dir) == os.getpid()
         assert not wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
-
-
-def test_watching_follows_a_run_from_its_start_to_its_end(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, async_rl: Any
-) -> None:
-    def told(step: int, tokens: float) -> StatusReply:
-        generator = member("generator-0", {"busy_s": step, "tokens_generated": tokens})
-        facts = {"run_name": "mine", "run_dir": str(run_dir), "metrics": {"queue/ready": 3.0}}
-        return reply([generator], step=step, **facts)
-
-    answers = iter([None, told(1, 100), told(2, 600), None])
-    lives = iter([7, 7, None, None])
-    monkeypatch.setattr(status_command, "ask_status", lambda _: next(answers))
-    monkeypatch.setattr(status_command, "living_pid", lambda _: next(lives))
-    monkeypatch.setattr(status_command, "REDRAW_S", 0.0)
-    shown = async_rl("status", str(run_dir), "--watch").out
-    assert (
-        shown.index("run mine is starting (pid 7)")
-        < shown.index("step 1 of 9")
-        < shown.index("step 2 of 9")
-        < shown.index("not running")
-    )
-    assert "500 tokens/s" in shown, "the rate is of the time between two pictures"
-    assert "ready 3 → leased 0 → trained in step 2" in shown

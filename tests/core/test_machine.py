@@ -52,35 +52,20 @@ def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it() -> None:
 
 def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:
     here = machine.Machine(cores=(0, 1), num_gpus=3, memory_mb=64_000)
-    config = compose(
-        "ppo_code", ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=1"]
-    )
-    seen = {
-        spec.name: child_env(spec, {"CUDA_VISIBLE_DEVICES": "4,6,GPU-c3", "HOME": "/h"})[
-            "CUDA_VISIBLE_DEVICES"
-        ]
-        for spec in processes(config, here)
-    }
-    assert seen == {
-        "buffer": "",
-        "verifier-0": "",
-        "learner-0": "4",
-        "generator-0": "6",
-        "generator-1": "GPU-c3",
-    }
+    words = ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=1"]
+    given = {"CUDA_VISIBLE_DEVICES": "4,6,GPU-c3", "HOME": "/h"}
+    specs = processes(compose("ppo_code", words), here)
+    seen = {spec.name: child_env(spec, given)["CUDA_VISIBLE_DEVICES"] for spec in specs}
+    taken = {"learner-0": "4", "generator-0": "6", "generator-1": "GPU-c3"}
+    assert seen == {"buffer": "", "verifier-0": "", **taken}
 
 
 def test_gpus_that_the_packages_cannot_use_leave_the_run_on_the_cpu_and_are_said() -> None:
     assert preset_for(LAPTOP, is_cluster=False) == "cpu"
     assert described(LAPTOP) == "2 cores, no GPUs (1 unused: torch or vLLM is a CPU build), 15 GB"
-    (line,) = machine_problems(
-        compose("ppo_code", ["learner.gpus_each=1", "generators.cores=[0]", "learner.cores=[1]"]),
-        LAPTOP,
-    )
-    assert (
-        "this machine has 0 that torch and vLLM can use; lower them, or set them to 0 to use the"
-        " CPU" in line
-    )
+    words = ["learner.gpus_each=1", "generators.cores=[0]", "learner.cores=[1]"]
+    (line,) = machine_problems(compose("ppo_code", words), LAPTOP)
+    assert "this machine has 0 that torch and vLLM can use; lower them, or set them to 0" in line
 
 
 def system(root: Path, *, nodes: list[str], siblings: list[str]) -> Path:

@@ -45,11 +45,8 @@ def config_of(*files: Path, **settings: object) -> RunConfig:
     return make_config(f"data.train_files=[{listed}]", "data.order=sequential", *more)
 
 
-def prepared(
-    run_dir: Path, config: RunConfig, model: Path, seen: list[tuple[int, int]] | None = None
-) -> RunPrompts:
-    shown = [] if seen is None else seen
-    prepare_prompts(run_dir / PROMPTS_FILE, config, model, lambda *numbers: shown.append(numbers))
+def prepared(run_dir: Path, config: RunConfig, model: Path) -> RunPrompts:
+    prepare_prompts(run_dir / PROMPTS_FILE, config, model, lambda *_: None)
     return open_prompts(run_dir / PROMPTS_FILE, config, vocabulary_size=1)
 
 
@@ -111,17 +108,6 @@ def test_damaged_and_unfinished_files_are_replaced(tmp_path: Path, model: Path) 
     assert not (tmp_path / "prompts.partial").exists()
 
 
-def test_progress_counts_rows_and_ends_with_all_of_them(tmp_path: Path, model: Path) -> None:
-    lines: list[Any] = [*rows(520), *["{broken"] * 10]
-    config = config_of(write_jsonl(tmp_path / "a.jsonl", *lines), data__bad_rows="drop")
-    seen: list[tuple[int, int]] = []
-    prepared(tmp_path, config, model, seen)
-    assert seen == [(0, 530), *((n, 530) for n in range(0, 520, 256)), (530, 530)]
-    del seen[:]
-    prepared(tmp_path, config, model, seen)
-    assert seen == []
-
-
 @pytest.mark.covers("train_files: never whole in memory")
 def test_a_large_file_is_never_in_memory(tmp_path: Path, model: Path) -> None:
     # A prompt has the whole row where a function scores it; tokens would take longer.
@@ -160,10 +146,8 @@ def test_a_bad_row_far_into_the_file_is_left_out_or_ends_it(tmp_path: Path, mode
     dropping = config_of(file, data__bad_rows="drop", data__truncation="drop")
     prompts = prepared(tmp_path, dropping, model)
     assert len(prompts.order.active) == 1197
-    assert [prompts.prompt(Purpose.TRAIN, i).prompt_id for i in (1099, 1100)] == [
-        "a/1099",
-        "a/1102",
-    ]
+    ids = [prompts.prompt(Purpose.TRAIN, i).prompt_id for i in (1099, 1100)]
+    assert ids == ["a/1099", "a/1102"]
     for settings, row in (({}, 1102), ({"data__bad_rows": "drop"}, 1201)):
         with pytest.raises(DataError, match=rf"a\.jsonl, row {row}: "):
             prepared(tmp_path, config_of(file, **settings), model)

@@ -13,7 +13,7 @@ from data_support import make_config, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
+from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size
 from benchmarks.embedded.vocabulary import END, build_tokenizer
 
 WITHOUT_TORCH = """
@@ -63,12 +63,3 @@ def test_a_process_that_spares_torch_gets_the_same_tokens_and_texts(tmp_path: Pa
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, str(tmp_path)]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert told.strip() == f"None {tokenizer('def f(xs): ->')['input_ids']}"
-
-
-def test_torch_is_not_spared_for_a_tokenizer_with_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "")
-    spare_torch(make_config("model.trust_remote_code=true"))
-    assert "torch" not in sys.modules
-    spare_torch(make_config())
-    assert sys.modules["torch"] is None

@@ -58,15 +58,8 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """Return the output of one of Slurm's commands."""
-        done = subprocess.run(
-            command,
-            env={**os.environ, **self.env},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        return done.stdout
+        env = {**os.environ, **self.env}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
 
     def _start(self, *command: str) -> None:
         with (self._root / f"{command[0]}.out").open("wb") as sink:

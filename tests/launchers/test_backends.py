@@ -16,7 +16,6 @@ from async_rl.config.launchers import LaunchConfig
 from async_rl.config.run import RunConfig
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import Backend, Job, backend_of, job_to_submit
-from async_rl.launchers.backends.local import LocalLauncher
 
 
 class PaperLaunch(LaunchConfig):
@@ -50,22 +49,18 @@ def test_a_launcher_of_another_module_starts_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     submitted = []
-    job = Job(
-        script=lambda config, run_dir: f"run {run_dir.name}",
-        submit=lambda config, run_dir: submitted.append(run_dir) or "7",
-        is_inside=lambda: False,
-    )
-    made = Backend(
-        make=lambda run_dir, config: LocalLauncher(run_dir),
-        problems=lambda config: iter(["launcher=paper: no paper is left"]),
-        job=job,
-    )
+
+    def submit(config: RunConfig, run_dir: Path) -> str:
+        submitted.append(run_dir)
+        return "7"
+
+    job = Job(script=lambda *_: "", submit=submit, is_inside=lambda: False)
+    problem = "launcher=paper: no paper is left"
+    made = Backend(make=lambda *_: None, problems=lambda _: iter([problem]), job=job)
     add(monkeypatch, made)
     config = on_paper()
-    assert list(backend_of(config).problems(config)) == ["launcher=paper: no paper is left"]
-    assert isinstance(backend_of(config).make(tmp_path, config), LocalLauncher)
+    assert list(backend_of(config).problems(config)) == [problem]
     starting.start(config, tmp_path)
     assert submitted == [tmp_path]
-    inside = replace(made, job=replace(job, is_inside=lambda: True))
-    add(monkeypatch, inside)
+    add(monkeypatch, replace(made, job=replace(job, is_inside=lambda: True)))
     assert job_to_submit(config) is None, "inside its job the supervisor starts here"

@@ -15,12 +15,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.ranges import forecast, margin, own_run
 from async_rl.runs.forecast.recorded import Recorded, Work, works_of
 from async_rl.runs.forecast.reports import plan, predict, sentences, sweep
-from async_rl.runs.forecast.scenario import (
-    Profile,
-    Scenario,
-    changed_works,
-    with_values,
-)
+from async_rl.runs.forecast.scenario import Profile, Scenario, with_values
 from async_rl.runs.forecast.simulation import simulate
 
 NAMES = (
@@ -90,15 +85,6 @@ def test_without_staleness_the_stages_alternate() -> None:
     assert simulate(synchronous, times).age == 0
 
 
-def test_scoring_delays_without_occupying_the_engine() -> None:
-    times = recorded(units=1.0, step_s=0.01, scoring_s=1.0)
-    # A group that is written and waits for its scores takes no room, so scoring costs nothing here.
-    assert rate(BASE, times) == pytest.approx(1.0, rel=0.02)
-    # Without room for batches in the meantime it does.
-    synchronous = other(BASE, max_staleness_versions=0)
-    assert rate(synchronous, times) == pytest.approx(1 / 2.01, rel=0.02)
-
-
 def test_evaluations_cost_generation() -> None:
     times = recorded(units=1.0, step_s=0.01, beside=1.0)
     times = replace(times, num_eval_groups=10)
@@ -106,14 +92,6 @@ def test_evaluations_cost_generation() -> None:
     # 10 groups of an evaluation are added to the 32 or 16 of its steps, whatever the interval is.
     assert rates[0] / rates[2] == pytest.approx(16 / 26, rel=0.05)
     assert rates[1] / rates[2] == pytest.approx(32 / 42, rel=0.05)
-
-
-def test_small_groups_of_an_evaluation_take_the_room_of_their_samples() -> None:
-    """13 groups of 1 s after each step, in an engine with room for four groups of four."""
-    work = Work(units=1.0, scoring_s=0.0, lengths=(9,))
-    times = replace(recorded(units=1.0, step_s=0.01), evaluation=(work,), num_eval_groups=13)
-    synchronous = other(BASE, max_staleness_versions=0, evaluate_every_steps=1)
-    assert rate(synchronous, times) == pytest.approx(1 / 2.01, rel=0.01)
 
 
 def test_the_slowdown_is_found_where_groups_overlap_and_their_samples_end_one_by_one() -> None:
@@ -140,17 +118,6 @@ def test_the_slowdown_is_found_where_groups_overlap_and_their_samples_end_one_by
     assert beside == pytest.approx(0.002 / 0.022, rel=0.03)
     per_token = [work.units / max(work.lengths) for work in works]
     assert np.mean(per_token) == pytest.approx(0.022, rel=0.02)
-
-
-def test_many_generators_make_batches_in_proportion_and_a_run_may_wait_for_ever() -> None:
-    times = recorded(units=1.0, step_s=0.01)
-    wide = other(BASE, generators=512, slots=4, groups_per_step=1024, num_steps=12)
-    # 2,048 groups in flight make two batches of 1,024 per second.
-    assert rate(wide, times) == pytest.approx(2.0, rel=1e-6)
-    never = other(BASE, max_staleness_versions=0, push_every_steps=2)
-    assert rate(never, times) == 0
-    bounded = other(BASE, max_staleness_versions=1)
-    assert simulate(bounded, recorded(units=1.0, step_s=1.0, push_s=0.3, beside=0.3)).age <= 1
 
 
 def test_a_sweep_reads_its_words_or_names_the_wrong_one() -> None:
@@ -193,28 +160,6 @@ def group_times(moment: float, duration: float, lengths: list[int]) -> GroupTime
         num_samples=len(lengths),
         samples=np.array(samples, np.float32),
     )
-
-
-def test_other_group_sizes_and_limits_change_length_and_load() -> None:
-    """Groups of 40, 20 and 30, 10 tokens."""
-    groups = [group_times(9.0 * n, 4.0, own) for n, own in enumerate(([40, 20], [30, 10]))]
-    works = works_of(groups, [(), ()])[0][0]
-    times = replace(recorded(units=1.0, step_s=1.0), train=tuple(works))
-    assert [work.load for work in works] == pytest.approx([1.5, 40 / 30])
-    one, _ = changed_works(times, {"generation.group_size": 1})
-    assert (one.units, one.load, one.lengths) == (works[0].units, 1.0, (40,))
-    three, _ = changed_works(times, {"generation.group_size": 3})
-    assert (three.lengths, three.load) == ((40, 20, 30), 2.25)
-    short, _ = changed_works(times, {"data.max_response_tokens": 10})
-    assert (short.units, short.lengths, short.load) == (works[0].units / 4, (10, 10), 2.0)
-
-
-def test_a_longer_limit_may_lengthen_the_responses_that_were_cut_off() -> None:
-    times = recorded(units=1.0, step_s=0.01)
-    times = replace(times, train=(Work(units=1.0, scoring_s=0.0, lengths=(20, 10)),) * 8)
-    run = replace(profile(times), others=(replace(times, cut_tokens=20),))
-    found = forecast(run, {"data.max_response_tokens": 40}, error=0.0)
-    assert (found.least, found.most) == pytest.approx((0.5, 1.0), rel=0.02)
 
 
 def test_what_the_recording_leaves_open_is_said_and_is_in_the_range() -> None:

@@ -1,10 +1,10 @@
 """Facts about the presets of conf/hardware: which one a machine gets, and what is planned on it."""
 
 import re
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
+from command_line import Command, command_of
 
 from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.compose import compose_for
@@ -13,14 +13,10 @@ from async_rl.composition.hardware import (
     learning,
     preset_for,
     pretended_machine,
-    share_of_cores,
 )
 from async_rl.config.checks.machine import machine_problems
-from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.launchers import cli
-from async_rl.launchers.api import starting
 from async_rl.planning.topology import processes
 
 CPU = pretended_machine("cores=8,gpus=0,memory_gb=64")
@@ -53,9 +49,8 @@ def test_a_machine_gets_the_preset_that_fits_it(
 def test_a_preset_that_is_given_wins_and_that_of_clusters_needs_one() -> None:
     config, chosen = compose_for(EIGHT, "ppo_code", ["hardware=cpu"])
     assert (chosen, config.learner.gpus_each) == ("cpu", 0)
-    with pytest.raises(
-        ConfigError, match=r"hardware=cluster with launcher=local.*set launcher=ray"
-    ):
+    said = r"hardware=cluster with launcher=local.*set launcher=ray"
+    with pytest.raises(ConfigError, match=said):
         compose_for(CPU, "ppo_code", ["hardware=cluster"])
 
 
@@ -66,22 +61,6 @@ def test_without_gpus_both_sides_have_half_of_the_cores_or_all_of_them_in_turn()
     ):
         config = compose_for(CPU, "grpo_code", [f"placement={placement}"])[0]
         assert (config.generators.cores, config.learner.cores) == (generators, learner)
-
-
-@pytest.mark.parametrize(
-    ("machine", "placement", "dtype"),
-    [
-        (CPU, "colocated", "float32"),
-        (ONE, "disaggregated", "bfloat16"),
-        (EIGHT, "disaggregated", "bfloat16"),
-    ],
-)
-def test_the_pretrained_model_of_two_cores_starts_on_every_machine(
-    machine: Machine, placement: str, dtype: str
-) -> None:
-    config = compose_for(machine, "real", [])[0]
-    assert (config.placement, config.model.dtype) == (placement, dtype)
-    assert list(machine_problems(config, machine)) == []
 
 
 def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
@@ -124,76 +103,31 @@ NODES = ("launcher=ray", "launcher.nodes=2", "launcher.gpus_per_node=8")
 NODE = ("--machine", "cores=64,gpus=8,gpu_gb=80,memory_gb=512")
 
 
-def test_a_dry_run_plans_for_a_described_machine_or_node(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`async-rl launch conf=ppo_code` with more words, on a machine without GPUs."""
     monkeypatch.setattr("async_rl.launchers.commands.launch.this_machine", lambda: CPU)
-    said = dry_run(monkeypatch, capsys, "--machine", "cores=64,gpus=8,memory_gb=512")
+    monkeypatch.setenv("COLUMNS", "180")
+    return partial(command_of(monkeypatch, capsys), "launch", "conf=ppo_code")
+
+
+def test_a_dry_run_plans_for_a_described_machine_or_node(launched: Command) -> None:
+    said = launched("--dry-run", "--machine", "cores=64,gpus=8,memory_gb=512").out
     assert re.search(r"hardware +gpus \(64 cores, 8 GPUs, 512 GB\)", said)
     assert "GPU 7 (1)" in said
     assert "generator-5" in said
     assert "generator-6" not in said
-    said = dry_run(monkeypatch, capsys, *NODES)
+    said = launched("--dry-run", *NODES).out
     assert re.search(r"hardware +cluster \(8 cores, no GPUs, 64 GB\)", said)
     assert re.search(r"memory of the nodes +not known here.*--machine", said)
     assert "of 80.0 GB each" not in said
-    said = dry_run(monkeypatch, capsys, *NODES, *NODE)
+    said = launched("--dry-run", *NODES, *NODE).out
     assert re.search(r"learner's GPUs +4 x 1: .* of 80.0 GB each", said)
     assert "memory of the nodes" not in said
 
 
-def test_a_described_node_fits_a_launch_on_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    planned: list[RunConfig] = []
-    machines: list[Machine] = []
-    checked = starting.checked_config
-
-    def noted(conf: str, overrides: list[str], machine: Machine) -> tuple[RunConfig, str]:
-        machines.append(machine)
-        return checked(conf, overrides, machine)
-
-    monkeypatch.setattr(starting, "checked_config", noted)
-    monkeypatch.setattr(starting, "make_run_dir", lambda config: planned.append(config) or tmp_path)
-    monkeypatch.setattr("async_rl.launchers.commands.launch.supervise", lambda *_: 3)
-    words = ["async-rl", "launch", "conf=ppo_code", *NODES, *NODE]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 3
-    assert machines[0].disk_mb is None, "the run is written to the disk of this machine"
-    # The preset without a known node has 2048.
-    assert planned[0].generation.vllm.max_num_batched_tokens == 8192
-
-
-def test_pretending_goes_with_a_dry_run_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pretending_goes_with_a_dry_run_only(launched: Command) -> None:
     with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,gpu_gb=80,memory_gb=512"):
         pretended_machine("8 GPUs")
-    words = ["async-rl", "launch", "conf=ppo_code", "--machine", "cores=4,gpus=0,memory_gb=16"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    assert "it requires --dry-run" in capsys.readouterr().err
-
-
-def dry_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> str:
-    monkeypatch.setenv("COLUMNS", "180")
-    monkeypatch.setattr(
-        sys, "argv", ["async-rl", "launch", "conf=ppo_code", "--dry-run", *arguments]
-    )
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> None:
-    five = Machine(cores=(1, 2, 3, 4, 5), num_gpus=0, memory_mb=8000)
-    assert [share_of_cores(five, part, 2) for part in range(2)] == [[1, 2], [3, 4, 5]]
-    one = Machine(cores=(7,), num_gpus=0, memory_mb=8000)
-    assert share_of_cores(one, 1, 2) == [7]
+    code, _, err = launched("--machine", "cores=4,gpus=0,memory_gb=16")
+    assert (code, "it requires --dry-run" in err) == (2, True)

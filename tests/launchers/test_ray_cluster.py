@@ -10,18 +10,11 @@ from e2e_support import SMALL, LiveRun, async_rl
 from benchmarks.faults.ray_cluster import RayCluster, missing
 
 SETTINGS = (
-    *SMALL,
-    "launcher=ray",
-    "launcher.node_kind=generator",
+    *(*SMALL, "launcher=ray", "launcher.node_kind=generator", "generators.count=2"),
     # The learner fits the first node only.
-    "launcher.learner_cpus=2",
-    "verifiers.cells=1",
-    "generators.count=2",
-    "num_steps=100000",
-    "buffer.groups_per_step=2",
-    "checkpoint.every_minutes=0",
-    "timeouts.call_s=6",
-    "supervisor.max_restarts=20",
+    *("launcher.learner_cpus=2", "verifiers.cells=1", "num_steps=100000", "timeouts.call_s=6"),
+    *("buffer.groups_per_step=2", "checkpoint.every_minutes=0", "supervisor.max_restarts=20"),
+    *("weights.transfer=collective", "timeouts.start_s=60"),
 )
 
 
@@ -39,14 +32,8 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
                 monkeypatch.setenv(name, value)
         cluster.add_node(1, cpus=4, generators=1)
         cluster.add_node(2, cpus=1, generators=1)
-        run = LiveRun(
-            tmp_path,
-            *SETTINGS,
-            "weights.transfer=collective",
-            "timeouts.start_s=60",
-            f"launcher.address={cluster.head}",
-            prefix=cluster.inside(1),
-        )
+        head = f"launcher.address={cluster.head}"
+        run = LiveRun(tmp_path, *SETTINGS, head, prefix=cluster.inside(1))
         try:
             follow(run, cluster)
         finally:
@@ -85,21 +72,17 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     assert run.wait(timeout_s=120) == 0, run.terminal
     assert run.audit()["problems"] == []
     assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text()
-    assert (
-        f"{lost} was lost on its node {cluster.address_of(2)}"
-        in (run.run_dir / "logs" / "supervisor.log").read_text()
-    )
+    log = (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert f"{lost} was lost on its node {cluster.address_of(2)}" in log
     assert run.processes() == []
 
 
 def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:
     """The node of each process of the role that serves."""
-    serving = [
-        found for found in run.now()["members"] if found["role"] == role and found["address"]
-    ]
     return {
         found["name"]: node[found["address"].rpartition("//")[2].rpartition(":")[0]]
-        for found in serving
+        for found in run.now()["members"]
+        if found["role"] == role and found["address"]
     }
 
 
@@ -113,9 +96,8 @@ def hosts(run: LiveRun) -> list[str]:
 def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scratch = Path(
-        tempfile.mkdtemp(prefix="arl-", dir="/tmp")
-    )  # short: Ray puts socket paths below it
+    # Short: Ray puts paths of sockets below it.
+    scratch = Path(tempfile.mkdtemp(prefix="arl-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(scratch))
     run = LiveRun(
         tmp_path,

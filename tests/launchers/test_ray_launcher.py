@@ -12,7 +12,6 @@ from async_rl.launchers.backends.cluster import (
     actor_options,
     group_strategy,
     learner_bundles,
-    needs,
 )
 from async_rl.planning.topology import ProcessSpec, processes
 
@@ -47,8 +46,7 @@ def test_a_bundle_has_what_a_learner_rank_takes(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus_per_node", "expected"),
-    [(8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")],
+    ("ranks", "gpus_per_node", "expected"), [(8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")]
 )
 def test_the_learner_is_on_one_node_if_it_fits_there(
     ranks: int, gpus_per_node: int, expected: str
@@ -57,15 +55,7 @@ def test_the_learner_is_on_one_node_if_it_fits_there(
     assert group_strategy(settings(*nodes, f"learner.ranks={ranks}")) == expected
 
 
-@pytest.mark.parametrize(("overrides", "name", "expected"), table(__file__, "needs"))
-def test_what_a_process_without_a_place_waits_for_is_said_in_words(
-    overrides: list[str], name: str, expected: str
-) -> None:
-    config = settings(*overrides)
-    assert needs(config, spec(config, name)) == expected
-
-
-def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
-    config = settings("verifiers.count=2", "generators.count=2")
-    order = [spec.role for spec in processes(config, MACHINE)]
-    assert order == ["buffer", "learner", "generator", "generator", "verifier", "verifier"]
+def test_a_gateway_takes_a_cpu_for_each_of_its_workers() -> None:
+    config = settings("rollout.fn=[a:b]", "generators.count=9")
+    options = actor_options(config, spec(config, "gateway-1"), is_own_cluster=False)
+    assert options["num_cpus"] == 1 + config.agent.workers

@@ -11,13 +11,10 @@ import pytest
 from slurm_cluster import SlurmCluster, missing
 
 _ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
-_SHORT = [
-    "num_steps=2",
-    "generation.engine=hf",
-    "buffer.groups_per_step=2",
-    "evaluation.every_steps=0",
-    "monitoring.tensorboard_port=null",
-]
+_SHORT = (
+    *("num_steps=2", "generation.engine=hf", "buffer.groups_per_step=2"),
+    *("evaluation.every_steps=0", "monitoring.tensorboard_port=null"),
+)
 
 
 @pytest.mark.slow
@@ -51,9 +48,8 @@ def test_a_run_is_checked_and_submitted_trains_in_steps_of_its_job_and_ends_the_
             assert time.monotonic() < deadline_s, (run_dir / "logs" / "slurm.out").read_text()
             time.sleep(0.3)
         said = (run_dir / "logs" / "slurm.out").read_text()
-        assert (
-            msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished"
-        ), said
+        state = msgspec.json.decode((run_dir / "state.json").read_bytes())
+        assert state["outcome"] == "finished", said
         assert {"buffer", "verifier-0", "generator-mine-0", "learner-0"} <= steps
         assert "step 2 of 2" in said
 
@@ -62,17 +58,7 @@ def launch(
     slurm: SlurmCluster, output_dir: Path, *settings: str
 ) -> "subprocess.CompletedProcess[str]":
     """`async-rl launch launcher=slurm`, as a person on the login node."""
-    command = [
-        _ASYNC_RL,
-        "launch",
-        "conf=grpo_code",
-        "launcher=slurm",
-        *_SHORT,
-        f"output_dir={output_dir}",
-        "run_name=run",
-        *settings,
-    ]
-    environment = {**os.environ, **slurm.env, "COLUMNS": "140"}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    words = ["launch", "conf=grpo_code", "launcher=slurm", *_SHORT, *settings]
+    command = [_ASYNC_RL, *words, f"output_dir={output_dir}", "run_name=run"]
+    env = {**os.environ, **slurm.env, "COLUMNS": "140"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from composing import compose
 from tables import table
 
@@ -16,20 +17,13 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers import supervise_run
-from async_rl.launchers.backends.slurm import SlurmLauncher, job_script, submit
+from async_rl.launchers.backends.slurm import SlurmLauncher, job_script
 from async_rl.launchers.preflight import checks
 from async_rl.planning.shape import shape_from_hf
 from async_rl.planning.topology import ProcessSpec, processes
 
-EIGHT_BILLION = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 12288,
-    "max_position_embeddings": 40960,
-}
+MODELS = Path(__file__).parents[1] / "planning" / "models.yaml"
+EIGHT_BILLION = yaml.safe_load(MODELS.read_text())["QWEN3_8B"]
 ALWAYS = "--job-name=mine --output=/runs/mine/logs/slurm.out --open-mode=append"
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 FAKE_SRUN = """#!/bin/bash
@@ -72,19 +66,6 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
         f"{ALWAYS} --nodes=1 --ntasks-per-node=1 --exclusive --time=24:00:00 --signal=B:TERM@120"
         " --no-kill"
     )
-
-
-def test_a_refusal_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(
-        tmp_path / "sbatch", "#!/bin/bash\necho 'sbatch: error: invalid partition' >&2; exit 1\n"
-    )
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(
-        ConfigError, match=r"job.sh refuses the job: sbatch: error: invalid partition"
-    ):
-        submit(settings(), tmp_path)
-    program(tmp_path / "sbatch", "#!/bin/bash\necho '17;cluster'\n")
-    assert submit(settings(), tmp_path) == "17"
 
 
 def program(path: Path, text: str) -> None:
@@ -170,21 +151,14 @@ def test_several_nodes_need_an_address_that_the_others_reach_and_all_a_job(
         asyncio.run(SlurmLauncher(tmp_path, settings()).open())
 
 
-@pytest.mark.parametrize("gpu_gb", [800, 24])
 def test_the_first_node_of_a_job_refuses_a_plan_that_does_not_fit_its_gpus(
-    gpu_gb: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = settings("launcher.nodes=2", "launcher.gpus_per_node=8", "model.dtype=bfloat16")
-    node = Machine(cores=(0, 1), num_gpus=8, memory_mb=2 << 20, gpu_mb=gpu_gb << 10)
+    node = Machine(cores=(0, 1), num_gpus=8, memory_mb=2 << 20, gpu_mb=24 << 10)
     monkeypatch.setattr(supervise_run, "config_of", lambda _: config)
     monkeypatch.setattr(supervise_run, "this_machine", lambda: node)
-    monkeypatch.setattr(supervise_run, "supervise", lambda *_: 0)
     monkeypatch.setattr(checks, "model_shape", lambda _: shape_from_hf(EIGHT_BILLION))
     monkeypatch.setattr(sys, "argv", ["supervise_run", str(tmp_path)])
-    if gpu_gb == 800:
-        assert supervise_run.main() == 0
-        return
     with pytest.raises(ConfigError, match=r"does not fit its GPU: .* one GPU has 24\.0 GB"):
         supervise_run.main()

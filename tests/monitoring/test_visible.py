@@ -10,18 +10,12 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from async_rl.core.visible import visible
 from async_rl.launchers.commands import live
 from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.logs import configure_logging, log_path
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 TITLE = "\x9d0;title\x9c\x7f\r"
-
-
-def test_control_characters_have_pictures_and_lines_stay() -> None:
-    assert visible(f"a{CLIPBOARD}\tb\n") == "a␛]52;c;ZXZpbA==␇\tb\n"
-    assert visible(TITLE) == "�0;title�␡␍"
 
 
 def test_a_terminal_shows_them_in_every_form() -> None:

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from composing import compose
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.machine import Machine
-from async_rl.launchers.preflight.checks import preflight
 from async_rl.monitoring.wandb_run import WandbRun
-
-MACHINE = Machine(cores=(0, 1), memory_mb=64_000, num_gpus=0)
-
-
-def test_a_project_without_wandb_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "wandb" else found(name)
-    )
-    where = [f"output_dir={tmp_path}", "run_name=x"]
-    preflight(compose("grpo_code", where), MACHINE)
-    said = r"monitoring\.wandb=mine needs the package wandb, .*'async-rl\[wandb\]'"
-    with pytest.raises(Exception, match=said):
-        preflight(compose("grpo_code", [*where, "monitoring.wandb=mine"]), MACHINE)
 
 
 def test_rows_are_sent_with_their_steps(

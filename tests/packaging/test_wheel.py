@@ -45,13 +45,8 @@ print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 
 def build(kind: str, source: Path, target: Path) -> Path:
     """Build `build_sdist` or `build_wheel` of a source tree; return the file."""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BUILD, kind, str(target)],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", BUILD, kind, str(target)]
+    result = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return target / result.stdout.splitlines()[-1]
 
@@ -93,12 +88,8 @@ def test_every_file_of_the_product_is_installed(installed: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    missing = [
-        str(path)
-        for path in sorted(expected)
-        if not (installed / ("" if path.parts[0] == "async_rl" else "async_rl") / path).is_file()
-    ]
-    assert missing == []
+    places = {p: p if p.parts[0] == "async_rl" else Path("async_rl", p) for p in expected}
+    assert [path for path, place in places.items() if not (installed / place).is_file()] == []
 
 
 def test_the_installed_command_plans_reads_a_foreign_script_and_judges_programs(
@@ -110,14 +101,9 @@ def test_the_installed_command_plans_reads_a_foreign_script_and_judges_programs(
     programs = [f"def f(a, b):\n    return a {operator} b" for operator in "+-"]
     rows = [json.dumps(row | {"completion": program}) + "\n" for program in programs]
     (tmp_path / "rows.jsonl").write_text("".join(rows))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(installed)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", PROGRAM, str(installed)]
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     plan, ended, rest = done.stdout.partition("--dry-run ends with 0")
     assert "learner-0" in plan

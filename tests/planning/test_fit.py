@@ -9,7 +9,6 @@ from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.learner_memory import learner_memory
 from async_rl.planning.shape import shape_from_hf
 
 LONG = ("model.dtype=bfloat16", "data.max_prompt_tokens=512", "data.max_response_tokens=2048")
@@ -36,32 +35,6 @@ def test_all_experts_of_a_mixture_count(
     shape = shape_from_hf(hf)
     assert abs(shape.num_parameters / 1e9 / billions - 1) < 0.005
     assert abs(shape.num_active / 1e9 / active - 1) < 0.02
-    if "num_experts" in hf:
-        # Dense layers of a mixture have no experts.
-        experts, router, dense = 3 * 2048 * 768 * 128, 2048 * 128, 3 * 2048 * 6144
-        for field, value, number in (("mlp_only_layers", [0], 1), ("decoder_sparse_step", 2, 24)):
-            fewer = shape_from_hf(hf | {field: value}).num_parameters
-            assert shape.num_parameters - fewer == number * (experts + router - dense)
-
-
-def test_a_mixture_is_loaded_by_units_if_the_names_of_its_files_are_known() -> None:
-    on = machine(8)
-    config = settled(on, *FOUR_AND_FOUR)
-    own, other, unknown = (
-        learner_memory(config, shape_from_hf(QWEN3_30B_A3B | {"model_type": kind})).loaded
-        for kind in ("qwen3_moe", "mixtral", "unheard_of")
-    )
-    whole = 4 * shape_from_hf(QWEN3_30B_A3B).num_parameters
-    assert own < whole / 5
-    assert other == unknown == whole
-
-
-def test_the_pieces_of_a_broadcast_are_counted_where_the_learner_has_a_gpu_of_its_own() -> None:
-    def planned_mb(transfer: str, *more: str) -> int:
-        config = settled(machine(8), *FOUR_AND_FOUR, f"weights.transfer={transfer}", *more)
-        return gpu_memory_mb(config, "learner", shape_from_hf(QWEN3_8B))
-
-    assert planned_mb("auto") - planned_mb("filesystem") == 512
 
 
 def test_a_sequence_too_long_for_one_gpu_is_shared() -> None:
@@ -81,10 +54,8 @@ def test_a_sequence_too_long_for_one_gpu_is_shared() -> None:
     )
     assert not any("learner-0" in x for x in fit_problems(shared, shape, on))
     odd = shape_from_hf(QWEN3_8B | {"num_attention_heads": 9})
-    assert (
-        "learner.context_ranks=4 does not divide the 9 attention heads of the model, which the"
-        " ranks divide; set it to a divisor of 9"
-    ) in fit_problems(shared, odd, on)
+    said = "learner.context_ranks=4 does not divide the 9 attention heads of the model"
+    assert any(line.startswith(said) for line in fit_problems(shared, odd, on))
 
 
 def test_gpu_memory_is_not_main_memory() -> None:
@@ -101,16 +72,3 @@ def test_gpu_memory_is_not_main_memory() -> None:
     assert gpu_memory_mb(config, "buffer", shape) == 0
     assert total_memory_mb(config, shape) < 256 << 10
     assert fit_problems(config, shape, on) == []
-
-
-def test_lists_of_changed_words_are_counted_up_to_the_size_at_which_all_weights_are_sent() -> None:
-    on, shape = machine(8), shape_from_hf(QWEN3_8B)
-
-    def main_memory_mb(transfer: str) -> int:
-        config = settled(on, *FOUR_AND_FOUR, f"weights.transfer={transfer}")
-        return memory_mb(config, "learner", shape)
-
-    for transfer in ("filesystem", "auto"):
-        added = main_memory_mb(transfer) - main_memory_mb("shared_memory")
-        # Four bytes for each changed word, three of eight words at most, on one rank of four.
-        assert added == pytest.approx(0.375 * 4 * shape.num_parameters / 4 / 2**20, abs=2)

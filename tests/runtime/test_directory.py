@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from members import member
 
 from async_rl.core.errors import DeadlineExceeded, RestartNeeded, SupervisorLost, Unavailable
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import RequestWork, Work
 from async_rl.protocol.control import GetStatus
-from async_rl.protocol.membership import Member, Members
+from async_rl.protocol.membership import Members
 from async_rl.runtime.directory import Connections, Directory, Peer, SupervisorCalls
 from async_rl.wire.keys import Keys, create_keys
 from async_rl.wire.rpc import RpcServer
@@ -42,14 +43,11 @@ class Lives:
                 await asyncio.get_running_loop().create_future()
             return Work(tickets=[], waits_for=str(pid))
 
-        address = await self._stack.enter_async_context(
-            _serving(RpcServer("127.0.0.1", 0, self._keys, {RequestWork: work}))
-        )
+        server = RpcServer("127.0.0.1", 0, self._keys, {RequestWork: work})
+        address = await self._stack.enter_async_context(_serving(server))
         self.ports.add(int(address.rpartition(":")[2]))
-        member = Member(
-            name="buffer", role="buffer", pid=pid, address=address, state="", since_s=0.0
-        )
-        self.directory.update(Members(revision=pid, members=[member]))
+        served = member("buffer", pid=pid, address=address)
+        self.directory.update(Members(revision=pid, members=[served]))
 
     async def ask(self) -> str:
         reply: Work = await Peer("buffer", self.connect).call(ASK, timeout_s=30)
@@ -126,36 +124,25 @@ class Paused:
         return Ok()
 
 
-@pytest.fixture
-def paused(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
-    def make(answers_at: int) -> Any:
-        client = Paused(answers_at)
-        monkeypatch.setattr("async_rl.runtime.directory.time", client)
-        return client
-
-    return make
-
-
+@pytest.mark.parametrize(
+    ("answers_at", "patience_s", "wait_s"),
+    [(3, 60, 0), pytest.param(2, 1, 4, id="an attempt that may rightly take long")],
+)
 async def test_a_call_is_repeated_until_the_supervisor_runs_again(
-    paused: Callable[[int], Any],
+    monkeypatch: pytest.MonkeyPatch, answers_at: int, patience_s: float, wait_s: float
 ) -> None:
-    client = paused(3)
-    calls = SupervisorCalls(client, call_s=1, patience_s=60)
-    assert await calls.call(GetStatus()) == Ok()
-    assert client.num_attempts == 3
-
-
-async def test_patience_begins_after_an_attempt_that_may_rightly_take_long(
-    paused: Callable[[int], Any],
-) -> None:
-    calls = SupervisorCalls(paused(2), call_s=1, patience_s=1)
-    assert await calls.call(GetStatus(), wait_s=4) == Ok()
+    client = Paused(answers_at)
+    monkeypatch.setattr("async_rl.runtime.directory.time", client)
+    calls: Any = SupervisorCalls(client, call_s=1, patience_s=patience_s)  # type: ignore[arg-type]
+    assert await calls.call(GetStatus(), wait_s=wait_s) == Ok()
+    assert client.num_attempts == answers_at
 
 
 async def test_a_process_gives_up_a_supervisor_that_stays_away(
-    paused: Callable[[int], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = paused(10**9)
+    client: Any = Paused(10**9)
+    monkeypatch.setattr("async_rl.runtime.directory.time", client)
     # A cut network looks the same: a supervisor that still runs starts the process again.
     assert issubclass(SupervisorLost, RestartNeeded)
     with pytest.raises(SupervisorLost, match=r"no answer, for 20 s"):

@@ -90,9 +90,8 @@ def test_a_path_that_cannot_be_used_and_a_damaged_run_are_one_line(
     assert said in printed(["runs", "--output-dir", str(tmp_path / "file")], "utf-8", monkeypatch)
     shutil.copytree(directory / "one", tmp_path / "damaged")
     (tmp_path / "damaged" / "config.yaml").write_text("garbage")
-    assert "damaged  finished" in printed(
-        ["runs", "--output-dir", str(tmp_path)], "utf-8", monkeypatch
-    )
+    runs = printed(["runs", "--output-dir", str(tmp_path)], "utf-8", monkeypatch)
+    assert "damaged  finished" in runs
 
 
 def test_a_view_without_its_directory_or_its_package_says_so(

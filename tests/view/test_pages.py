@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from starlette.testclient import TestClient
 from tables import table
 from view_support import HOSTILE
 
-from async_rl.core.errors import ConfigError
 from async_rl.runs import status
-from async_rl.runs.samples import decoder, lines, samples
 from async_rl.runs.view import library
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.server import build_app
@@ -40,15 +37,9 @@ def text(client: TestClient, address: str) -> str:
 
 
 PAGES = (
-    "/",
-    "/curves?run=one&run=two&section=eval",
-    "/runs/one",
-    "/runs/one?step=1",
-    "/runs/one/samples",
-    "/runs/one/samples?sort=worst&failed=1&text=text",
-    "/runs/one/groups/1",
-    "/runs/one/samples?prompt_id=t1",
-    "/compare?run=one&run=two",
+    *("/", "/curves?run=one&run=two&section=eval", "/compare?run=one&run=two", "/runs/one"),
+    *("/runs/one?step=1", "/runs/one/groups/1", "/runs/one/samples"),
+    *("/runs/one/samples?sort=worst&failed=1&text=text", "/runs/one/samples?prompt_id=t1"),
 )
 
 
@@ -140,18 +131,6 @@ def test_the_certificate_is_a_page_of_the_run(client: TestClient) -> None:
     assert page.count("<td>cannot be known</td>") >= 3, "the run has no record of pushes and starts"
 
 
-def test_an_export_has_every_chosen_sample(directory: Path) -> None:
-    run_dir = directory / "one"
-    for step, failed, number in ((None, False, 12), (None, True, 2), (2, False, 4)):
-        rows = list(map(json.loads, lines(run_dir, decoder(run_dir), step=step, failed=failed)))
-        assert len(rows) == number
-        for row in rows:
-            assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
-    assert len(samples(run_dir, step=2, failed=False, most=9)) == 4
-    with pytest.raises(ConfigError, match="step=3: no such rollout; steps 1 to 2 are stored"):
-        samples(run_dir, step=3, failed=False, most=9)
-
-
 def test_every_request_needs_the_token_and_no_other_site_has_it(directory: Path) -> None:
     app = build_app(Library(directory), token="secret")
     client = TestClient(app, base_url="http://127.0.0.1:8200", follow_redirects=False)
@@ -167,11 +146,8 @@ def test_every_request_needs_the_token_and_no_other_site_has_it(directory: Path)
     # DNS rebinding: the same port under the name of another site, to which no browser sends it.
     assert client.get("http://evil.example:8200/runs/one").status_code == 401
     # Two servers on one host do not overwrite the cookie of each other.
-    other = TestClient(
-        build_app(Library(directory), token="other-token"),
-        base_url="http://127.0.0.1",
-        cookies=dict(client.cookies),
-    )
+    second = build_app(Library(directory), token="other-token")
+    other = TestClient(second, base_url="http://127.0.0.1", cookies=dict(client.cookies))
     assert other.get("/?token=other-token").is_success
     client.cookies.update(other.cookies)
     assert client.get("/runs/one").status_code == 200

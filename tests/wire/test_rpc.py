@@ -1,8 +1,6 @@
 """Facts about requests and replies over ZeroMQ."""
 
 import asyncio
-import os
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from async_rl.core.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
+from async_rl.core.errors import DeadlineExceeded, ProtocolError, StalenessError
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import RequestWork, Work
 from async_rl.protocol.control import GetStatus
@@ -145,13 +143,6 @@ async def test_a_client_with_the_keys_of_another_run_gets_no_answer(
                     await client.call(ask(1), timeout_s=0.3)
 
 
-async def test_a_port_in_use_is_a_clear_error(keys: Keys) -> None:
-    async with serving(keys, empty) as server:
-        port = int(server.address.rpartition(":")[2])
-        with pytest.raises(Unavailable, match=r"in use.*choose another port or 0"):
-            RpcServer("127.0.0.1", port, keys, {})
-
-
 async def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) -> None:
     async def broken(_: RequestWork) -> Message:
         raise ZeroDivisionError
@@ -166,27 +157,3 @@ async def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) 
     with pytest.raises(ExceptionGroup) as caught:
         task.result()
     assert caught.group_contains(ZeroDivisionError)
-
-
-async def test_a_server_closes_although_its_task_has_not_ended(keys: Keys) -> None:
-    server = RpcServer("127.0.0.1", 0, keys, {RequestWork: empty})
-    task = asyncio.create_task(server.serve())
-    async with RpcClient(server.address, keys) as client:
-        await client.call(ask(1), timeout_s=5)
-    # Of the thread only its end is looked at: a server that waits for a socket waits for ever.
-    closing = threading.Thread(target=server.close, daemon=True)
-    closing.start()
-    closing.join(20)
-    assert not closing.is_alive()
-    task.cancel()
-
-
-async def test_calls_to_many_peers_need_no_thread_per_peer(keys: Keys) -> None:
-    """A learner calls each of thousands of generators."""
-    async with RpcClient("tcp://127.0.0.1:1", keys):
-        before = len(os.listdir("/proc/self/task"))
-        clients = [RpcClient(f"tcp://127.0.0.1:{port}", keys) for port in range(2, 1200)]
-        threads = len(os.listdir("/proc/self/task")) - before
-        for client in clients:
-            await client.close()
-    assert threads == 0
