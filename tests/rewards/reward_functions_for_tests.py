@@ -1,5 +1,3 @@
-"""Reward functions, good ones and bad ones, as a user might bring them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -36,9 +34,9 @@ def with_score(sample: RewardSample) -> dict[str, float]:
 
 
 def sees(sample: RewardSample) -> float:
-    assert (sample.prompt_id, sample.prompt, sample.data_source) == ("p", "ask", "mine")
+    assert (sample.prompt_id, sample.prompt, sample.data_source) == ("p7", "ask", "mine")
     assert sample.row == {"wanted": "yes", "prompt": "ask"}
-    assert (sample.token_ids, sample.is_written, sample.max_tokens) == ([5, 6], [True, True], 9)
+    assert (sample.token_ids, sample.is_written, sample.max_tokens) == ([0, 1], [True, True], 9)
     return 1.0
 
 
@@ -87,7 +85,7 @@ async def slow(sample: RewardSample) -> float:
 
 
 _running = Counter[str]()
-_two_threads, _two_tasks = threading.Barrier(2), asyncio.Barrier(2)
+_two_threads = threading.Barrier(2)
 
 
 def threads(sample: RewardSample) -> int:
@@ -98,14 +96,4 @@ def threads(sample: RewardSample) -> int:
     # Both have looked before one ends.
     _two_threads.wait(30)
     _running["threads"] -= 1
-    return seen
-
-
-async def tasks(sample: RewardSample) -> int:
-    """As `threads`."""
-    _running["tasks"] += 1
-    await _two_tasks.wait()
-    seen = _running["tasks"]
-    await _two_tasks.wait()
-    _running["tasks"] -= 1
     return seen

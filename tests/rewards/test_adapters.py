@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from verifier_support import Served
 
-from async_rl.adapters import openrlhf, trl, verifiers, verl
+from async_rl.adapters import openrlhf, trl, verifiers
 from async_rl.adapters.grader import scores_of
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError, root_cause
 
@@ -76,29 +76,19 @@ def test_a_program_that_cannot_be_judged_is_never_scored(monkeypatch: pytest.Mon
         scores([], [])
 
 
-# verl
-
-
 def test_verl_loads_the_custom_reward_function_by_its_name() -> None:
     reward = pytest.importorskip("verl.trainer.ppo.reward")
     from omegaconf import OmegaConf
 
     where = {"path": "pkg://async_rl.adapters.verl", "name": "compute_score", "reward_kwargs": {}}
-    function = reward.get_custom_reward_fn(
-        OmegaConf.create({"reward": {"custom_reward_function": where}})
-    )
-
+    config = OmegaConf.create({"reward": {"custom_reward_function": where}})
+    function = reward.get_custom_reward_fn(config)
     given = {"data_source": "code", "ground_truth": json.dumps(PAIRS), "extra_info": {"index": 0}}
 
     async def scores() -> list[float]:
         return [await function(solution_str=response, **given) for response in RESPONSES]
 
     assert asyncio.run(scores()) == SCORES
-
-
-def test_verl_function_prefers_the_tests_of_extra_info() -> None:
-    score = verl.compute_score("mine", RIGHT, None, {"test_list": TESTS})
-    assert asyncio.run(score) == 1.0
 
 
 def test_verl_scores_by_its_own_client_of_sandbox_fusion(url: str) -> None:
@@ -115,29 +105,20 @@ def test_verl_scores_by_its_own_client_of_sandbox_fusion(url: str) -> None:
     assert score("def add(a, b):\n    return 1 // 0", PAIRS) == 0.0
 
 
-# TRL
-
-
-def test_trl_takes_the_reward_function_for_an_asynchronous_one() -> None:
-    trainer = pytest.importorskip("trl.trainer.grpo_trainer")
-    assert trainer.is_async_callable(trl.passed_tests)
-
-
 def test_trl_reads_chats_and_gives_none_where_nothing_could_be_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    trainer = pytest.importorskip("trl.trainer.grpo_trainer")
+    assert trainer.is_async_callable(trl.passed_tests)
     num = len(RESPONSES)
-    columns = {"test_list": [TESTS] * num, "trainer_state": None, "prompts": ["p"] * num}
-    columns["completion_ids"] = [[1]] * num
+    columns: dict[str, Any] = {"test_list": [TESTS] * num, "trainer_state": None}
+    columns |= {"prompts": ["p"] * num, "completion_ids": [[1]] * num}
     chat = [[{"role": "assistant", "content": response}] for response in RESPONSES]
     assert asyncio.run(trl.passed_tests(completions=RESPONSES, **columns)) == SCORES
     assert asyncio.run(trl.passed_tests(completions=chat, **columns)) == SCORES
     away = functools.partial(scores_of, url="http://127.0.0.1:1", timeout_s=0.3)
     monkeypatch.setattr(trl, "scores_of", away)
     assert asyncio.run(trl.passed_tests(completions=chat, **columns)) == [None] * num
-
-
-# verifiers, for prime-rl
 
 
 def test_verifiers_task_scores_a_trace() -> None:
@@ -159,9 +140,6 @@ def test_verifiers_task_scores_a_trace() -> None:
     assert asyncio.run(scores()) == SCORES
 
 
-# OpenRLHF
-
-
 def test_openrlhf_executor_receives_rewards() -> None:
     agent = pytest.importorskip("openrlhf.utils.agent")
     fetch = agent.SingleTurnAgentExecutor(str(openrlhf.__file__))._fetch_rewards_via_func
@@ -174,28 +152,21 @@ def test_openrlhf_executor_receives_rewards() -> None:
     assert asyncio.run(scores()) == SCORES
 
 
-# reasoning_gym
-
-
-@pytest.fixture
 def gym() -> Any:
     return pytest.importorskip("async_rl.adapters.reasoning_gym")
 
 
-@pytest.mark.parametrize(
-    "name", ["letter_counting", "basic_arithmetic", "countdown", "word_sorting"]
-)
-def test_generators_of_reasoning_gym_score_their_own_answers(gym: Any, name: str) -> None:
-    for row in gym.rows(name, 3, seed=7):
+@pytest.mark.parametrize("name", ["letter_counting", "countdown"])
+def test_generators_of_reasoning_gym_score_their_own_answers(name: str) -> None:
+    for row in gym().rows(name, 3, seed=7):
         right = row["reasoning_gym"]["entry"]["answer"]
         for response, least, most in (
             (f"I think.\n<answer>0</answer> No: <answer> {right} </answer>", 1.0, 1.0),
             (right, 1.0, 1.0),
             ("<answer>nothing of this</answer>", 0.0, 0.05),
-            ("", 0.0, 0.05),
         ):
             sample = SimpleNamespace(row=row, response=response)
-            assert least <= gym.score(sample) <= most, (row["prompt"], response)
+            assert least <= gym().score(sample) <= most, (row["prompt"], response)
 
 
 @pytest.mark.parametrize(
@@ -204,32 +175,25 @@ def test_generators_of_reasoning_gym_score_their_own_answers(gym: Any, name: str
         ("letters", {}, "Dataset 'letters' not registered"),
         ("n_queens", {}, "evaluates each answer as Python"),
         ("countdown", {"most": 3}, "unexpected keyword argument 'most'"),
-        ("countdown", {"min_numbers": 9, "max_numbers": 3}, "max_numbers must be"),
     ],
 )
 def test_a_generator_or_setting_that_reasoning_gym_lacks_is_named(
-    gym: Any, name: str, settings: dict[str, int], reason: str
+    name: str, settings: dict[str, int], reason: str
 ) -> None:
     with pytest.raises(DataError, match=reason):
-        gym.rows(name, 1, **settings)
+        gym().rows(name, 1, **settings)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    ["[open(PATH,'w')]", "().__class__", "9**9**9", "9* *9", "[1]*9999999999", "'1'*9999999999"],
-)
-def test_no_answer_is_executed(gym: Any, answer: str, tmp_path: Path) -> None:
-    (row,) = gym.rows("binary_matrix", 1, seed=7)
+@pytest.mark.parametrize("answer", ["[open(PATH,'w')]", "().__class__", "9**9**9"])
+def test_no_answer_is_executed(answer: str, tmp_path: Path) -> None:
+    (row,) = gym().rows("binary_matrix", 1, seed=7)
     response = f"<answer>{answer.replace('PATH', repr(str(tmp_path / 'written')))}</answer>"
-    assert gym.score(SimpleNamespace(row=row, response=response)) == 0.0
+    assert gym().score(SimpleNamespace(row=row, response=response)) == 0.0
     assert not (tmp_path / "written").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["prime_factorization", "coin_flip", "game_of_life", "rubiks_cube"]
-)
-@pytest.mark.parametrize("answer", ["no number", "{}", "9" * 400, "[[1, 2], [3]]", "\0"])
-def test_text_that_a_check_cannot_read_scores_0(gym: Any, name: str, answer: str) -> None:
-    """An error would count as one of the reward function, and would drop the prompt."""
-    (row,) = gym.rows(name, 1, seed=7)
-    assert 0 <= gym.score(SimpleNamespace(row=row, response=answer)) <= 0.05
+@pytest.mark.parametrize("name", ["prime_factorization", "game_of_life"])
+def test_text_that_a_check_cannot_read_scores_0_and_is_no_failure(name: str) -> None:
+    (row,) = gym().rows(name, 1, seed=7)
+    for answer in ("no number", "{}", "9" * 400, "[[1, 2], [3]]", "\0"):
+        assert 0 <= gym().score(SimpleNamespace(row=row, response=answer)) <= 0.05

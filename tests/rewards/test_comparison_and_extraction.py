@@ -1,17 +1,24 @@
 from __future__ import annotations
 
-import time
+import asyncio
 from collections import defaultdict
 from decimal import Decimal
 from http import HTTPStatus
+from typing import Any
 
 import pytest
+from composing import compose
+from rewards_support import Judging, no_sample, not_asked, passed, prompt_of, score_steps
 from tables import table
 
 from async_rl.config.rewards import Extraction
+from async_rl.core.errors import InfrastructureError
 from async_rl.core.programs import OutputRules
-from async_rl.rewards.responses import extract_code
-from async_rl.sandbox.comparison import Comparison, Returned, failure, shorten
+from async_rl.core.types import AnswerTest, Verdict
+from async_rl.rewards.responses import extract_code, is_right
+from async_rl.rewards.scoring import Scorer
+from async_rl.rewards.text_process import TextProcess
+from async_rl.sandbox.comparison import Comparison, Returned, failure
 from async_rl.sandbox.values import encode
 
 EXACT = Comparison(relative_tolerance=0)
@@ -71,29 +78,12 @@ def test_values_of_other_types_pass_only_where_json_or_python_cannot_tell_them_a
     assert found == right.split()
 
 
-@pytest.mark.parametrize(("tolerance", "got", "expected", "passes"), [
-    (1e-9, 1.0000001, 1.0, False), (1e-6, 1.0000001, 1.0, True), (1e-6, 1.00001, 1.0, False),
-    (0.0, 0.1 + 0.2, 0.3, False), (1e-9, 0.1 + 0.2, 0.3, True),
-    (1e-6, 1e-10, 0.0, True), (0.0, 1e-300, 0.0, False),
-])  # fmt: skip
-def test_tolerance_bounds_the_relative_difference(
-    tolerance: float, got: float, expected: float, passes: bool
-) -> None:
-    comparison = Comparison(relative_tolerance=tolerance)
-    assert comparison.values_equal([got], [expected]) is passes
-    texts = f"x {got!r}", f"x {expected!r}"
-    assert expected == 0.0 or comparison.outputs_equal(*texts, OutputRules()) is passes
-
-
-def test_an_integer_of_many_digits_fits_into_a_message() -> None:
-    assert len(shorten(10**20_000)) < 200
-
-
-def test_a_wrong_output_is_not_read_to_its_end() -> None:
-    expected = "1\n" * 1_000_000
-    started = time.process_time()
-    assert not EXACT.outputs_equal("2\n" * 1_000_000, expected, OutputRules())
-    assert time.process_time() - started < 0.05
+def test_tolerance_bounds_the_relative_difference_of_values() -> None:
+    for got, expected, passes in (
+        (1.0000001, 1.0, True), (1.00001, 1.0, False), (0.1 + 0.2, 0.3, True), (1e-10, 0.0, True),
+    ):  # fmt: skip
+        assert CONFIGURED.values_equal([got], [expected]) is passes
+        assert not EXACT.values_equal([got], [expected])
 
 
 CODE = "def f(x):\n    return x + 1\n"
@@ -133,3 +123,48 @@ def test_the_problems_language_chooses_the_block() -> None:
     assert extract_code(response, "auto") == f"{CODE}\n"
     # Nothing is parsed: a program that does not compile is a failure of the policy.
     assert extract_code("```rust\nfn main( { no closing }\n```", "auto", "rust") is not None
+
+
+YES = AnswerTest(rule="exact", expected="yes")
+FOREVER = AnswerTest(rule="regex", expected=r"^(a+)+$")
+HARD = "a" * 60 + "b"
+
+
+@pytest.mark.covers("rule by data_source: GSM8K")
+@pytest.mark.covers("rule by data_source: MATH")
+@pytest.mark.parametrize("case", table(__file__, "answers"), ids=lambda case: case["expected"])
+def test_each_rule_takes_its_own_answers_for_right(case: dict[str, Any]) -> None:
+    test = AnswerTest(rule=case["rule"], expected=case["expected"])
+    answers = [*case["right"], *case["wrong"]]
+    assert [text for text in answers if is_right(test, text)] == case["right"]
+
+
+async def test_a_comparison_that_hangs_fails_or_is_cancelled_leaves_the_next_one_right() -> None:
+    answers = TextProcess()
+    try:
+        assert await answers.verdict(FOREVER, HARD, 0.2) is Verdict.TIMEOUT
+        assert await answers.verdict(YES, "yes", 5) is Verdict.PASS
+        said = r"could not be compared by rule regex: (?:Pattern)?[Ee]rror: "
+        with pytest.raises(InfrastructureError, match=said):
+            await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await answers.verdict(FOREVER, HARD, 30)
+        assert await answers.verdict(YES, "no", 5) is Verdict.WRONG_ANSWER
+    finally:
+        await answers.close()
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)]
+)
+def test_the_whole_response_is_scored_where_words_are_wanted(response: str, reward: float) -> None:
+    ends = ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
+    prompt = prompt_of(AnswerTest(rule="gsm8k", expected="#### 7"), source="gsm8k")
+    verifier = Judging(
+        lambda _, test, text: passed(isinstance(test, AnswerTest) and is_right(test, text))
+    )
+    scorer = Scorer(compose("grpo_code", ends), verifier, not_asked)
+    assert asyncio.run(scorer.score(prompt, response, no_sample)).reward == reward
+    steps = score_steps(scorer, prompt, response).steps
+    assert [(step.end_tokens, step.reward) for step in steps] == [(len(response) + 1, reward)]

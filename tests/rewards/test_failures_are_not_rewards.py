@@ -9,15 +9,7 @@ import signal
 
 import pytest
 from composing import compose
-from rewards_support import (
-    LIMITS,
-    Judging,
-    calls,
-    no_sample,
-    not_asked,
-    prompt_of,
-    score_steps,
-)
+from rewards_support import LIMITS, Judging, calls, no_sample, not_asked, prompt_of, score_steps
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, StdinTest, Verdict
@@ -74,7 +66,7 @@ def test_a_program_that_was_killed_at_its_own_limit_has_failed() -> None:
 BLOCK = "```python\ndef f(x):\n    return x + 1\n```"
 
 
-@pytest.mark.parametrize("others", [(), (Verdict.PASS,), (Verdict.WRONG_ANSWER,)])
+@pytest.mark.parametrize("others", [(), (Verdict.PASS,)])
 @pytest.mark.parametrize("has_steps", [False, True])
 def test_a_response_that_could_not_be_judged_gets_no_score(
     others: tuple[Verdict, ...], has_steps: bool

@@ -15,20 +15,17 @@ import httpx
 import pytest
 
 FEW = 256
-BODY = {
-    "code": "def f(x):\n    return x * x",
-    "tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}],
-}
+CALL = {"kind": "call", "function": "f", "args": [3], "expected": 9}
+BODY = {"code": "def f(x): return x * x", "tests": [CALL]}
 POST = b"POST /verify HTTP/1.1\r\nHost: x\r\n"
-HALF = POST + b"Content-Length: 999999\r\n\r\n{"
-OPENINGS = {
-    "silent": b"",
-    "half a line": b"GET /health HT",
-    "headers without an end": POST + b"X: ",
-    "no token, half a body": HALF,
-    "wrong token": POST + b"Authorization: Bearer x\r\nContent-Length: 9\r\n\r\n",
-    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-}
+OPENINGS = [
+    b"",
+    b"GET /health HT",
+    POST + b"X: ",
+    POST + b"Content-Length: 999999\r\n\r\n{",
+    POST + b"Authorization: Bearer x\r\nContent-Length: 9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +59,7 @@ def test_clients_without_the_token_keep_nobody_out(server: tuple[str, Path]) -> 
     held: list[socket.socket] = []
     try:
         # Of each kind alone more than there are descriptors, then of all kinds.
-        for openings in (*([each] for each in OPENINGS.values()), list(OPENINGS.values())):
+        for openings in (*([each] for each in OPENINGS), OPENINGS):
             for opening in itertools.islice(itertools.cycle(openings), 300):
                 held.append(connected(url))
                 held[-1].sendall(opening)
@@ -77,15 +74,6 @@ def test_clients_without_the_token_keep_nobody_out(server: tuple[str, Path]) -> 
         for client in held:
             client.close()
     assert len(log.read_bytes().splitlines()) < 200
-
-
-def test_connection_without_the_token_ends_after_its_answer(server: tuple[str, Path]) -> None:
-    with connected(server[0]) as client:
-        client.sendall(HALF)
-        answer = b""
-        while data := client.recv(4096):
-            answer += data
-    assert answer.startswith(b"HTTP/1.1 401")
 
 
 def test_unknown_connection_may_not_send_without_end(server: tuple[str, Path]) -> None:

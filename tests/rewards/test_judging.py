@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import signal
-import types
-from collections.abc import Sequence
 
 import pytest
 from rewards_support import Jail, calls
@@ -14,8 +11,6 @@ from tables import table
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest
 from async_rl.data.problems import read_problem
-from async_rl.examples import run_and_retry
-from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 
 PARTLY, STREAM, MIXED, LEAVES, LOOKS = (
     table(__file__, name) for name in ("partly", "stream", "mixed", "leaves", "looks")
@@ -45,12 +40,6 @@ def test_kinds_may_be_mixed(each_jail: Jail) -> None:
 def test_programs_leave_nothing_for_the_next_one(each_jail: Jail) -> None:
     assert each_jail.verdicts(LEAVES, calls(0)) == ["pass"]
     assert each_jail.verdicts(LOOKS, calls([False, False, False])) == ["pass"]
-
-
-def test_tests_after_the_first_failure_are_left_unrun(jail: Jail) -> None:
-    for code, fails in ((PARTLY, "runtime_error"), ("def f(x): return 0", "wrong_answer")):
-        found = jail.verdicts(code, calls(0, 1, 2, 3), stop_at_first_failure=True)
-        assert found == ["pass", fails]
 
 
 @pytest.mark.parametrize("code", ["def f(", "print(1", "\0"])
@@ -91,11 +80,6 @@ def test_helper_of_a_prompt_is_asked_of_the_prompt_and_not_of_the_program(jail: 
         assert jail.verdicts(code, problem.tests, setup=problem.setup) == [verdict], code
 
 
-def test_many_streams_share_children(jail: Jail) -> None:
-    tests = [(f"{i}\n", str(i)) for i in range(150)]
-    assert jail.verdicts("print(int(input()))", tests) == ["pass"] * 150
-
-
 def test_a_right_output_above_the_limit_passes_and_a_wrong_one_does_not(jail: Jail) -> None:
     for output, verdict in (("0123456789" * 20_000, "pass"), ("0", "output_limit")):
         test = ("20000", output)
@@ -104,9 +88,8 @@ def test_a_right_output_above_the_limit_passes_and_a_wrong_one_does_not(jail: Ja
 
 
 def test_environment_is_deterministic(jail: Jail) -> None:
-    code = (
-        "import time, sys\ndef f(x): return [hash('a'), time.tzname[0], sys.getdefaultencoding()]"
-    )
+    code = "import time, sys\nd = sys.getdefaultencoding\n"
+    code += "def f(x): return [hash('a'), time.tzname[0], d()]"
     first, again = (jail.result(code, test).message for test in calls(None, None))
     assert "'UTC', 'utf-8'" in first
     assert first == again.replace("f(1)", "f(0)")
@@ -128,31 +111,3 @@ def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
             jail.verdicts("def f(x): return x", calls(0))
     finally:
         jail.close()
-
-
-def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jail) -> None:
-    code = "line = 'x' * 99 + '\\n'\nfor _ in range(500): print(line * 1000, end='')"
-    right = ("x" * 99 + "\n") * 500_000
-    assert jail.verdicts(code, [("", right)], timeout_s=5, output_kb=50_000) == ["pass"]
-    assert jail.verdicts(code, [("", "x")], timeout_s=5, output_kb=40_000) == ["output_limit"]
-
-
-def test_the_second_prompt_of_the_example_has_the_form_of_its_warm_start(jail: Jail) -> None:
-    told: list[str] = []
-
-    class Talk:
-        prompt = types.SimpleNamespace(text="double each\n")
-        tests = tuple(CallTest(function="f", args=[[n]], expected=[2 * n]) for n in (0, 3))
-
-        async def write(self, *, max_tokens: int) -> str:
-            return "def f(xs):\n    return xs"
-
-        async def test(self, program: str, tests: Sequence[CallTest]) -> list[TestResult]:
-            request = VerifyRequest(code=program, tests=list(tests))
-            return (await asyncio.to_thread(jail.verify, request)).tests
-
-        def tell(self, text: str) -> None:
-            told.append(text)
-
-    asyncio.run(run_and_retry.rollout(Talk()))  # type: ignore[arg-type]
-    assert told == ["# [3], not [6]\ndouble each\n"]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from rewards_support import Jail
 from tables import table
@@ -9,8 +7,6 @@ from tables import table
 from async_rl.core.packaged import read_packaged
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.languages import LanguageRow, Unsupported, source_names
-from async_rl.sandbox.cell import Outcome, Work
-from async_rl.sandbox.cells import Cells
 
 SQUARES, BROKEN, FAILS, FAILURES = (
     table(__file__, name) for name in ("squares", "broken", "fails", "failures")
@@ -62,36 +58,6 @@ def test_memory_of_a_runtime_is_bounded(jail: Jail, language: str) -> None:
     assert result.memory_mb < 600
 
 
-def test_equal_sources_are_compiled_once_and_a_large_product_is_not_kept(
-    jail: Jail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jail.need("c")
-    compiler = jail.run(jail.judge.commands.require("c"))
-    run, compiled = Cells.run, []
-
-    async def counted(cells: Cells, work: Work) -> Outcome:
-        compiled.append(work.spec)
-        return await run(cells, work)
-
-    monkeypatch.setattr(Cells, "run", counted)
-
-    def num_compilations(*programs: tuple[str, dict[str, str]]) -> int:
-        async def compile_all() -> None:
-            for code, headers in programs:
-                await asyncio.gather(*(compiler.program(code, headers) for _ in range(3)))
-
-        compiled.clear()
-        jail.run(compile_all())
-        return len(compiled)
-
-    code = '#include <stdio.h>\nint main(void) { puts("kept"); }'
-    large = "char many[5 << 20] = {1};\n" + code
-    assert num_compilations((code, {}), (code, {}), (code, {"a.h": "int a;"})) == 2
-    assert num_compilations((code, {"a.h": "int b;"})) == 1
-    assert num_compilations(("int main(void) { return x; }", {})) == 1
-    assert num_compilations((large, {}), (large, {})) == 2
-
-
 def test_missing_compiler_and_weaker_jail_are_refused_by_name(
     jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,4 +75,3 @@ def test_main_class_of_a_java_program() -> None:
     assert source_names(code) == {"file": "B.java", "main": "B"}
     assert source_names("package a.b;\npublic class B {\n void main() {} }")["main"] == "a.b.B"
     assert source_names("class X { static void main(String[] a) {} }")["main"] == "X"
-    assert source_names("\n" * 200_000)["file"] == "Main.java"

@@ -1,5 +1,3 @@
-"""Facts about remembered verdicts."""
-
 import asyncio
 
 import pytest
@@ -19,9 +17,9 @@ PASSES = results_with(Verdict.PASS)
 class Counting:
     """Answers with the verdict named in the program, after yielding once."""
 
-    def __init__(self, size: int = 8) -> None:
+    def __init__(self) -> None:
         self.asked: list[str] = []
-        self.memo = VerdictMemo(self, size=size)
+        self.memo = VerdictMemo(self, size=2)
 
     async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
         self.asked.append(code)
@@ -65,21 +63,3 @@ async def test_a_failed_judgement_reaches_everyone_and_is_tried_again() -> None:
     with pytest.raises(InfrastructureError):
         await verifier.memo.verify(PROBLEM, "broken")
     assert len(verifier.asked) == 2
-
-
-async def test_the_least_recently_used_program_is_forgotten_first() -> None:
-    verifier = Counting(size=2)
-    for code in ("pass", "wrong_answer", "pass", "runtime_error", "pass", "wrong_answer"):
-        await verifier.memo.verify(PROBLEM, code)
-    assert verifier.asked == ["pass", "wrong_answer", "runtime_error", "wrong_answer"]
-
-
-async def test_a_result_is_kept_as_short_as_a_score_reads_it() -> None:
-    class Long:
-        async def verify(self, problem: CodeProblem, code: str) -> list[TestResult]:
-            passed = [TestResult(verdict=Verdict.PASS, cpu_s=index) for index in range(99)]
-            return [*passed, TestResult(verdict=Verdict.WRONG_ANSWER, message="x" * 9999)]
-
-    *passed, failed = await VerdictMemo(Long(), size=8).verify(PROBLEM, "pass")
-    assert len({id(result) for result in passed}) == 1
-    assert len(failed.message) == 400

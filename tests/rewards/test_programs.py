@@ -1,5 +1,3 @@
-"""The facts of programs.yaml: programs, their tests, and the verdicts that are right."""
-
 from __future__ import annotations
 
 import itertools

@@ -77,9 +77,8 @@ def settings(path: Path, **fields: Any) -> RewardModelTerm:
 
 def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
     """One sequence at a time, without padding."""
-    ids = AutoTokenizer.from_pretrained(path)(text, add_special_tokens=False)["input_ids"][
-        :max_tokens
-    ]
+    found = AutoTokenizer.from_pretrained(path)(text, add_special_tokens=False)
+    ids = found["input_ids"][:max_tokens]
     model = AutoModelForSequenceClassification.from_pretrained(path)
     with torch.inference_mode():
         return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
@@ -105,18 +104,19 @@ def test_the_reward_model_reads_prompt_and_response_in_its_own_template(model_pa
         config = settings(model_path, batch_size=batch_size)
         found = ask(config, [sample(answer) for answer in ANSWERS])
         assert found == pytest.approx(expected, abs=1e-5)
-    # A row without a chat has a prompt; what is over max_tokens is cut at the end.
+    # A row without a chat has a prompt; what is over max_tokens is cut at the end; bias, scale and
+    # clip count in this order.
     plain = by_hand(model_path, "<user> rendered prompt\n<assistant> yes\n")
-    assert ask(settings(model_path), [sample("yes", row={})]) == [pytest.approx(plain, abs=1e-5)]
     cut = by_hand(model_path, texts[0], max_tokens=8)
-    assert ask(settings(model_path, max_tokens=8), [sample("yes")]) == [
-        pytest.approx(cut, abs=1e-5)
-    ]
-    # Bias, scale and clip, in this order.
     raw = expected[0]
-    for bias, clip, reward in ((raw - 0.5, 9.0, 1.5), (raw + 0.5, 1.0, -1.0)):
-        given = settings(model_path, bias=bias, scale=3.0, clip=clip)
-        assert ask(given, [sample("yes")]) == [pytest.approx(reward, abs=1e-4)]
+    for row, fields, reward in (
+        ({}, {}, plain),
+        ({"prompt": CHAT}, {"max_tokens": 8}, cut),
+        ({"prompt": CHAT}, {"bias": raw - 0.5, "scale": 3.0, "clip": 9.0}, 1.5),
+        ({"prompt": CHAT}, {"bias": raw + 0.5, "scale": 3.0, "clip": 1.0}, -1.0),
+    ):
+        (found,) = ask(settings(model_path, **fields), [sample("yes", row=row)])
+        assert found == pytest.approx(reward, abs=1e-4)
 
 
 def test_a_model_that_cannot_score_is_refused(model_path: Path, tmp_path: Path) -> None:
@@ -158,67 +158,58 @@ async def scoring(term: RemoteTerm, *, limit_s: float = 10) -> AsyncIterator[Rem
         await scorer._http.aclose()
 
 
-def from_server(
-    answer: Callable[[int, dict[str, Any], Request], Response], *terms: dict[str, Any]
-) -> list[Any]:
-    """(what a scorer of each term says, or its error; how often the server was asked).
-
-    answer: (number of the question, its body, it) -> reply.
-    """
-    num_asked = 0
+@asynccontextmanager
+async def asking(
+    answer: Callable[[int, Request], Response], **fields: Any
+) -> AsyncIterator[tuple[RemoteScorer, list[Any]]]:
+    """A scorer and what it asked of a server. answer: (number of the question, it) -> reply."""
+    asked: list[Any] = []
 
     async def handle(request: Request) -> Response:
-        nonlocal num_asked
-        num_asked += 1
-        return answer(num_asked, await request.json(), request)
+        asked.append(await request.json())
+        return answer(len(asked), request)
 
-    async def run() -> list[Any]:
-        nonlocal num_asked
-        said = []
-        async with serve(Starlette(routes=[Route("/", handle, methods=["POST"])])) as url:
-            for fields in terms:
-                num_asked = 0
-                async with scoring(remote(f"{url}/", **fields)) as scorer:
-                    try:
-                        said.append((await scorer(sample("yes")), num_asked))
-                    except RewardError as error:
-                        said.append((str(error), num_asked))
-        return said
-
-    return asyncio.run(run())
+    async with (
+        serve(Starlette(routes=[Route("/", handle, methods=["POST"])])) as url,
+        scoring(remote(f"{url}/", **fields)) as scorer,
+    ):
+        yield scorer, asked
 
 
-def test_a_plain_server_gets_the_sample_and_the_token_and_gives_a_number_or_parts(
+async def test_a_plain_server_gets_the_sample_and_the_token_and_gives_a_number_or_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SCORE_TOKEN", "mine")
 
-    def answer(_: int, body: dict[str, Any], request: Request) -> Response:
-        chat = body["row"]["prompt"]
-        assert (body["response"], body["prompt_id"], chat[1]["content"]) == ("yes", "p7", "ask")
-        if "authorization" not in request.headers:
-            return JSONResponse(0.25)
-        assert request.headers["authorization"] == "Bearer mine"
-        return JSONResponse({"score": 0.5, "tone": 2})
+    def answer(_: int, request: Request) -> Response:
+        is_known = request.headers.get("authorization") == "Bearer mine"
+        return JSONResponse({"score": 0.5, "tone": 2} if is_known else 0.25)
 
-    found = from_server(answer, {"token_env": "SCORE_TOKEN"}, {})
-    assert found == [({"score": 0.5, "tone": 2}, 1), (0.25, 1)]
+    async with asking(answer, token_env="SCORE_TOKEN") as (scorer, asked):
+        assert await scorer(sample("yes")) == {"score": 0.5, "tone": 2}
+    chat = asked[0]["row"]["prompt"]
+    assert (asked[0]["response"], asked[0]["prompt_id"], chat) == ("yes", "p7", CHAT)
+    async with asking(answer) as (scorer, _):
+        assert await scorer(sample("yes")) == 0.25
     said = r"token_env=NOT_SET of http://127.0.0.1:1: there is no such environment variable"
     with pytest.raises(ConfigError, match=said):
         RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
 
 
-def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
-    def second_time(number: int, _: dict[str, Any], __: Request) -> Response:
-        return JSONResponse(1.0) if number > 1 else Response("busy", 503)
-
-    again, once = from_server(second_time, {"attempts": 2}, {"attempts": 1})
-    assert again == (1.0, 2)
-    assert (once[1], "gave no score in 1 attempts" in once[0]) == (1, True)
-    ((said, asked),) = from_server(lambda *_: Response("no such model", 404), {"attempts": 3})
-    assert (asked, "refused the sample (404): no such model" in said) == (1, True)
-    ((said, asked),) = from_server(lambda *_: Response("not json"), {"attempts": 2})
-    assert (asked, "DecodeError" in said) == (2, True)
+async def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
+    busy = Response("busy", 503)
+    async with asking(lambda n, _: JSONResponse(1.0) if n > 1 else busy) as (scorer, asked):
+        assert await scorer(sample("yes")) == 1.0
+        assert len(asked) == 2
+    for reply, attempts, num_asked, said in (
+        (busy, 1, 1, "gave no score in 1 attempts"),
+        (Response("no such model", 404), 3, 1, r"refused the sample \(404\): no such model"),
+        (Response("not json"), 2, 2, "DecodeError"),
+    ):
+        async with asking(lambda *_, r=reply: r, attempts=attempts) as (scorer, asked):
+            with pytest.raises(RewardError, match=said):
+                await scorer(sample("yes"))
+        assert len(asked) == num_asked
 
 
 async def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:

@@ -1,5 +1,5 @@
 """How the parts of a reward become one: weights, sources, the form of an answer, tests of several
-kinds in one row.
+kinds in one row, and scores of steps.
 """
 
 from __future__ import annotations
@@ -7,20 +7,34 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from composing import compose
-from rewards_support import Judging, passed, prompt_of, sample_of
+from rewards_support import (
+    Judging,
+    calls,
+    not_asked,
+    passed,
+    prompt_of,
+    sample_of,
+    score_steps,
+)  # fmt: skip
 
-from async_rl.config.plugins import REWARD, load_function
-from async_rl.config.rewards import Part
 from async_rl.core.errors import DataError
-from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Score, Verdict
+from async_rl.core.types import (
+    AnswerTest,
+    CallTest,
+    CodeProblem,
+    CodeTest,
+    Score,
+    StepScore,
+    Verdict,
+)
 from async_rl.data.problems import read_hidden
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample
 
 PROGRAM = "def f(x):\n    return x"
 CALL = CallTest(function="f", args=[1], expected=1)
@@ -39,15 +53,11 @@ async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[
     return {function: scores[function] for function in functions}
 
 
-def score(
-    text: str,
-    *overrides: str,
-    tests: Sequence[CodeTest] = (CALL,),
-    source: str = "code",
-    verifier: Judging | None = None,
-) -> Score:
-    scorer = Scorer(compose("grpo_code", list(overrides)), verifier or verifier_of_two(), ask)
-    prompt = prompt_of(*tests, source=source)
+def score(text: str, *overrides: str, tests: Sequence[CodeTest] = (CALL,), **more: Any) -> Score:
+    """The score by a verifier of two kinds, or by `verifier`, of a prompt of `source`."""
+    verifier = more.get("verifier") or verifier_of_two()
+    scorer = Scorer(compose("grpo_code", list(overrides)), verifier, ask)
+    prompt = prompt_of(*tests, source=more.get("source", "code"))
     return asyncio.run(scorer.score(prompt, text, lambda: sample_of("")))
 
 
@@ -81,9 +91,6 @@ def test_a_function_may_score_alone_and_no_test_is_run() -> None:
     # for the data sources that the term names
     assert score(PROGRAM, *OWN, source="mine").reward == 0.5
     assert score(PROGRAM, *OWN, source="other").reward == 1.0
-    reward = compose("grpo_code", OWN).reward
-    assert reward.terms_of("mine") == (Part("style", 1.0),)
-    assert reward.functions == ("style",)
 
 
 def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
@@ -97,18 +104,15 @@ def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
 
 
 @pytest.mark.covers("check_xml_format")
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
+def test_the_form_changes_the_reward_of_wrong_answers_only() -> None:
+    ends = ("reward.fail_reward=-1", "reward.format_reward=-0.8")
+    for text, reward in (
         (FORMED.format("right"), 1.0), ("right", 1.0), (FORMED.format("no"), -0.8), ("no", -1.0),
         ("<answer>no</answer><think>hm</think>", -1.0),
         (FORMED.format("<answer>no</answer>"), -1.0),
-    ],
-)  # fmt: skip
-def test_the_form_changes_the_reward_of_wrong_answers_only(text: str, reward: float) -> None:
-    ends = ("reward.fail_reward=-1", "reward.format_reward=-0.8")
-    assert score(text, *ends, tests=[WORDS]).reward == reward
-    assert score(text, ends[0], tests=[WORDS]).reward == (1.0 if "right" in text else -1.0)
+    ):  # fmt: skip
+        assert score(text, *ends, tests=[WORDS]).reward == reward
+    assert score(FORMED.format("no"), ends[0], tests=[WORDS]).reward == -1.0
 
 
 ROW: dict[str, object] = {"prompt": "say something", "wanted": "yes", "data_source": "mine"}
@@ -118,16 +122,10 @@ def read_with(row: dict[str, object], *settings: str) -> CodeProblem:
     return read_hidden(row, compose("grpo_code", list(settings)))[0]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [[], ["reward.terms.tests=tests", "reward.terms.length=length"], ["rollout.fn=my:rollout"]],
-)
-def test_a_row_without_tests_is_refused_where_tests_score_it(settings: list[str]) -> None:
-    with pytest.raises(DataError, match="no tests among the columns"):
-        read_with(ROW, *settings)
-
-
-def test_a_row_without_tests_is_used_where_functions_or_agents_score_it_and_comes_along() -> None:
+def test_a_row_without_tests_is_used_only_where_functions_or_agents_score_it() -> None:
+    for settings in ([], [THREE[0], THREE[2]], ["rollout.fn=my:rollout"]):
+        with pytest.raises(DataError, match="no tests among the columns"):
+            read_with(ROW, *settings)
     for setting in (OWN[0], "rollout.fn=[my:agent]"):
         problem = read_with(ROW, setting)
         assert (problem.tests, json.loads(problem.row)) == ([], ROW)
@@ -135,14 +133,77 @@ def test_a_row_without_tests_is_used_where_functions_or_agents_score_it_and_come
     with_tests: dict[str, object] = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
     assert read_with(with_tests, "rollout.fn=my:rollout").row != ""
     assert read_with(with_tests).row == ""
-    with pytest.raises(DataError, match="tests"):
-        read_with({**ROW, "tests": "none"}, "rollout.fn=[my:agent]")
 
 
-def test_a_function_of_a_file_is_found_wherever_the_command_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")
-    assert load_function("reward.fn", f"{tmp_path}/my_task.py:score", REWARD)(None) == 3
-    monkeypatch.chdir(tmp_path)
-    assert load_function("reward.fn", "my_task:score", REWARD)(None) == 3
+PROMPT = prompt_of(*calls(0, 1, 2, 3))
+
+
+def counts_passes() -> Judging:
+    """A program passes as many tests as it has the letter x."""
+    return Judging(lambda number, _, code: passed(number < code.count("x")))
+
+
+def block(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")
+
+
+def score_blocks(response: str) -> Score:
+    config = compose("grpo_code", ["reward.mode=fraction", "reward.placement=steps"])
+    return score_steps(Scorer(config, counts_passes(), not_asked), PROMPT, response)
+
+
+def score_by_function(response: str, *settings: str) -> tuple[Score, list[RewardSample]]:
+    """The function counts letters x of what it is shown."""
+    terms = ["reward.placement=steps", "reward.terms.mine=length", *settings]
+    asked: list[RewardSample] = []
+
+    async def ask(names: Sequence[str], sample: RewardSample) -> FunctionScores:
+        asked.append(sample)
+        return {"mine": {"score": float(sample.response.count("x"))}}
+
+    scorer = Scorer(compose("grpo_code", terms), counts_passes(), ask)
+    whole = sample_of(response, len(response) + 1)
+    return score_steps(scorer, PROMPT, response, lambda: whole), asked
+
+
+@pytest.mark.covers("dense: a score per step by a function")
+def test_a_function_scores_the_response_up_to_the_end_of_each_block() -> None:
+    response = f"x\n{FIRST}\nbetter:\n{SECOND}\ndone"
+    found, asked = score_by_function(response)
+    ends = [response.index(part) + len(part) for part in (FIRST, SECOND)]
+    assert [(step.end_tokens, step.reward) for step in found.steps] == [(ends[0], 2), (ends[1], 5)]
+    assert found.reward == 5
+    assert [len(sample.token_ids) for sample in asked] == ends
+    assert [sample.response for sample in asked] == [response[:end] for end in ends]
+
+
+def test_without_a_block_a_function_scores_each_paragraph_or_some_of_many() -> None:
+    response = "x y\n\nxx\nx\n \nno\n\n"
+    found, asked = score_by_function(response)
+    assert [sample.response for sample in asked] == ["x y", "x y\n\nxx\nx", response]
+    assert [step.reward for step in found.steps] == [1, 4, 4]
+    assert found.steps[-1].end_tokens == len(response) + 1
+    found, asked = score_by_function("x\n\n" * 1000)
+    assert len(asked) == len(found.steps) <= 65
+    assert found.steps[-1].reward == 1000
+
+
+@pytest.mark.covers("dense: a score per block")
+def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> None:
+    first = f"First try:\n{FIRST}"
+    second = f"{first}\nbetter:\n{SECOND}"
+    found = score_blocks(f"{second}\ndone")
+    assert found.steps == (
+        StepScore(end_tokens=len(first), reward=0.25),
+        StepScore(end_tokens=len(second), reward=0.75),
+    )
+    assert found.reward == 0.75
+    # A block that does not parse or is not closed is no step.
+    no_program, opened = block("this is not a program at all"), SECOND.removesuffix("```")
+    found = score_blocks(f"{FIRST}\n{no_program}\n{opened}")
+    assert [step.reward for step in found.steps] == [0.25]
+    # A response without blocks is one step at its last token.
+    assert score_blocks("xx = 1").steps == (StepScore(end_tokens=7, reward=0.5),)

@@ -2,26 +2,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import resource
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-from rewards_support import no_sample, prompt_of, verdicts_of
+from composing import compose_unchecked
+from rewards_support import LIMITS, calls, no_sample, prompt_of, verdicts_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from verifier_support import TOKEN, Served, run_config, serve, verifier
+from verifier_support import TOKEN, Served, no_functions, run_config, serve, verifier
 
+from async_rl.config.base import replace
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
-from async_rl.core.types import CallTest, CodeProblem, Verdict
-from async_rl.observability.activity import Activity
+from async_rl.core.types import CallTest, CodeProblem, StdinTest, Verdict
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
+from async_rl.rewards.verifier.serving import open_service
+from async_rl.sandbox.cells import Cells
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[i], expected=i * i) for i in (1, 2, 3)])
@@ -82,39 +90,28 @@ def test_verify_answers_in_the_documented_form(http: httpx.Client) -> None:
     assert said(tests=[{**test, "expected": 2**200 + 1}])["verdict"] == "wrong_answer"
 
 
-@pytest.mark.parametrize(
-    ("body", "path"),
-    [
+def test_bad_request_is_told_the_path_of_its_field(http: httpx.Client) -> None:
+    wrong = {"kind": "call", "function": "f", "args": 3, "expected": 1}
+    for body, path in (
         ({"tests": [{"kind": "assert", "code": ""}]}, "code"),
-        (_body(tests=[{"kind": "call", "function": "f", "args": 3, "expected": 1}]),
-        "$.tests[0].args"),
-        (_body(timeout_s=-1), "$.timeout_s"), (_body(wrong=1), "wrong"),
-        (_body(language="cobol"), "$.language"), (_body(language="cpp"), "$.tests[0]"),
+        (_body(tests=[wrong]), "$.tests[0].args"),
+        (_body(timeout_s=-1), "$.timeout_s"),
+        (_body(wrong=1), "wrong"),
+        (_body(language="cobol"), "$.language"),
+        (_body(language="cpp"), "$.tests[0]"),
         (_body(tests=[]), "$.tests"),
-        (_body(tests=[{"kind": "eval"}]), "$.tests[0]"),
-    ],
-)  # fmt: skip
-def test_bad_request_is_told_the_path_of_its_field(
-    http: httpx.Client, body: dict[str, Any], path: str
-) -> None:
-    answer = http.post("/verify", json=body)
-    assert answer.status_code == 400
-    assert path in answer.json()["error"]
+    ):
+        answer = http.post("/verify", json=body)
+        assert answer.status_code == 400
+        assert path in answer.json()["error"]
 
 
-@pytest.mark.parametrize("token", [None, "Bearer wrong", TOKEN])
-def test_every_route_wants_the_token(served: Served, token: str | None) -> None:
-    headers = {} if token is None else {"authorization": token}
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
+def test_every_route_wants_the_token(served: Served, headers: dict[str, str]) -> None:
     with httpx.Client(base_url=served.url, headers=headers) as http:
         assert http.post("/verify", json=_body()).status_code == 401
         assert http.post("/verify_batch", json={"requests": [_body()]}).status_code == 401
         assert http.get("/health").status_code == 401
-
-
-def test_unknown_path_is_answered_like_every_other_error(http: httpx.Client) -> None:
-    for answer in (http.get("/nowhere"), http.get("/verify")):
-        assert answer.status_code in (404, 405)
-        assert answer.json().keys() == {"error"}
 
 
 async def _until(holds: Callable[[], bool]) -> None:
@@ -122,22 +119,16 @@ async def _until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _left(waiting: list[asyncio.Task[Any]], service: VerifierService) -> None:
-    """The clients leave, and take their programs along."""
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await _until(lambda: service.num_admitted == 0)
-
-
-async def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -> None:
+async def test_full_queue_answers_429_and_a_leaving_client_takes_its_programs_along() -> None:
     async with asked(queue_size=1) as (http, service):
-        waiting = [asyncio.create_task(http.post("/verify", json=ENDLESS)) for _ in range(2)]
+        batch = {"requests": [ENDLESS] * 2}
+        waiting = asyncio.create_task(http.post("/verify_batch", json=batch))
         await _until(lambda: service.num_admitted == 2)
         refused = await http.post("/verify", json=_body())
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
-        await _left(waiting, service)
+        waiting.cancel()
+        await _until(lambda: service.num_admitted == 0)
         for code in (GOOD, GOOD, BAD, "def f("):
             await http.post("/verify", json=_body(code))
         health = (await http.get("/health")).json()
@@ -146,29 +137,35 @@ async def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_alo
         assert service.cells.num_replaced == 0
 
 
-async def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
+async def test_a_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None:
     async with asked(queue_timeout_s=1) as (http, service):
-        batch = {"requests": [ENDLESS] * 20}
-        waiting = asyncio.create_task(http.post("/verify_batch", json=batch))
+        waiting = asyncio.create_task(http.post("/verify", json=ENDLESS))
         await _until(lambda: service.num_running == 1)
-        assert service.health().queued == 19
-        # A program that finds no cell in time is an infrastructure error.
         answer = (await http.post("/verify", json=_body())).json()
-        assert (answer["verdict"], answer["tests"][0]["message"]) == (
-            "infrastructure_error",
-            "no cell was free within 1 s; add verifiers or cells",
-        )
-        await _left([waiting], service)
-        assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-        assert set(service.health().verdicts) == {Verdict.INFRASTRUCTURE_ERROR, Verdict.PASS}
-        assert service.cells.num_replaced == 0
+        assert answer["verdict"] == "infrastructure_error"
+        said = "no cell was free within 1 s; add verifiers or cells"
+        assert answer["tests"][0]["message"] == said
+        waiting.cancel()
+        await _until(lambda: service.num_admitted == 0)
 
 
-def test_results_of_a_batch_arrive_as_they_finish(http: httpx.Client) -> None:
-    batch = {"requests": [_body(SLOW), _body(), _body()]}
-    with http.stream("POST", "/verify_batch", json=batch) as answer:
-        order = [json.loads(line)["index"] for line in answer.iter_lines()]
-    assert order == [1, 2, 0]
+async def test_each_of_many_jobs_gets_its_right_verdict_while_cells_are_killed() -> None:
+    async with asked(num_cells=2) as (http, service):
+
+        async def judged(number: int) -> str:
+            call = {"kind": "call", "function": "f", "args": [3], "expected": 3 * number}
+            body = _body(f"def f(x): return x * {number - number % 2}", tests=[call])
+            while True:
+                verdict = str((await http.post("/verify", json=body)).json()["verdict"])
+                if verdict != "infrastructure_error":
+                    return verdict
+
+        jobs = [asyncio.create_task(judged(number)) for number in range(60)]
+        for job in jobs[::12]:
+            await job
+            os.kill(next(iter(service.cells.alive)).pid, signal.SIGKILL)
+        assert await asyncio.gather(*jobs) == ["pass", "wrong_answer"] * 30
+        assert service.cells.num_replaced > 0
 
 
 async def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
@@ -242,38 +239,7 @@ async def test_client_retries_elsewhere_and_gives_up_with_a_typed_error(served: 
                 await hurried.verify(PROBLEM, GOOD)
 
 
-async def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program(
-    served: Served,
-) -> None:
-    activity = Activity()
-    client = VerifierClient(run_config(), TOKEN, activity)
-    async with serve(_refusing(429)) as full:
-        client.update_servers([full])
-        waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
-        await _until(lambda: activity.snapshot().state == "waiting")
-        said = f'verdicts: verifier {full} takes no request now: {{"error": "no"}}'
-        assert activity.snapshot().waits_for == said
-        client.update_servers([served.url])
-        assert verdicts_of(await waiting) == PASSES
-        assert activity.snapshot().waits_for == ""
-        await client.close()
-
-
-async def test_client_asks_the_server_with_the_fewest_of_its_programs(served: Served) -> None:
-    async with verifier() as (busy, service), client_of(busy) as client:
-        slow = asyncio.create_task(client.verify(PROBLEM, SLOW))
-        await _until(lambda: service.num_running == 1)
-        client.update_servers([busy, served.url])
-        before = served.service.num_judged.total()
-        for _ in range(5):
-            assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
-        assert served.service.num_judged.total() - before == 5
-        assert verdicts_of(await slow) == PASSES
-
-
-async def test_infrastructure_error_is_retried_and_then_raised_never_scored(
-    served: Served,
-) -> None:
+async def test_infrastructure_error_is_retried_and_then_raised_never_scored(served: Served) -> None:
     async with verifier() as (url, service), client_of(url) as client:
         await service.cells.close()
         scorer = Scorer(run_config(), client, client.ask_functions)
@@ -281,3 +247,59 @@ async def test_infrastructure_error_is_retried_and_then_raised_never_scored(
             await scorer.score(PROMPT, GOOD, no_sample)
         client.update_servers([url, served.url])
         assert verdicts_of(await client.verify(PROBLEM, GOOD)) == PASSES
+
+
+async def test_a_service_raises_the_limit_of_descriptors_that_its_jobs_need() -> None:
+    """A shell allows 1,024, and each job of 64 streams has 130."""
+    request = VerifyRequest(code="print(1)", tests=[StdinTest(input="1", output="1")] * 64)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        async with open_service(compose_unchecked("ppo_code", ["verifiers.cells=1"])) as service:
+            assert (await service.verify(request)).verdict is Verdict.PASS
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("num_spare", [0, 1])
+async def test_programs_that_use_up_their_limit_hold_up_others_only_without_a_spare_place(
+    num_spare: int,
+) -> None:
+    sleeps = "import time\ndef f(x): time.sleep(60)"
+    sleeper = VerifyRequest(code=sleeps, tests=calls(0), timeout_s=2)
+    quick = VerifyRequest(code="def f(x): return x", tests=calls(0))
+    async with await Cells.start(1 + num_spare) as cells:
+        service = VerifierService(
+            cells=cells, judge=Judge(cells, LIMITS), functions=no_functions(), queue_size=8,
+            num_cells=1, queue_timeout_s=30, num_spare=num_spare,
+        )  # fmt: skip
+        slow = asyncio.create_task(service.verify(sleeper))
+        await asyncio.sleep(0)
+        assert (await service.verify(quick)).verdict == "pass"
+        assert slow.done() is not bool(num_spare)
+        assert (await slow).verdict == "timeout"
+        # The place of the slow one is free again.
+        assert (await service.verify(quick)).verdict == "pass"
+
+
+ARRAYS = "import numpy as np\ndef f(x): return (np.array(x) + 0).item()\n"
+
+
+async def found_with(packages: list[str], *programs: str) -> list[tuple[str, bool]]:
+    """Each program's verdict, and whether a cell with packages has started by then. Verdicts of
+    such programs are in programs.yaml.
+    """
+    config = compose_unchecked("ppo_code", ["verifiers.cells=1"])
+    found = []
+    async with open_service(replace(config, sandbox=replace(LIMITS, packages=packages))) as service:
+        for code in programs:
+            request = VerifyRequest(code=code, tests=calls(0), timeout_s=2)
+            verdict = (await service.verify(request)).verdict
+            found.append((str(verdict), bool(service.judge.packaged.alive)))
+    return found
+
+
+async def test_cells_with_packages_start_with_the_first_program_that_names_one() -> None:
+    plain = "def f(x): return x  # numbers"
+    assert await found_with(["numpy"], plain, ARRAYS) == [("pass", False), ("pass", True)]
+    assert await found_with([], ARRAYS) == [("runtime_error", False)]

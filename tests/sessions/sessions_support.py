@@ -15,8 +15,18 @@ import jinja2
 import numpy as np
 
 from async_rl.core.support import Alternatives, Support
-from async_rl.core.types import IntArray
+from async_rl.core.types import (
+    CodeProblem,
+    Group,
+    IntArray,
+    Prompt,
+    Purpose,
+    Score,
+    Trajectory,
+)
 from async_rl.protocol.generator import Completion
+from async_rl.rollouts.conversation import Written
+from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.open_sessions import Sessions
@@ -92,6 +102,36 @@ class Row:
 def read_by(turn: Turn) -> IntArray:
     """The tokens before an answer."""
     return turn.path[: turn.run.begin]
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def changed(thread: list[Any], kind: str, pick: int) -> list[Any]:
+    """The history that an agent sends."""
+    if kind == "compact" and len(thread) > 2:
+        thread = [thread[0], said("more"), *thread[-1:]]
+    if kind == "edit" and len(thread) > 2:
+        thread[1] = {"role": "assistant", "content": "other"}
+    if kind == "branch" and len(thread) > 2:
+        thread = thread[: -2 if thread[-1]["role"] == "user" else -1]
+    if thread[-1]["role"] != "user":
+        thread.append(said(f"more {pick}"))
+    return thread
+
+
+def sample_of(prompt_ids: IntArray, done: Written, reward: float) -> Trajectory:
+    """The row that the learner reads of a finished session."""
+    problem = CodeProblem(tests=[], row="{}")
+    prompt = Prompt(prompt_id="p", text="", token_ids=prompt_ids, data_source="", problem=problem)
+    return trajectory(prompt, done, Score(reward=reward, parts={}, verdicts=(), latency_s=0.0))
+
+
+def group_with(samples: list[Trajectory]) -> Group:
+    how: Any = {"purpose": Purpose.TRAIN, "data_source": "", "generator": "g", "generation_s": 0.0}
+    ids: Any = {"group_id": 1, "attempt": 1, "prompt_id": "p", "admitted_version": 0}
+    return Group(**ids, **how, trajectories=samples)
 
 
 async def answered(session: Session, call: Call) -> Answer:

@@ -1,36 +1,30 @@
-"""Bad input over every API: each has its error in the API's own form, and no session changes."""
+"""Bad input over every API: each has its error in the API's own form, and no session changes. A
+large request is refused before it is worked on, and holds up no other one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-from clients_support import Clients, use, user
-from sessions_support import Policy
-
-from async_rl.sessions.session import Session
+from clients_support import Clients, user, using
+from sessions_support import Words
 
 BAD = yaml.safe_load(Path(__file__).with_name("bad_requests.yaml").read_text())
 USER = user("go")
 LONG = "go " * 3000
+TALK = {"messages": [{**USER, "content": LONG}]}
 FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "chat": (
-        "/v1/chat/completions",
-        {"messages": [USER]},
-        {"messages": [{**USER, "content": LONG}]},
-    ),
+    "chat": ("/v1/chat/completions", {"messages": [USER]}, TALK),
     "responses": ("/v1/responses", {"input": "go"}, {"input": LONG}),
     "completions": ("/v1/completions", {"prompt": "go"}, {"prompt": LONG}),
-    "messages": (
-        "/v1/messages",
-        {"messages": [USER], "max_tokens": 900},
-        {"messages": [{**USER, "content": LONG}]},
-    ),
+    "messages": ("/v1/messages", {"messages": [USER], "max_tokens": 900}, TALK),
 }
 """The path, the fields of a good request and the fields of one that is too long."""
 
@@ -52,11 +46,11 @@ def check(reply: httpx.Response, api: str, status: int, code: str | None = None)
 
 
 @pytest.mark.parametrize("api", FORMS)
-def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> None:
+async def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> None:
     path, fields, too_long = FORMS[api]
     body = {"model": "policy", **fields}
+    async with using(["one"], limit=2000) as (found, session, _):
 
-    async def agent(found: Clients, session: Session, _: Policy) -> None:
         async def post(content: Any, key: str = session.token) -> httpx.Response:
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             name = "x-api-key" if api == "messages" or not key else "authorization"
@@ -82,38 +76,54 @@ def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> None:
         assert (await post(body)).status_code == 200
         assert len(session.record.turns) == 1
 
-    use(agent, ["one"], limit=2000)
+
+MODEL = {"model": "policy"}
 
 
-def test_a_slow_reader_of_a_stream_gets_all_and_holds_up_nobody(
+async def refusal(found: Clients, body: Any, path: str = "/v1/chat/completions") -> tuple[int, str]:
+    reply = await found.http.post(path, content=json.dumps({**MODEL, **body}))
+    return reply.status_code, reply.json()["error"]["message"]
+
+
+async def test_a_prompt_far_above_the_limit_is_refused_before_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, fields, _ = FORMS["chat"]
+    read: list[int] = []
+    tokenize = Words.__call__
 
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        body = {"model": "policy", **fields, "stream": True}
-        is_written = asyncio.Event()
-        finish = session.record.finish
+    def counting(words: Words, text: str, **how: Any) -> Any:
+        read.append(len(text))
+        return tokenize(words, text, **how)
 
-        def finished(*args: Any, **more: Any) -> None:
-            finish(*args, **more)
-            is_written.set()
+    async with using(limit=100) as (found, *_):
+        monkeypatch.setattr(Words, "__call__", counting)
+        # The limit of a session decides, and not one number for every model.
+        status, message = await refusal(found, {"messages": [user("go " * 500_000)]})
+        assert (status, read) == (413, [])
+        assert "larger than" in message
+        # A body that may be within the limit is read up to the limit.
+        status, message = await refusal(found, {"messages": [user("go " * 340_000)]})
+        assert (status, len(read)) == (400, 1)
+        assert "the limit is 100 (data.max_response_tokens)" in message
 
-        monkeypatch.setattr(session.record, "finish", finished)
-        async with found.http.stream("POST", path, json=body) as slow:
-            pieces = aiter(slow.aiter_text())
-            first = await anext(pieces)
-            # It reads no further while the session answers another call.
-            async with asyncio.timeout(30):
-                await is_written.wait()
-            policy.say("two")
-            other = {"model": "policy", "messages": [user("else")]}
-            reply = await found.http.post("/v1/chat/completions", json=other)
-            assert reply.json()["choices"][0]["message"]["content"] == "two"
-            whole = first + "".join([piece async for piece in pieces])
-        assert "w0" in whole
-        assert "w199" in whole
-        assert '"type":"error"' not in whole
-        assert len(session.record.turns) == 2
 
-    use(agent, [" ".join(f"w{i}" for i in range(200))], limit=2000)
+async def test_a_large_prompt_holds_up_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_reading, may_read = threading.Event(), threading.Event()
+    tokenize = Words.__call__
+
+    def waiting(words: Words, text: str, **how: Any) -> Any:
+        if len(text) > 100_000:
+            is_reading.set()
+            assert may_read.wait(60)
+        return tokenize(words, text, **how)
+
+    async with using(["one"]) as (found, *_):
+        monkeypatch.setattr(Words, "__call__", waiting)
+        body = {**MODEL, "messages": [user("go " * 100_000)]}
+        large = asyncio.ensure_future(found.http.post("/v1/chat/completions", json=body))
+        await asyncio.to_thread(is_reading.wait, 60)
+        small = {**MODEL, "messages": [user("go")]}
+        reply = await found.http.post("/v1/chat/completions", json=small)
+        assert reply.json()["choices"][0]["message"]["content"] == "one"
+        may_read.set()
+        assert (await large).json()["error"]["code"] == "context_length_exceeded"

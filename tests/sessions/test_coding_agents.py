@@ -6,11 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from clients_support import Clients, use, user
-from sessions_support import CHATML, Policy, Row, read_by
+from clients_support import user, using
+from sessions_support import CHATML, Row, read_by
 from tables import table
-
-from async_rl.sessions.session import Session
 
 
 def claude(messages: list[Any], **more: Any) -> Any:
@@ -23,9 +21,9 @@ def codex(items: list[Any], **more: Any) -> Any:
     return {**table(__file__, "codex"), "input": items, **more}
 
 
-def test_claude_code_with_a_tool_is_one_segment() -> None:
-    async def agent(found: Clients, session: Session, _: Policy) -> None:
-        # A message of the system between those of the user.
+async def test_claude_code_with_a_tool_is_one_segment() -> None:
+    call = '<tool_call>{"name": "Bash", "arguments": {"command": "ls"}}</tool_call>'
+    async with using([f"I look {call}", "done"]) as (found, session, _):
         opening = [
             user([{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]),
             {"role": "system", "content": "The date is today."},
@@ -52,9 +50,6 @@ def test_claude_code_with_a_tool_is_one_segment() -> None:
         second = await found.http.post("/v1/messages?beta=true", json=claude(history))
         assert second.json()["content"] == [{"type": "text", "text": "done"}]
         assert count.json() == {"input_tokens": second.json()["usage"]["input_tokens"]}
-
-    call = '<tool_call>{"name": "Bash", "arguments": {"command": "ls"}}</tool_call>'
-    session = use(agent, [f"I look {call}", "done"])
     assert Row(session).num_segments == 1
     shown = session.chat.decode(read_by(session.record.turns[0]), with_special=True)
     assert "<|im_start|>system\nYou are an agent.Be brief.<|im_end|>" in shown
@@ -62,41 +57,12 @@ def test_claude_code_with_a_tool_is_one_segment() -> None:
     assert "web_search" not in shown
 
 
-def test_the_calls_of_sub_agents_are_branches_of_their_session() -> None:
-    helper = [{"type": "text", "text": "You are a helper."}]
-
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        async def call(messages: list[Any], text: str, **more: Any) -> Any:
-            policy.say(text)
-            reply = await found.http.post("/v1/messages", json=claude(messages, **more))
-            return {"role": "assistant", "content": reply.json()["content"]}
-
-        begun = [user("hello"), await call([user("hello")], "I ask two helpers")]
-        for task in ("one", "two"):
-            first = await call([user(task)], "so", system=helper)
-            await call([user(task), first, user("on")], "done", system=helper)
-        await call([*begun, user("they are done")], "good")
-
-    session = use(agent, [])
-    row = Row(session)
-    # The caller, the first helper, and the second one after what both of them read first.
-    (_, caller), (helper_start, _), (_, shared) = row.branches
-    assert (row.num_segments, caller) == (3, -1)
-    assert shared > helper_start
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_beginning_of_an_answer_is_continued_and_not_repeated(stream: bool) -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+async def test_the_beginning_of_an_answer_is_continued_and_not_repeated() -> None:
+    async with using(["x}"]) as (found, session, policy):
         begun = [user("go"), {"role": "assistant", "content": "{"}]
         how: Any = {"model": "policy", "max_tokens": 90}
-        if stream:
-            async with found.claude.messages.stream(**how, messages=begun) as events:
-                text = "".join([part async for part in events.text_stream])
-        else:
-            reply: Any = await found.claude.messages.create(**how, messages=begun)
-            text = reply.content[0].text
-        assert text == "x}"
+        async with found.claude.messages.stream(**how, messages=begun) as events:
+            assert "".join([part async for part in events.text_stream]) == "x}"
         policy.say("more")
         whole = {"role": "assistant", "content": "{x}"}
         await found.claude.messages.create(**how, messages=[user("go"), whole, user("on")])
@@ -107,8 +73,6 @@ def test_the_beginning_of_an_answer_is_continued_and_not_repeated(stream: bool) 
             extra_body={"continue_final_message": True, "add_generation_prompt": False},
         )
         assert chat.choices[0].message.content == "y}"
-
-    session = use(agent, ["x}"])
     assert Row(session).num_segments == 2
     shown = session.chat.decode(read_by(session.record.turns[0]), with_special=True)
     assert shown.endswith("<|im_start|>assistant\n{")
@@ -124,10 +88,12 @@ def said(role: str, text: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "arguments", "kind", "fields"), table(__file__, "called"))
-def test_codex_with_each_kind_of_tool_is_one_segment(
+async def test_codex_with_each_kind_of_tool_is_one_segment(
     name: str, arguments: Any, kind: str, fields: Any
 ) -> None:
-    async def agent(found: Clients, session: Session, _: Policy) -> None:
+    call = json.dumps({"name": name, "arguments": arguments})
+    texts = [f"<tool_call>{call}</tool_call>", "done", "fine"]
+    async with using(texts, NAMED) as (found, session, _):
         opening = [said("developer", "You are an agent."), said("user", "hello")]
         async with found.http.stream("POST", "/v1/responses", json=codex(opening)) as reply:
             lines = [json.loads(line[6:]) async for line in reply.aiter_lines() if line[:1] == "d"]
@@ -144,17 +110,13 @@ def test_codex_with_each_kind_of_tool_is_one_segment(
         )
         assert again.json()["output"][0]["content"][0]["text"] == "done"
         # litellm requires these names.
-        named = {"reasoning", "temperature", "top_p", "truncation", "user"}
-        assert again.json().keys() >= named
+        assert again.json().keys() >= {"reasoning", "temperature", "top_p", "truncation", "user"}
         same = await found.openai.responses.retrieve(again.json()["id"])
         assert same.output_text == "done"
         later = await found.http.post("/v1/responses", json=codex([compacted], stream=False))
         assert later.status_code == 200
         unknown = await found.http.get("/v1/responses/resp_unknown")
         assert unknown.json()["error"]["code"] == "previous_response_not_found"
-
-    call = json.dumps({"name": name, "arguments": arguments})
-    session = use(agent, [f"<tool_call>{call}</tool_call>", "done", "fine"], NAMED)
     assert Row(session).num_segments == 2
     first, _, last = (session.chat.decode(read_by(turn)) for turn in session.record.turns.values())
     assert "start: LINE" in first

@@ -4,6 +4,7 @@ to the advantage of each token.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,23 +13,21 @@ import numpy as np
 import openai
 import pytest
 import torch
-from clients_support import Clients, Use, use, user
+from clients_support import Clients, user, using
 from composing import compose
-from sessions_support import Policy
+from sessions_support import Policy, group_with, sample_of
 from tables import table
 
 from async_rl.batching.batch import collate_part, whole
 from async_rl.core.errors import AgentError
 from async_rl.core.heads import pack_group, read_group
-from async_rl.core.types import Group, Prompt, Purpose, Score
+from async_rl.core.types import Group
 from async_rl.learner.models import PolicyOutput, Values
 from async_rl.learner.objective import compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments
 from async_rl.rollouts.agents import credited
 from async_rl.rollouts.conversation import Written, with_common_prompt
-from async_rl.rollouts.rollout import trajectory
 from async_rl.runs.certificate.prompts import agent_calls
-from async_rl.sessions.record import Record
 from async_rl.sessions.session import Session
 
 UNTRAINED = {"X-Async-RL-Train": "false"}
@@ -65,42 +64,18 @@ async def solves_at_once(found: Clients, session: Session, policy: Policy) -> No
     assert await pay(found, session, 0.0) == 200
 
 
-def group_of(*agents: Use) -> tuple[Group, list[Session]]:
+async def group_of(*agents: Any) -> Group:
     """One sample of each agent, as the learner receives the group."""
-    sessions = [use(agent, ["a b", "c", "d e f", "g"]) for agent in agents]
-    prompt = Prompt(
-        prompt_id="p",
-        text="add",
-        token_ids=sessions[0].record.prompt,
-        data_source="s",
-        problem=Any,  # type: ignore[arg-type]
-    )
     samples = []
-    for session in sessions:
+    for agent in agents:
+        async with using(["a b", "c", "d e f", "g"]) as (found, session, policy):
+            await agent(found, session, policy)
         tokens, branches, ends = session.record.row()
-        done = Written(
-            tokens=tokens,
-            answer="",
-            transcript="",
-            branches=branches,
-            calls=credited(session, ends),
-        )
-        total = sum(sum(reward.parts.values()) for reward in session.rewards)
-        samples.append(
-            trajectory(prompt, done, Score(reward=total, parts={}, verdicts=(), latency_s=0.0))
-        )
-    group = Group(
-        group_id=0,
-        attempt=1,
-        prompt_id="p",
-        purpose=Purpose.TRAIN,
-        data_source="s",
-        generator="g",
-        admitted_version=0,
-        generation_s=0.0,
-        trajectories=with_common_prompt(samples),
-    )
-    return read_group(pack_group(group)).unpacked(), sessions
+        calls = credited(session, ends)
+        done = Written(tokens=tokens, answer="", transcript="", branches=branches, calls=calls)
+        reward = sum(sum(reward.parts.values()) for reward in session.rewards)
+        samples.append(sample_of(session.record.prompt, done, reward))
+    return read_group(pack_group(group_with(with_common_prompt(samples)))).unpacked()
 
 
 def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
@@ -108,21 +83,11 @@ def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
     config = compose("grpo_code", ["rollout.fn=[agent]", *settings])
     batch = collate_part(whole([group]), device=torch.device("cpu"))
     nothing = torch.zeros(batch.num_tokens)
-    outputs = PolicyOutput(
-        logprobs=nothing,
-        entropies=nothing,
-        ref_logprobs=None,
-        kl=None,
-        values=Values(nothing, torch.zeros(batch.num_sequences)),
-    )
-    targets = compute_targets(
-        batch,
-        trained_mask(batch, version=0, config=config),
-        outputs,
-        config=config,
-        kl_coef=0.0,
-        moments=Moments(),
-    )
+    values = Values(nothing, torch.zeros(batch.num_sequences))
+    outputs = PolicyOutput(nothing, nothing, ref_logprobs=None, kl=None, values=values)
+    mask = trained_mask(batch, version=0, config=config)
+    how: Any = {"config": config, "kl_coef": 0.0, "moments": Moments()}
+    targets = compute_targets(batch, mask, outputs, **how)
     found = []
     for number, sample in enumerate(group.trajectories):
         offset = batch.offsets[number]
@@ -134,8 +99,8 @@ def by_call(group: Group, *settings: str) -> list[list[list[float]]]:
     return found
 
 
-def test_calls_and_roles_have_returns_and_advantages_of_their_own() -> None:
-    group, _ = group_of(plans_and_judges, solves_at_once)
+async def test_calls_and_roles_have_returns_and_advantages_of_their_own() -> None:
+    group = await group_of(plans_and_judges, solves_at_once)
     assert [[(c.role, c.reward, c.num_tokens) for c in s.calls] for s in group.trajectories] == [
         [("planner", 0.25, 4), ("solver", 0.75, 2), ("", 0.0, 6), ("solver", 0.0, 2)],
         [("planner", 0.0, 4), ("judge", 0.0, 2), ("solver", 0.0, 6)],
@@ -154,8 +119,8 @@ def test_calls_and_roles_have_returns_and_advantages_of_their_own() -> None:
     ]
 
 
-def test_a_role_has_the_returns_of_its_own_tokens() -> None:
-    group, _ = group_of(plans_and_judges, solves_at_once)
+async def test_a_role_has_the_returns_of_its_own_tokens() -> None:
+    group = await group_of(plans_and_judges, solves_at_once)
     # Per token: the reward at the last token of a call, the whole reward at the last of each role.
     gamma = "algorithm.advantage.gamma=0.5"
     solver = [0.75 * 0.5 + 0.125, 0.75 + 0.25, 0.5, 1.0]
@@ -175,15 +140,13 @@ def certified(group: Group, state: str = "trained", reason: str = "") -> tuple[s
     return str(found.verdict), found.evidence
 
 
-def test_the_certificate_accounts_for_each_call_and_names_a_lost_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_certificate_accounts_for_each_call_and_names_a_lost_one() -> None:
     async def repeats(found: Clients, session: Session, policy: Policy) -> None:
         first = await ask(found, "plan", "policy/planner")
         session.forget(session.names[first])
         await ask(found, "plan", "policy/planner")
 
-    group, _ = group_of(plans_and_judges, repeats)
+    group = await group_of(plans_and_judges, repeats)
     assert certified(group) == (
         "holds",
         [
@@ -194,29 +157,11 @@ def test_the_certificate_accounts_for_each_call_and_names_a_lost_one(
     )
     _, evidence = certified(group, "dropped", "too_stale")
     assert evidence[-1] == "role 'solver': 2 served, 0 trained, 2 left out (too_stale: 2)"
-    _, evidence = certified(group, "ready")
-    assert evidence[-1] == "role 'solver': 2 served, 0 trained, 2 left out (open: 2)"
     before = msgspec.structs.replace(group.trajectories[1], calls=())
     old = msgspec.structs.replace(group, trajectories=[before])
     assert certified(old)[0] == "cannot be known"
 
-    finish = Record.finish
-
-    def loses(record: Record, number: int, *answer: Any, **how: Any) -> None:
-        finish(record, number, *answer, **how)
-        if number == 3:
-            del record.turns[number]
-
-    monkeypatch.setattr(Record, "finish", loses)
-    lost, _ = group_of(solves_at_once, plans_and_judges)
-    verdict, evidence = certified(lost)
-    assert verdict == "broken"
-    assert evidence[0] == (
-        "group 7, sample 1: call 4 of 4 (role 'solver') is neither trained nor left out"
-    )
-    monkeypatch.undo()
-    group, _ = group_of(plans_and_judges)
-    (sample,) = group.trajectories
+    (sample, _) = group.trajectories
     cut = msgspec.structs.replace(sample, calls=sample.calls[:-1])
     verdict, evidence = certified(msgspec.structs.replace(group, trajectories=[cut]))
     assert verdict == "broken"
@@ -226,7 +171,7 @@ def test_the_certificate_accounts_for_each_call_and_names_a_lost_one(
     ]
 
 
-def test_without_rewards_of_calls_a_sample_has_one_advantage() -> None:
+async def test_without_rewards_of_calls_a_sample_has_one_advantage() -> None:
     async def twice(found: Clients, session: Session, policy: Policy) -> None:
         await ask(found, "one")
         await ask(found, "two")
@@ -236,7 +181,7 @@ def test_without_rewards_of_calls_a_sample_has_one_advantage() -> None:
         await ask(found, "one")
         await pay(found, session, 0.0)
 
-    group, _ = group_of(twice, once, once)
+    group = await group_of(twice, once, once)
     # Mean 1/3, and a deviation of sqrt(1/3), as if each sample were one call.
     high = (2 / 3) / (1 / 3) ** 0.5
     found = by_call(group, "algorithm=grpo")
@@ -244,8 +189,8 @@ def test_without_rewards_of_calls_a_sample_has_one_advantage() -> None:
     assert found[1] == [[pytest.approx(-high / 2, rel=1e-5)] * 4]
 
 
-def test_an_answer_that_is_not_trained_has_limits_of_its_own() -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+async def test_an_answer_that_is_not_trained_has_limits_of_its_own() -> None:
+    async with using(["a b", "c", "d e f"]) as (found, session, _):
         session.max_turns = 2
         session.limit = 40
         await ask(found, "one", **UNTRAINED)
@@ -260,17 +205,11 @@ def test_an_answer_that_is_not_trained_has_limits_of_its_own() -> None:
         with pytest.raises(openai.BadRequestError, match="would start with"):
             await ask(found, "y " * 40, **UNTRAINED)
         assert not session.is_truncated
-        session.max_turns = 1
-        with pytest.raises(openai.BadRequestError, match=r"rollout\.max_turns"):
-            await ask(found, "four")
-        assert session.is_truncated
         assert session.last_text == "c", "the newest trained answer is scored"
 
-    use(agent, ["a b", "c", "d e f"])
 
-
-def test_a_trained_answer_may_continue_one_that_is_not() -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+async def test_a_trained_answer_may_continue_one_that_is_not() -> None:
+    async with using(["a", "b", "c"]) as (found, session, _):
         history: list[Any] = []
         for headers in ({}, UNTRAINED, {}):
             history.append(user("go"))
@@ -278,43 +217,30 @@ def test_a_trained_answer_may_continue_one_that_is_not() -> None:
                 model="policy", messages=history, extra_headers=headers
             )
             history.append(reply.choices[0].message)
-
-    session = use(agent, ["a", "b", "c"])
     tokens, branches, ends = session.record.row()
     assert len(branches) == 1
-    written = [
-        session.chat.decode(t)
-        for t in np.split(tokens.token_ids, np.flatnonzero(np.diff(tokens.is_written)) + 1)
-    ]
-    assert [text for text in written if text in "abc"] == ["a", "c"]
-    assert list(ends) == [0, 2]
-    assert ends[2] == len(tokens.token_ids)
+    assert session.chat.decode(tokens.token_ids[tokens.is_written]) == "ac"
+    assert (list(ends), ends[2]) == ([0, 2], len(tokens.token_ids))
 
 
 @pytest.mark.parametrize(("reward", "status", "reason"), table(__file__, "rewards_of_what_is_not"))
-def test_rewards_of_what_is_not_trained_are_refused(
+async def test_rewards_of_what_is_not_trained_are_refused(
     reward: Mapping[str, Any], status: int, reason: str
 ) -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
+    async with using(["a", "b"]) as (found, session, _):
         await ask(found, "one")
         judge = await ask(found, "two", **UNTRAINED)
         text = msgspec.json.encode(reward).replace(b"$judge", judge.encode())
         assert await pay(found, session, msgspec.json.decode(text)) == status
-
-    session = use(agent, ["a", "b"])
-    if reason:
-        with pytest.raises(AgentError, match=reason):
-            credited(session, session.record.row()[2])
-    else:
+    refused = pytest.raises(AgentError, match=reason) if reason else contextlib.nullcontext()
+    with refused:
         credited(session, session.record.row()[2])
 
 
-@pytest.mark.parametrize("headers", [{"X-Async-RL-Train": "no"}, {"X-Async-RL-Role": "a/b"}])
-def test_headers_that_say_nothing_are_refused(headers: Mapping[str, str]) -> None:
-    async def agent(found: Clients, session: Session, policy: Policy) -> None:
-        with pytest.raises(openai.BadRequestError, match="x-async-rl-role is"):
-            await ask(found, "one", **headers)
+async def test_headers_that_say_nothing_are_refused() -> None:
+    async with using() as (found, *_):
+        for headers in ({"X-Async-RL-Train": "no"}, {"X-Async-RL-Role": "a/b"}):
+            with pytest.raises(openai.BadRequestError, match="x-async-rl-role is"):
+                await ask(found, "one", **headers)
         with pytest.raises(openai.NotFoundError):
             await ask(found, "one", "policy/a/b")
-
-    use(agent)

@@ -1,20 +1,22 @@
-"""Environments of the real packages verifiers and gymnasium, played over the endpoint."""
+"""Environments and agents of the real packages verifiers, gymnasium, openai-agents and mcp."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import compose
 from sessions_support import CHATML, Row, endpoint, open_session
 
+from async_rl.config.rollout import Agent
 from async_rl.rollouts.agents import credited
+from async_rl.rollouts.environments import open_environments
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.session import Session
 
@@ -99,22 +101,32 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-async def play(adapter: Any, row: dict[str, Any], session: Session) -> Any:
-    async with endpoint(session) as url:
-        reached = Endpoint.of(url, session.token, session.session_key)
-        return await adapter.play({"row": row}, reached)
+def play(adapter: Any, row: dict[str, Any], session: Session) -> Any:
+    async def main() -> Any:
+        async with endpoint(session) as url:
+            reached = Endpoint.of(url, session.token, session.session_key)
+            return await adapter.play({"row": row}, reached)
+
+    return asyncio.run(main())
 
 
 def rewards(adapter: Any, row: dict[str, Any], session: Session) -> dict[Any, Any]:
     """The rewards that a played row posts, by role."""
-    assert asyncio.run(play(adapter, row, session)) == 0
+    assert play(adapter, row, session) == 0
     return {reward.role: reward.parts for reward in session.rewards}
 
 
-def rows(adapter: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> list[Any]:
-    monkeypatch.setattr(sys, "argv", ["adapter", *words])
-    adapter.main()
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+Rows = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rows:
+    def written(adapter: Any, *words: str) -> list[Any]:
+        monkeypatch.setattr(sys, "argv", ["adapter", *words])
+        adapter.main()
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return written
 
 
 def verifiers() -> Any:
@@ -127,45 +139,26 @@ def gymnasium() -> Any:
     return importlib.import_module("async_rl.adapters.gymnasium_text")
 
 
-def test_a_verifiers_environment_is_played_and_scored_by_its_rewards(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verifiers_environment_is_played_and_scored_by_its_rewards(rows: Rows) -> None:
     adapter = verifiers()
-    written = rows(adapter, monkeypatch, capsys, json.dumps(ENV), "3")
+    written = rows(adapter, json.dumps(ENV), "3")
     assert [row["prompt"] for row in written] == ["0 + 1", "1 + 1", "2 + 1"]
-    session, policy = open_session(CHATML, ["3"])
-    assert rewards(adapter, written[2], session) == {"agent": {"is_right": 2.0, "is_short": 0.5}}
-    row = Row(session)
-    # What is trained is what the policy wrote, a 3 and the end token.
-    assert (
-        row.tokens.token_ids[row.tokens.is_written].tolist()
-        == policy.served[0][1].token_ids.tolist()
-    )
-    session, _ = open_session(CHATML, ["7"])
-    assert rewards(adapter, written[2], session) == {"agent": {"is_right": 0.0, "is_short": 0.5}}
+    for answer, reward in (("3", 2.0), ("7", 0.0)):
+        session, policy = open_session(CHATML, [answer])
+        found = rewards(adapter, written[2], session)
+        assert found == {"agent": {"is_right": reward, "is_short": 0.5}}
+        # What is trained is what the policy wrote, a number and the end token.
+        tokens = Row(session).tokens
+        served = policy.served[0][1].token_ids.tolist()
+        assert tokens.token_ids[tokens.is_written].tolist() == served
 
 
-def test_the_agents_of_a_verifiers_environment_are_segments_of_one_sample(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    adapter = verifiers()
-    # An environment of the package: two attempts at the task.
-    best_of = {"id": "best-of-n", "n": 2, **ENV}
-    (row,) = rows(adapter, monkeypatch, capsys, json.dumps(best_of), "1")
-    session, policy = open_session(CHATML, ["1", "5"])
-    assert rewards(adapter, row, session) == {"agent": {"is_right": 1.0, "is_short": 0.5}}
-    assert len(policy.served) == 2
-    assert Row(session).num_segments == 2
-
-
-def test_an_agent_of_verifiers_is_a_role_and_is_trained_as_its_environment_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_of_verifiers_is_a_role_and_is_trained_as_it_says(rows: Rows) -> None:
     adapter = verifiers()
     # An environment of the package, whose user is no training data.
     local = {"runtime": {"type": "subprocess"}}
     talk = {"id": "user-sim", "taskset": {"id": "sums_env"}, "assistant": local, "user": local}
-    (row,) = rows(adapter, monkeypatch, capsys, json.dumps(talk), "1")
+    (row,) = rows(adapter, json.dumps(talk), "1")
     session, policy = open_session(CHATML, ["what is it ?", "1", "###DONE###"])
     assert rewards(adapter, row, session) == {"assistant": {"is_right": 2.0, "is_short": 0.5}}
     assert len(policy.served) == 3
@@ -177,55 +170,105 @@ def test_an_agent_of_verifiers_is_a_role_and_is_trained_as_its_environment_says(
     ]
 
 
-def test_a_failed_episode_of_verifiers_is_no_reward(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_episode_of_verifiers_is_no_reward(rows: Rows) -> None:
     adapter = verifiers()
-    (row,) = rows(adapter, monkeypatch, capsys, json.dumps(ENV), "1")
+    (row,) = rows(adapter, json.dumps(ENV), "1")
     session, _ = open_session(CHATML, ["1"], limit=2)
     with pytest.raises(RuntimeError, match="whose limit is 2"):
-        asyncio.run(play(adapter, row, session))
+        play(adapter, row, session)
 
 
-@pytest.mark.parametrize(
-    ("answers", "reward", "turns"),
-    [(["9", "0"], 0.75, 2), (["1", "2", "3"], -0.75, 3), (["0"], 1.0, 1)],
-)
-def test_a_gymnasium_environment_reads_and_writes_text(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answers: Sequence[str],
-    reward: float,
-    turns: int,
-) -> None:
+def test_a_gymnasium_environment_reads_and_writes_text(rows: Rows) -> None:
     adapter = gymnasium()
-    written = rows(adapter, monkeypatch, capsys, "guess_env:Guess-v0", "40")
+    written = rows(adapter, "guess_env:Guess-v0", "40")
     assert {row["prompt"] for row in written} == {"guess"}
     number_is_0 = next(row for row in written if adapter.begin(row)[0].unwrapped.number == 0)
-    session, policy = open_session(CHATML, answers, prompt="guess")
-    assert asyncio.run(play(adapter, number_is_0, session)) == reward
-    assert len(policy.served) == turns
-    assert Row(session).num_segments == 1, "every turn continues the one before"
-
-
-def test_an_episode_without_room_ends_as_it_is() -> None:
-    adapter = gymnasium()
-    session, policy = open_session(CHATML, ["x"] * 9)
-    session.max_turns = 2
-    row = {"environment": "guess_env:Guess-v0", "seed": 0, "arguments": {"limit": 9}}
-    assert asyncio.run(play(adapter, row, session)) == -0.5
-    assert len(policy.served) == 2
-    assert session.is_truncated
+    for answers, reward in ((["9", "0"], 0.75), (["1", "2", "3"], -0.75)):
+        session, policy = open_session(CHATML, answers, prompt="guess")
+        assert play(adapter, number_is_0, session) == reward
+        assert len(policy.served) == len(answers)
+        assert Row(session).num_segments == 1, "every turn continues the one before"
 
 
 def test_an_environment_without_text_is_refused() -> None:
     adapter = gymnasium()
     session, _ = open_session()
     with pytest.raises(TypeError, match=r"observations of FrozenLake-v1 are Discrete\(16\)"):
-        asyncio.run(play(adapter, {"environment": "FrozenLake-v1"}, session))
+        play(adapter, {"environment": "FrozenLake-v1"}, session)
 
 
-def test_the_adapters_are_agents_of_a_run() -> None:
-    for name in ("gymnasium_text", "verifiers_tasks"):
-        agent = compose("grpo_code", [f"rollout.fn=[async_rl.adapters.{name}:play]"]).agent
-        assert agent.fn == f"async_rl.adapters.{name}:play"
+async def test_an_agent_of_openai_agents_is_trained_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Read by the package when it is imported: it would send traces to its maker.
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    agents: Any = pytest.importorskip("agents", reason="make adapters installs openai-agents")
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    added = []
+
+    @agents.function_tool  # type: ignore[untyped-decorator]
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        added.append((a, b))
+        return a + b
+
+    async def plain(agent: Any) -> Any:
+        return (await agents.Runner.run(agent, "1 + 2")).final_output
+
+    async def streamed(agent: Any) -> Any:
+        result = agents.Runner.run_streamed(agent, "1 + 2")
+        async for _ in result.stream_events():
+            pass
+        return result.final_output
+
+    # In one event loop: the package keeps its connections.
+    for run in (plain, streamed):
+        session, _ = open_session(CHATML, [f"I add {call}", "the sum is 3"])
+        async with endpoint(session) as url:
+            # All that an agent of a run is given.
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
+            monkeypatch.setenv("OPENAI_API_KEY", session.token)
+            agent = agents.Agent(
+                name="adder", instructions="use the tool", tools=[add], model="policy"
+            )
+            assert await run(agent) == "the sum is 3"
+        row = Row(session)
+        assert row.num_segments == 1, "the second request repeats what was served"
+        assert len(session.record.turns) == 2
+    assert added == [(1, 2), (1, 2)]
+
+
+TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/own_agent.md"
+MCP_SERVER = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("sums")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+server.run()
+"""
+
+
+async def test_the_agent_of_the_tutorial_calls_the_tools_of_a_server(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    (program,) = re.findall(r"```python\n# mcp_agent.py\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
+    (tmp_path / "agent.py").write_text(program)
+    (tmp_path / "server.py").write_text(MCP_SERVER)
+    words = [sys.executable, f"{tmp_path}/agent.py", sys.executable, f"{tmp_path}/server.py"]
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 41}}\n</tool_call>'
+    session, _ = open_session(texts=[call, "done"])
+    async with endpoint(session) as url:
+        reached = Endpoint.of(url, session.token, session.session_key)
+        agents = open_environments(Agent(command=words, fn=None, workers=1))
+        await agents.run(reached, {"prompt": "go"})
+    row = Row(session)
+    assert (row.num_segments, session.last_text) == (1, "done")
+    read = session.chat.decode(row.tokens.token_ids[~row.tokens.is_written])
+    assert "tool\n42" in read
+    written = session.chat.decode(row.tokens.token_ids[row.tokens.is_written])
+    assert written == call + "done"

@@ -1,15 +1,10 @@
 """What a session trains, computed again by the learner's forward pass with the weights of each
 token's version, and token by token on the keys and values that older weights left.
-
-The sessions, the journal and the engine are the product's; the model is a tiny random one, and its
-weights change before and within any request of the engine. The agents repeat, branch, compact
-and stop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 import zlib
 from collections import Counter
@@ -21,12 +16,19 @@ import numpy as np
 import pytest
 import torch
 from composing import compose
-from generation_support import replay
+from generation_support import make_model, model_of, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_support import paths_of
-from sessions_support import TEMPLATES, Words, answered
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from sessions_support import (
+    TEMPLATES,
+    Words,
+    answered,
+    changed,
+    group_with,
+    said,
+    sample_of,
+)  # fmt: skip
 
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
@@ -39,7 +41,6 @@ from async_rl.core.types import (
     Prompt,
     Purpose,
     Sampling,
-    Score,
     Ticket,
     Trajectory,
 )
@@ -50,7 +51,6 @@ from async_rl.protocol.generator import Completion
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.journal import Journal
-from async_rl.rollouts.rollout import trajectory
 from async_rl.sessions import session as session_module
 from async_rl.sessions.calls import Call
 from async_rl.sessions.endpoint import Endpoint
@@ -69,7 +69,6 @@ TOOLS = [{"function": {"name": "f"}}]
 WHOLE_CALL = ToolForm(
     name="hermes", required='<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 )
-SCORE = Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
 
 
 class Fixed(Words):
@@ -139,7 +138,7 @@ class Steps:
         session = self._sessions[endpoint.api_key]
         session.chat.form = WHOLE_CALL
         texts = ["go "]
-        threads: list[list[Any]] = [[user("go")]]
+        threads: list[list[Any]] = [[said("go")]]
         for kind, pick, limit in self._script:
             if kind == "text":
                 texts.append(await self._complete(session, texts[pick % len(texts)], pick, limit))
@@ -172,53 +171,19 @@ class Steps:
         pass
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def changed(thread: list[Any], kind: str, pick: int) -> list[Any]:
-    """The history that the agent sends."""
-    if kind == "compact" and len(thread) > 2:
-        thread = [thread[0], user("more"), *thread[-1:]]
-    if kind == "edit" and len(thread) > 2:
-        thread[1] = {"role": "assistant", "content": "other"}
-    if kind == "branch" and len(thread) > 2:
-        thread = thread[: -2 if thread[-1]["role"] == "user" else -1]
-    if thread[-1]["role"] != "user":
-        thread.append(user(f"more {pick}"))
-    return thread
-
-
 class World:
     """The engine and its versions, and the event loop that they live in."""
 
     def __init__(self, path: Path, runner: asyncio.Runner) -> None:
         self.runner = runner
-        torch.manual_seed(7)
-        config = Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            initializer_range=0.3,
-            eos_token_id=0,
-        )
-        models = [Qwen3ForCausalLM(config).float().eval() for _ in range(NUM_VERSIONS)]
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "max_position_embeddings": 2048}
+        first = make_model(path / "0", ends=[0], **sizes)
+        models = [model_of(first, version) for version in range(NUM_VERSIONS)]
         self.models = dict(enumerate(models))
+        self.policies = []
         for version, model in enumerate(models):
             model.save_pretrained(path / str(version))
-            (path / str(version) / "generation_config.json").write_text(
-                json.dumps({"eos_token_id": 0})
-            )
-        self.policies = [
-            load_policy(path / str(version), trust_remote_code=False)
-            for version in range(NUM_VERSIONS)
-        ]
+            self.policies.append(load_policy(path / str(version), trust_remote_code=False))
         specs = [tensor_spec(name, value) for name, value in models[0].named_parameters()]
         self._publisher = SharedTensors(specs)
         self._engine = runner.run(hf_opener(compose("grpo_code", []), path / "0", 0)())
@@ -259,21 +224,11 @@ async def sampled(
     """Two samples of a prompt that the same agent made. The second one begins elsewhere."""
     words = Fixed(template)
     ids = np.array(words("go\n", add_special_tokens=True)["input_ids"], np.int32)
-    ticket = Ticket(
-        group_id=1,
-        attempt=1,
-        purpose=Purpose.TRAIN,
-        num_samples=2,
-        admitted_version=0,
-        prompt=Prompt(
-            prompt_id="p",
-            text="go",
-            token_ids=ids,
-            data_source="",
-            problem=CodeProblem(tests=[cast(Any, None)], row="{}"),
-        ),
-        sampling=Sampling(temperature=TEMPERATURE, max_new_tokens=1500),
-    )
+    problem = CodeProblem(tests=[cast(Any, None)], row="{}")
+    prompt = Prompt(prompt_id="p", text="go", token_ids=ids, data_source="", problem=problem)
+    sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=1500)
+    how: Any = {"group_id": 1, "attempt": 1, "purpose": Purpose.TRAIN, "num_samples": 2}
+    ticket = Ticket(**how, admitted_version=0, prompt=prompt, sampling=sampling)
     await world.engine.begin(plan)
     config = compose("grpo_code", ["rollout.fn=[a:b]", "rollout.max_turns=99"])
     drawn: Drawn = []
@@ -287,14 +242,8 @@ async def sampled(
     for index in range(2):
         sessions = Sessions()
         environments.append(Steps(sessions, script[index:] or script))
-        agents = Agents(
-            config,
-            tokenizer=words,
-            sessions=sessions,
-            environments=cast(Any, environments[-1]),
-            journal=Journal(folder, "1"),
-            url="",
-        )
+        where: Any = {"sessions": sessions, "environments": environments[-1], "url": ""}
+        agents = Agents(config, tokenizer=words, journal=Journal(folder, "1"), **where)
         made.append(await agents.sample(ticket, index, ticket.sampling, write, cast(Any, None)))
     return ticket, made, drawn, environments
 
@@ -317,22 +266,16 @@ def written(drawn: Drawn) -> Iterator[tuple[Any, ...]]:
             yield ((*before, *ids[:at]), token, logprob, version)
 
 
-KINDS = ("branch", "compact", "edit", "tools", "stop", "parallel", "text")
-SCRIPTS = st.lists(
-    st.tuples(
-        st.sampled_from(("continue", "continue", "text", *KINDS)),
-        st.integers(0, 9),
-        st.sampled_from([MOST_TOKENS, MOST_TOKENS, 2]),
-    ),
-    min_size=2,
-    max_size=6,
+KINDS = ("branch", "compact", "edit", "tools", "stop", "parallel", "text", "text", "continue")
+STEPS = st.tuples(
+    st.sampled_from(KINDS), st.integers(0, 9), st.sampled_from([MOST_TOKENS, MOST_TOKENS, 2])
 )
 
 
 @settings(max_examples=10)
 @given(
     template=st.sampled_from(TEMPLATES),
-    script=SCRIPTS,
+    script=st.lists(STEPS, min_size=2, max_size=6),
     plan=st.lists(st.sampled_from(["", "before", "during"]), max_size=12),
 )
 def test_what_is_trained_is_what_the_weights_of_its_version_wrote(
@@ -353,8 +296,7 @@ def assert_true_logprobs(world: World, template: str, script: Any, plan: Any) ->
         ticket, made, drawn, environments = world.runner.run(
             sampled(world, template, script, plan, folder)
         )
-    samples = [trajectory(ticket.prompt, done, SCORE) for done in made]
-    assert len(samples) == 2
+    samples = [sample_of(ticket.prompt.token_ids, done, 1.0) for done in made]
     counts: Counter[int] = Counter()
     left = Counter(written(drawn))
     after_push: set[tuple[Any, ...]] = set()
@@ -366,7 +308,7 @@ def assert_true_logprobs(world: World, template: str, script: Any, plan: Any) ->
         after_push |= {row for version, row in rows if version != versions[0]}
     for sample, steps in zip(samples, environments, strict=True):
         check_group(
-            read_group(pack_group(group_of([sample]))),
+            read_group(pack_group(group_with([sample]))),
             ticket.prompt.token_ids,
             newest_version=NUM_VERSIONS,
             vocabulary_size=VOCABULARY,
@@ -378,7 +320,7 @@ def assert_true_logprobs(world: World, template: str, script: Any, plan: Any) ->
         assert found.total() == sum(steps.answered.values())
         # No call that ended keeps room that others could use.
         assert len(sample.token_ids) - sample.prompt_length == steps.reserved
-    tables = world.recomputed(group_of(samples))
+    tables = world.recomputed(group_with(samples))
     start = 0
     for sample in samples:
         places = start - sample.prompt_length + np.flatnonzero(sample.loss_mask)
@@ -391,20 +333,6 @@ def assert_true_logprobs(world: World, template: str, script: Any, plan: Any) ->
                 assert abs(tables[version][at] - logprob) < TOLERANCE
             counts[version] += 1
     return counts
-
-
-def group_of(samples: list[Trajectory]) -> Group:
-    return Group(
-        group_id=1,
-        attempt=1,
-        prompt_id="p",
-        purpose=Purpose.TRAIN,
-        data_source="",
-        generator="gateway-0",
-        admitted_version=0,
-        trajectories=samples,
-        generation_s=0.0,
-    )
 
 
 def test_weights_change_inside_one_answer_and_between_answers(world: World) -> None:

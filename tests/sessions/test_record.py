@@ -9,20 +9,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions_support import CHATML, END, TEMPLATES, TRIMS, Policy, Row, answered, open_session
+from sessions_support import (
+    CHATML,
+    END,
+    TEMPLATES,
+    TRIMS,
+    Policy,
+    Row,
+    answered,
+    changed,
+    open_session,
+    said,
+)  # fmt: skip
 
+from async_rl.core.support import Support
 from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Refused
-from async_rl.sessions.session import Session
+from async_rl.sessions.session import PIECE_TOKENS, Session
 
 
 def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:
     call = session.chat_call(messages, tools or [], **how)
     return asyncio.run(answered(session, call)).message
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def trained(row: Row) -> list[tuple[Any, ...]]:
@@ -45,20 +53,10 @@ def served(policy: Policy) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_rewritten_history_is_a_further_segment() -> None:
-    session, policy = open_session(CHATML, ["one two", "three"])
-    first = ask(session, [user("go")])
-    changed = {**first, "content": "one, in short"}
-    ask(session, [user("go"), changed, user("on")])
-    row = Row(session)
-    assert row.num_segments == 2
-    assert trained(row) == served(policy)
-
-
 def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
     session, _ = open_session("", ["one", "two"], prompt="add")
-    first = ask(session, [user("add")])
-    ask(session, [user("add"), first, user("on")])
+    first = ask(session, [said("add")])
+    ask(session, [said("add"), first, said("on")])
     row = Row(session)
     assert (row.num_segments, row.branches) == (1, ())
     assert session.chat.decode(row.tokens.token_ids, with_special=True) == f"one{END}on\ntwo{END}"
@@ -66,16 +64,16 @@ def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
 
 def test_an_answer_that_is_cut_is_closed_for_the_next_one() -> None:
     session, policy = open_session(CHATML, ["one two three four", "x"])
-    first = ask(session, [user("go")], max_tokens=3)
+    first = ask(session, [said("go")], max_tokens=3)
     assert first["content"] == "one two"
-    ask(session, [user("go"), first, user("on")])
+    ask(session, [said("go"), first, said("on")])
     text = session.chat.decode(np.array(policy.served[1][0]), with_special=True)
     assert f"one two{END}\n<|im_start|>user\non" in text
 
 
 def test_an_answer_ends_before_its_stop_text() -> None:
     session, _ = open_session(CHATML, ["one two stop three"])
-    message = ask(session, [user("go")], stops=("stop",))
+    message = ask(session, [said("go")], stops=("stop",))
     assert message["content"] == "one two "
     row = Row(session)
     written = row.tokens.token_ids[row.tokens.is_written]
@@ -84,17 +82,17 @@ def test_an_answer_ends_before_its_stop_text() -> None:
 
 def test_a_template_that_shortens_answers_changes_no_recorded_token() -> None:
     session, policy = open_session(TRIMS, ["thinking so two", "three"])
-    first = ask(session, [user("go")])
-    ask(session, [user("go"), first, user("on")])
+    first = ask(session, [said("go")])
+    ask(session, [said("go"), first, said("on")])
     text = session.chat.decode(np.array(policy.served[1][0]), with_special=True)
     assert text == f"[user] go\n[assistant] thinking so two{END}\n[user] on\n[assistant] "
 
 
 def test_a_call_without_room_is_refused_and_counts_as_truncation() -> None:
     session, _ = open_session(CHATML, ["one two three"], limit=20)
-    first = ask(session, [user("go")])
+    first = ask(session, [said("go")])
     with pytest.raises(Refused) as refused:
-        ask(session, [user("go"), first, user("a b c d e f g h i j k l")])
+        ask(session, [said("go"), first, said("a b c d e f g h i j k l")])
     assert refused.value.code == "context_length_exceeded"
     assert session.is_truncated
     assert Row(session).num_segments == 1
@@ -122,17 +120,14 @@ def test_a_text_prompt_continues_an_answer_with_its_stop_text_or_without(
     assert (row.num_segments, len(trained(row))) == (num_segments, 3 + 2)
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["continue", "branch", "compact", "tools", "retry", "edit", "cancel"]),
-        st.integers(0, 9),
-        st.lists(st.sampled_from(["so", "two", " ", "x", "<tool_call>", "{", "ü"]), max_size=6),
-        st.booleans(),
-        st.sampled_from([None, None, 1, 3]),
-    ),
-    min_size=1,
-    max_size=9,
+STEP = st.tuples(
+    st.sampled_from(["continue", "branch", "compact", "tools", "retry", "edit", "cancel"]),
+    st.integers(0, 9),
+    st.lists(st.sampled_from(["so", "two", " ", "x", "<tool_call>", "{", "ü"]), max_size=6),
+    st.booleans(),
+    st.sampled_from([None, None, 1, 3]),
 )
+STEPS = st.lists(STEP, min_size=1, max_size=9)
 
 
 @settings(max_examples=80)
@@ -141,27 +136,17 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
     template: str, steps: list[Any], prompt: str
 ) -> None:
     session, policy = open_session(template, prompt=prompt)
-    threads: list[list[Any]] = [[user("go")]]
-    cancelled = 0
+    threads: list[list[Any]] = [[said("go")]]
     for kind, pick, words, is_newer, limit in steps:
         policy.version += is_newer
         policy.say("".join(words) or "ok")
-        thread = list(threads[pick % len(threads)])
+        thread = changed(list(threads[pick % len(threads)]), kind, pick)
         tools = [{"function": {"name": "f"}}] if kind == "tools" else []
-        if kind == "compact" and len(thread) > 2:
-            thread = [thread[0], user("in short"), *thread[-1:]]
-        if kind == "edit" and len(thread) > 2:
-            thread[1] = {**thread[1], "content": "other"}
-        if kind == "branch" and len(thread) > 2:
-            thread = thread[: -2 if thread[-1]["role"] == "user" else -1]
-        if thread[-1]["role"] != "user":
-            thread.append(user(f"more {pick}"))
         call = session.chat_call(thread, tools, max_tokens=limit)
         if kind == "cancel":
             (number,) = session.begin([call])
             session.record.begin(number, call).size = 3
             session.record.cancel(number)
-            cancelled += 1
             continue
         if kind == "retry" and (known := session.repeated(repr(call.history).encode())):
             message = known[0].message
@@ -182,3 +167,36 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
     paths = [tuple(ids[path].tolist()) for path in row.paths()]
     read = [path for path, written in zip(paths, is_written, strict=True) if not written]
     assert len(set(read)) == len(read)
+
+
+LONG = "a b c " * 30
+
+
+def supports(session: Session, policy: object, **call: object) -> list[Support]:
+    context = session.record.match_ids(session.record.context(None, [1, 2]).token_ids)
+    call.setdefault("support", session.supported())
+    asyncio.run(answered(session, Call(context=context, **call)))  # type: ignore[arg-type]
+    return policy.supports  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_call_without_a_support_has_that_of_the_run() -> None:
+    session, policy = open_session(texts=["a", "a"])
+    session.support = Support(top_k=5, top_p=0.9, min_tokens=1)
+    assert supports(session, policy) == [session.support]
+    # The run decides top_k and top_p of a call with a support too.
+    asked = session.supported(grammar="x", logit_bias={3: 1.0}, min_tokens=9)
+    found = Support(top_k=5, top_p=0.9, grammar="x", logit_bias={3: 1.0}, min_tokens=9)
+    assert supports(session, policy, support=asked)[1:] == [found]
+
+
+def test_a_length_counts_over_the_pieces_of_an_answer() -> None:
+    session, policy = open_session(texts=[LONG])
+    session.support = Support(min_tokens=PIECE_TOKENS + 3)
+    found = [support.min_tokens for support in supports(session, policy, stops=("never",))]
+    assert found[:3] == [PIECE_TOKENS + 3, 3, 0]
+
+
+def test_an_answer_with_a_grammar_is_one_request() -> None:
+    session, policy = open_session(texts=[LONG])
+    asked = Support(grammar="x")
+    assert supports(session, policy, stops=("never",), support=asked) == [asked]

@@ -1,17 +1,14 @@
-"""Tool calls in the forms of several models, read by vLLM's own parsers, served by all three APIs.
-
-The ids that were served are those that are trained, special tokens included.
-"""
+"""Tool calls in the forms of several models, read by vLLM's own parsers, served by every API."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import json
-import subprocess
-import sys
 import warnings
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,8 @@ import numpy as np
 import openai
 import pytest
 import yaml
-from clients_support import APIS, CLAUDE, TOOL, Clients, clients, user
-from sessions_support import END, Policy, Row, open_session
+from clients_support import APIS, CLAUDE, TOOL, Clients, user, using
+from sessions_support import END, Policy, Row
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -90,42 +87,28 @@ def tokenizer(form: Form) -> Any:
     return made
 
 
-class Agent:
-    """One session of a model with this form."""
-
-    def __init__(
-        self, form: Form, texts: list[str], *, words: Any = None, read: Any = None
-    ) -> None:
-        words = words or tokenizer(form)
-        self.session, self.policy = open_session(
-            texts=texts, tokenizer=words, read=read or ToolCalls(words).read
-        )
-
-    def run(self, play: Any, *, is_cut: bool = False) -> Row:
-        async def main() -> None:
-            async with clients(self.session) as found:
-                await play(found)
-
-        asyncio.run(main())
-        if not is_cut:
-            served_is_trained(self.session, self.policy)
-        return Row(self.session)
-
-    def shown(self, row: Row, *, is_written: bool = False) -> str:
-        """The text of a row, or of what the policy wrote of it."""
-        ids = row.tokens.token_ids
-        return self.session.chat.decode(
-            ids[row.tokens.is_written] if is_written else ids, with_special=True
-        )
-
-
-def served_is_trained(session: Session, policy: Policy) -> None:
-    row = Row(session)
+@contextlib.asynccontextmanager
+async def playing(
+    form: Form, texts: list[str], words: Any = None, read: Any = None
+) -> AsyncIterator[tuple[Clients, Session, Policy]]:
+    """One session of a model with this form. What it served is what it trains."""
+    words = words or tokenizer(form)
+    how = {"tokenizer": words, "read": read or ToolCalls(words).read}
+    async with using(texts, **how) as (found, session, policy):
+        yield found, session, policy
+    tokens = Row(session).tokens
     served = [written.token_ids for _, written in policy.served]
-    trained = row.tokens.token_ids[row.tokens.is_written]
+    trained = tokens.token_ids[tokens.is_written]
     assert sorted(np.concatenate(served).tolist()) == sorted(trained.tolist())
     for turn in session.record.turns.values():
         assert any(np.array_equal(turn.answer.token_ids, ids) for ids in served)
+
+
+def shown(session: Session, *, is_written: bool = False) -> str:
+    """The text of a row, or of what the policy wrote of it."""
+    tokens = Row(session).tokens
+    ids = tokens.token_ids[tokens.is_written] if is_written else tokens.token_ids
+    return session.chat.decode(ids, with_special=True)
 
 
 async def chat(found: Clients, *messages: Any, **more: Any) -> Any:
@@ -137,13 +120,11 @@ async def chat(found: Clients, *messages: Any, **more: Any) -> Any:
 
 
 @each_form
-def test_every_api_serves_a_call_in_the_form_of_the_model_and_a_broken_one_is_text(
-    form: Form,
-) -> None:
+async def test_every_api_serves_a_call_of_the_model_and_a_broken_one_is_text(form: Form) -> None:
     content = "" if form.name == "llama3_json" else "I add"
     ways = [(api, stream) for api in APIS.values() for stream in (False, True)]
-
-    async def play(found: Clients) -> None:
+    async with playing(form, [form.call, "no call"] * len(ways)) as (found, session, policy):
+        assert session.chat.form.name == form.name
         for number, (api, stream) in enumerate(ways):
             how: Any = {"tools": True, "stream": stream}
             reply = await api.ask(found, [user(f"go {number}")], **how)
@@ -158,19 +139,15 @@ def test_every_api_serves_a_call_in_the_form_of_the_model_and_a_broken_one_is_te
             for token in form.special:
                 visible = visible.replace(token, "")
             for name, stream in (("chat", False), ("messages", True)):
-                agent.policy.say(broken)
+                policy.say(broken)
                 history = [user(f"break {number} {name}")]
                 reply = await APIS[name].ask(found, history, tools=True, stream=stream)
                 assert (reply.text, reply.calls) == (visible, [])
 
-    agent = Agent(form, [form.call, "no call"] * len(ways))
-    assert agent.session.chat.form.name == form.name
-    agent.run(play)
-
 
 @each_form
-def test_a_tool_loop_is_one_segment_with_the_ids_that_were_served(form: Form) -> None:
-    async def play(found: Clients) -> None:
+async def test_a_tool_loop_is_one_segment_with_the_ids_that_were_served(form: Form) -> None:
+    async with playing(form, [form.call, form.call, "done", "again"]) as (found, session, _):
         messages: list[Any] = [user("go")]
         for result in ("1", "2"):
             reply = await APIS["chat"].ask(found, messages, tools=True)
@@ -178,101 +155,69 @@ def test_a_tool_loop_is_one_segment_with_the_ids_that_were_served(form: Form) ->
         await chat(found, *messages)
         # Rewritten history, with the first call written by the template this time.
         await chat(found, user("rewritten"), *messages[1:-1], {**messages[-1], "content": "3"})
-
-    agent = Agent(form, [form.call, form.call, "done", "again"])
-    row = agent.run(play)
-    assert row.num_segments == 2
+    assert Row(session).num_segments == 2
     loop = f"{form.call}{END}\n[tool]1{END}\n[assistant]{form.call}{END}\n[tool]2{END}\n"
-    assert f"{loop}[assistant]done{END}" in agent.shown(row)
+    assert f"{loop}[assistant]done{END}" in shown(session)
 
 
 @each_form
-def test_a_forced_call_is_begun_for_the_policy_and_only_its_rest_is_trained(form: Form) -> None:
-    async def play(found: Clients) -> None:
+async def test_a_forced_call_is_begun_for_the_policy_and_its_rest_is_trained(form: Form) -> None:
+    async with playing(form, [form.required, form.named]) as (found, session, _):
         for choice in ("required", NAMED):
             reply = await chat(found, user(f"go {choice}"), tool_choice=choice)
             (call,) = reply.message.tool_calls
             assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
-
-    agent = Agent(form, [form.required, form.named])
-    rest = f"{form.required}{END}{form.named}{END}"
-    assert agent.shown(agent.run(play), is_written=True) == rest
+    assert shown(session, is_written=True) == f"{form.required}{END}{form.named}{END}"
 
 
 CODER = next(form for form in FORMS if form.name == "qwen3_coder")
 
 
-def test_tools_that_must_not_be_used_are_not_shown_and_calls_remain_text() -> None:
-    async def play(found: Clients) -> None:
+async def test_tools_that_must_not_be_used_are_not_shown_and_calls_remain_text() -> None:
+    async with playing(CODER, ["text"]) as (found, session, _):
         message = (await chat(found, user("go"), tool_choice="none")).message
         assert (message.content, message.tool_calls) == ("text", None)
-
-    agent = Agent(CODER, ["text"])
-    assert "TOOLS" not in agent.shown(agent.run(play))
+    assert "TOOLS" not in shown(session)
 
 
-def test_a_call_that_the_limit_cut_is_not_completed_by_the_parser() -> None:
+async def test_a_call_that_the_limit_cut_is_not_completed_by_the_parser() -> None:
     # vLLM's parser returns a call without the argument that is missing.
-    async def play(found: Clients) -> None:
+    async with playing(CODER, [CODER.call]) as (found, *_):
         choice = await chat(found, user("go"), max_tokens=40)
         assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
 
-    Agent(CODER, [CODER.call]).run(play)
 
-
-def test_the_end_of_a_call_may_be_a_stop_text() -> None:
-    form = next(form for form in FORMS if form.name == "minimax_m2")
-
-    async def play(found: Clients) -> None:
-        (call,) = (await chat(found, user("go"), stop=["</invoke>"])).message.tool_calls
-        assert call.function.name == "add"
-
-    Agent(form, [form.call]).run(play, is_cut=True)
-
-
-def test_a_form_that_cannot_be_forced_is_refused_in_the_form_of_the_api() -> None:
+async def test_a_form_that_cannot_be_forced_is_refused_in_the_form_of_the_api() -> None:
     gpt = Form(name="openai", hint="<|channel|>commentary to=functions.x")
-
-    async def play(found: Clients) -> None:
+    async with playing(gpt, ["text"]) as (found, *_):
         for choice in ("required", NAMED):
             with pytest.raises(openai.BadRequestError, match=r"tool_choice=.* form openai"):
                 await chat(found, user("go"), tool_choice=choice)
+        how: Any = {"model": "policy", "messages": [user("go")], "max_tokens": 9}
+        how |= {"tools": [CLAUDE], "tool_choice": {"type": "any"}}
         with pytest.raises(anthropic.BadRequestError, match="form openai"):
-            await found.claude.messages.create(
-                model="policy",
-                messages=[user("go")],
-                tools=[CLAUDE],
-                max_tokens=9,
-                tool_choice={"type": "any"},
-            )
+            await found.claude.messages.create(**how)
         await APIS["chat"].ask(found, [user("go")])
 
-    Agent(gpt, ["text"]).run(play)
 
-
-def test_a_template_that_needs_the_call_before_its_result_is_followed() -> None:
+async def test_a_template_that_needs_the_call_before_its_result_is_followed() -> None:
     # As the template of gpt-oss, which refuses a result after an answer that has no call.
     needs = "{% for m in messages %}"
     needs += "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
     needs += "{{ raise_exception('no call before') }}{% endif %}"
-
-    async def play(found: Clients) -> None:
+    words = copy.deepcopy(tokenizer(CODER))
+    words.chat_template = words.chat_template.replace("{% for m in messages %}", needs)
+    async with playing(CODER, [CODER.call, "done"], words) as (found, session, _):
         reply = await APIS["chat"].ask(found, [user("go")], tools=True)
         result = APIS["chat"].result(reply.calls[0][0], "1")
         await chat(found, user("go"), *reply.items, result)
-
-    words = copy.deepcopy(tokenizer(CODER))
-    words.chat_template = words.chat_template.replace("{% for m in messages %}", needs)
-    agent = Agent(CODER, [CODER.call, "done"], words=words)
-    row = agent.run(play)
-    assert row.num_segments == 1
-    assert f"{CODER.call}{END}[tool]1{END}\n[assistant]done{END}" in agent.shown(row)
+    assert Row(session).num_segments == 1
+    assert f"{CODER.call}{END}[tool]1{END}\n[assistant]done{END}" in shown(session)
 
 
-def read(form: Form, parser: str, text: str = "x", tools: bytes = b"[]") -> Any:
-    calls = ToolCalls(tokenizer(form))
-    ids = np.zeros(0, np.int32)
-    return asyncio.run(calls.read(ReadCalls(parser=parser, text=text, token_ids=ids, tools=tools)))
+def read(form: Form, parser: str) -> Any:
+    asked = ReadCalls(parser=parser, text="x", token_ids=np.zeros(0, np.int32), tools=b"[]")
+    return asyncio.run(ToolCalls(tokenizer(form)).read(asked))
 
 
 def test_gpt_oss_is_read_by_its_token_ids() -> None:
@@ -309,33 +254,19 @@ def test_a_parser_that_can_never_read_is_an_error_that_names_the_setting() -> No
         read(CODER, "llama3_json")
     with pytest.raises(ConfigError, match="vLLM's parsers no_such"):
         read(CODER, "no_such")
-    with pytest.raises(ConfigError, match="refuses the tools"):
-        read(CODER, "qwen3_coder", tools=b'[{"type": "function"}]')
 
 
-def test_a_parser_that_fails_on_one_answer_finds_no_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(self: Any, request: Any) -> Any:
-        raise RuntimeError("on this text")
-
-    monkeypatch.setattr(ToolCalls, "_read", fail)
-    assert read(CODER, "qwen3_coder").calls == []
-
-
-def test_unreadable_calls_are_refused_and_the_session_continues() -> None:
+async def test_unreadable_calls_are_refused_and_the_session_continues() -> None:
     async def refuse(request: ReadCalls) -> Any:
         raise ConfigError("no vLLM here")
 
-    async def play(found: Clients) -> None:
+    texts = [CODER.call, "text"]
+    async with playing(CODER, texts, read=refuse) as (found, session, policy):
         with pytest.raises(openai.BadRequestError, match="no vLLM here"):
             await chat(found, user("go"))
-        assert not agent.session.record.turns
-        agent.policy.served.clear()
+        assert not session.record.turns
+        policy.served.clear()
         assert (await APIS["chat"].ask(found, [user("go")])).text == "text"
-
-    agent = Agent(CODER, [CODER.call, "text"], read=refuse)
-    agent.run(play)
 
 
 def test_a_parser_by_name_wins_over_the_template() -> None:
@@ -346,16 +277,3 @@ def test_a_parser_by_name_wins_over_the_template() -> None:
     assert form_of("[TOOL_CALLS]", "mistral").required == '[TOOL_CALLS][{"name": "'
     assert form_of("", "deepseek_v3").required
     assert form_of("") == form_of("no marks") == HERMES
-
-
-def test_a_gateway_knows_the_forms_without_torch_and_vllm() -> None:
-    script = """
-import sys
-sys.modules["torch"] = sys.modules["vllm"] = None
-import async_rl.processes.gateway
-from async_rl.sessions.tools import form_of
-assert form_of("[TOOL_CALLS]").name == "mistral"
-heavy = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
-assert not heavy & {"torch", "vllm", "openai", "fastapi", "transformers"}, heavy
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
