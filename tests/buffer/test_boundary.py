@@ -20,8 +20,8 @@ from async_rl.buffer.service import BufferService
 from async_rl.core import codec
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError, ProtocolError
-from async_rl.core.heads import PackedGroup, PackedSample, pack_group, read_group
-from async_rl.core.types import DropReason, Group, Score, StepScore
+from async_rl.core.heads import PackedGroup, pack_group, read_group
+from async_rl.core.types import DropReason, Group, Score, StepScore, Trajectory
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork
 
@@ -36,12 +36,12 @@ def words(data: bytes, index: int, value: Any) -> bytes:
     return array.tobytes()
 
 
-def tokens(index: int, value: int) -> Callable[[PackedGroup, PackedSample], dict[str, Any]]:
-    return lambda group, _: {"token_ids": words(group.token_ids, index, np.int32(value))}
+def tokens(index: int, value: int) -> Callable[[PackedGroup], dict[str, Any]]:
+    return lambda group: {"token_ids": words(group.token_ids, index, np.int32(value))}
 
 
-def logprob(index: int, value: float) -> Callable[[PackedGroup, PackedSample], dict[str, Any]]:
-    return lambda group, _: {
+def logprob(index: int, value: float) -> Callable[[PackedGroup], dict[str, Any]]:
+    return lambda group: {
         "behavior_logprobs": words(group.behavior_logprobs, index, np.float32(value))
     }
 
@@ -58,7 +58,6 @@ INVALID_SAMPLES: dict[str, dict[str, Any]] = {
     "a run of no tokens": {"runs": [(3, 0, True), (0, 0, True)]},
     "version one too new": {"runs": [(2, 0, True), (1, 1, True)]},
     "version below none": {"runs": [(2, 0, True), (1, -2, False)]},
-    "trained without a version": {"runs": [(2, 0, True), (1, -1, True)]},
     "two moments": {"clock": (0.1, 0.2)},
     "reward nan": scored(reward=math.nan),
     "reward infinite": scored(reward=-math.inf),
@@ -73,30 +72,39 @@ INVALID_SAMPLES: dict[str, dict[str, Any]] = {
     "two calls with one end": {"calls": (AgentCall(end_tokens=3, num_tokens=1),) * 2},
     "call nan": {"calls": (AgentCall(end_tokens=3, num_tokens=1, reward=math.nan),)},
 }
-INVALID_ARRAYS: dict[str, Callable[[PackedGroup, PackedSample], dict[str, Any]]] = {
+INVALID_ARRAYS: dict[str, Callable[[PackedGroup], dict[str, Any]]] = {
     "log-prob above 0": logprob(-1, 0.01),
     "log-prob nan": logprob(-1, math.nan),
     "log-prob infinite": logprob(0, -math.inf),
-    "log-probs too few": lambda group, _: {"behavior_logprobs": group.behavior_logprobs[:-4]},
+    "log-probs too few": lambda group: {"behavior_logprobs": group.behavior_logprobs[:-4]},
     "tokens negative": tokens(-1, -1),
     "token beyond the vocabulary": tokens(0, 1000),
-    "tokens too many": lambda group, _: {"token_ids": bytes(group.token_ids) + b"\0\0\0\0"},
-    "tokens of another prompt": lambda group, _: {"prompt": words(group.prompt, 0, np.int32(9))},
-    "no prompt": lambda *_: {"prompt": b""},
+    "tokens too many": lambda group: {"token_ids": bytes(group.token_ids) + b"\0\0\0\0"},
+    "tokens of another prompt": lambda group: {"prompt": words(group.prompt, 0, np.int32(9))},
+    "no prompt": lambda _: {"prompt": b""},
+    "trained without a version": lambda group: {
+        "behavior_logprobs": group.behavior_logprobs[:-4],
+        **with_last(group, runs=[(2, 0, True), (1, -1, True)]),
+    },
 }
 INVALID = [*INVALID_SAMPLES, *INVALID_ARRAYS]
 
 
+def with_last(group: PackedGroup, **fields: Any) -> dict[str, Any]:
+    """The change of the last sample, which is the greedy answer if there is one."""
+    *others, last = group.members
+    last = msgspec.structs.replace(last, **fields)
+    return {"samples": [*others, last]} if group.baseline is None else {"baseline": last}
+
+
 def damaged(group: Group, name: str) -> PackedGroup:
-    """The group with a fault in its last sample, which is its greedy answer if it has one."""
+    """The group with a fault in its last sample."""
     packed = read_group(pack_group(group))
-    *others, last = packed.members
-    if name not in INVALID_SAMPLES:
-        return msgspec.structs.replace(packed, **INVALID_ARRAYS[name](packed, last))
-    last = msgspec.structs.replace(last, **INVALID_SAMPLES[name])
-    if packed.baseline is not None:
-        return msgspec.structs.replace(packed, baseline=last)
-    return msgspec.structs.replace(packed, samples=[*others, last])
+    if name in INVALID_SAMPLES:
+        changed = with_last(packed, **INVALID_SAMPLES[name])
+    else:
+        changed = INVALID_ARRAYS[name](packed)
+    return msgspec.structs.replace(packed, **changed)
 
 
 async def deliver(service: BufferService, message: Message) -> Message:
@@ -114,15 +122,14 @@ async def refused(service: BufferService, group: PackedGroup) -> str:
     return ""
 
 
+@pytest.mark.parametrize("baseline", [None, VALID], ids=["sample", "baseline"])
 async def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_ticket_returns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, baseline: Trajectory | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(tmp_path, max_attempts=1 + len(INVALID)) as service:
         for attempt, name in enumerate(INVALID, 1):
             (ticket,) = await tickets(service, 0, credit=1)
             assert (ticket.group_id, ticket.attempt) == (0, attempt)
-            # Every second time a greedy answer.
-            baseline = VALID if attempt % 2 else None
             group = msgspec.structs.replace(make_group(ticket), baseline=baseline)
             wrong = damaged(group, name)
             refusal = await refused(service, wrong)
