@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import numpy as np
 from composing import compose_unchecked
 
@@ -46,8 +47,6 @@ from async_rl.protocol.learner import (
     TakeBatch,
     TakenGroups,
 )
-
-T = TypeVar("T")
 
 
 @cache
@@ -220,17 +219,17 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def within(awaitable: Awaitable[T], seconds: float = 10.0) -> T:
-    async with asyncio.timeout(seconds):
-        return await awaitable
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(within(scenario, 30.0))
-
-
 async def put(service: BufferService, ticket: Ticket, **kinds: Any) -> None:
     await service.put_group(PutGroup(payload=pack_group(make_group(ticket, **kinds))))
+
+
+async def put_passes(service: BufferService, ticket: Ticket, passes: Sequence[bool]) -> None:
+    """Put a group whose samples pass or fail like this."""
+    group = make_group(ticket)
+    versions = [ticket.admitted_version] * 3
+    samples = [make_trajectory(versions, passes=each) for each in passes]
+    group = msgspec.structs.replace(group, trajectories=samples)
+    await service.put_group(PutGroup(payload=pack_group(group)))
 
 
 async def put_all(service: BufferService, version: int = 0, **kinds: Any) -> list[int]:

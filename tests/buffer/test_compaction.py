@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from buffer_support import (
     commit,
     evaluate,
@@ -19,27 +18,16 @@ from buffer_support import (
     put_all,
     rows,
     step,
-    sync,
     take,
-    taken_ids,
     tickets,
 )
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
-from async_rl.buffer.store.trajectories import batch_of, batch_rows, complete_steps
+from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.config.run import KEPT_GROUPS
-from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Purpose
-from async_rl.protocol.learner import (
-    DropBatch,
-    GetHistory,
-    History,
-    ReadSequences,
-    Sequences,
-    SetAside,
-)
 
 CONFIG = make_config()
 STEPS = 9
@@ -103,28 +91,6 @@ async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -
     assert problems(tmp_path, CONFIG) == []
 
 
-async def test_dropped_batches_of_the_present_version_stay_counted(tmp_path: Path) -> None:
-    """Its groups may be older than trained ones, which overtook them."""
-    for number in (1, 2):
-        async with opened(tmp_path, kept_groups=0) as service:
-            if number == 1:
-                slow, *others = await tickets(service, 0)
-                for ticket in others:
-                    await put(service, ticket)
-                assert [g.group_id for g in (await take(service, 0)).groups] == [1, 2]
-                await commit(service, 1, [1, 2])
-                await put(service, slow)
-            await put_all(service, 1)
-            bad = [g.group_id for g in (await take(service, 1)).groups]
-            drop = DropBatch(train_version=1, group_ids=bad, message="bad")
-            assert await service.drop_batch(drop) == SetAside(num_batches=number)
-            # A leased batch is none of them.
-            await put_all(service, 1)
-            assert len((await take(service, 1)).groups) == 2
-            await forget(service, 1)
-    assert problems(tmp_path, CONFIG) == []
-
-
 async def make_evaluated_history(
     path: Path, kept_groups: int
 ) -> tuple[LedgerSummary, dict[int, float]]:
@@ -149,9 +115,7 @@ async def make_evaluated_history(
         return summary(connection), scores
 
 
-async def test_dropped_groups_and_reported_evaluations_beside_compacted_steps_become_counts(
-    tmp_path: Path,
-) -> None:
+async def test_dropped_groups_and_reported_evaluations_become_counts(tmp_path: Path) -> None:
     path = tmp_path / "few"
     everything, scores = await make_evaluated_history(tmp_path / "all", KEPT_GROUPS)
     few, same_scores = await make_evaluated_history(path, 4)
@@ -186,61 +150,17 @@ async def test_the_uses_of_compacted_groups_are_forgotten_with_them(tmp_path: Pa
         assert rows(tmp_path, lost) == [], table
 
 
-async def read_and_commit(service: BufferService, version: int) -> list[int]:
-    """Make groups and train a batch, whose sequences are read; return its groups."""
-    await put_all(service, version)
-    group_ids = await taken_ids(service, version)
-    names = [(group_id, 0) for group_id in group_ids]
-    read = await service.read_sequences(ReadSequences(train_version=version, samples=names))
-    assert isinstance(read, Sequences)
-    assert len(read.trajectories) == len(names)
-    await commit(service, version + 1, group_ids)
-    return group_ids
-
-
-async def test_groups_are_used_again_after_restarts_and_by_a_learner_that_went_back(
-    tmp_path: Path,
-) -> None:
+async def test_the_audit_finds_a_group_that_was_used_again_too_late(tmp_path: Path) -> None:
     config = make_config(uses=3, max_staleness=3)
-    expected = {0: [0, 1], 1: [0, 1, 2, 3], 2: [0, 1, 2, 3, 4, 5], 3: [2, 3, 4, 5, 6, 7]}
-    for version in range(3):
-        async with opened(tmp_path, config) as service:
-            assert await read_and_commit(service, version) == expected[version]
-    with reading(tmp_path) as store:
-        assert [row.group_id for row in batch_rows(store, 3)] == expected[2]
-        batch = batch_of(store, 3)
-        assert batch is not None
-        assert [group.group_id for group in batch] == expected[2]
     async with opened(tmp_path, config) as service:
-        await sync(service, 1)
-        for version in (1, 2, 3):
-            assert await read_and_commit(service, version) == expected[version]
-        # The uses of undone steps are not part of later batches.
-        await sync(service, 2, "again")
-        bad = await taken_ids(service, 2)
-        await service.drop_batch(DropBatch(train_version=2, group_ids=bad, message="bad"))
-        batch_3 = await step(service, 2)
+        for version in range(3):
+            await step(service, version)
     assert problems(tmp_path, config) == []
     with reading(tmp_path) as store:
-        assert [row.group_id for row in batch_rows(store, 3)] == batch_3
-    # A group that was used too late, or never before, is found.
+        assert [row.group_id for row in batch_rows(store, 3)] == [0, 1, 2, 3, 4, 5]
+        assert [group.group_id for group in batch_of(store, 3) or ()] == [0, 1, 2, 3, 4, 5]
     rows(tmp_path, "INSERT INTO reused SELECT 0, step_id FROM steps WHERE version=1")
     rows(tmp_path, "UPDATE groups SET oldest_version=-9 WHERE group_id=1")
     again = "again, which is too old or was not trained before"
     found = [each for each in problems(tmp_path, config) if again in each]
     assert found == [f"step {n} trained group {i} {again}" for n, i in ((1, 0), (2, 1), (3, 1))]
-
-
-async def test_groups_that_a_start_would_use_again_are_not_forgotten(tmp_path: Path) -> None:
-    config = make_config(uses=3, max_staleness=8)
-    async with opened(tmp_path, config) as service:
-        for version in range(6):
-            await step(service, version)
-        await forget(service, 4)
-        assert await service.history(GetHistory()) == History(first=4, last=6)
-        with pytest.raises(ProtocolError, match="restore that"):
-            await sync(service, 3)
-        await sync(service, 4)
-        assert await read_and_commit(service, 4) == [4, 5, 6, 7, 8, 9]
-    with reading(tmp_path) as store:
-        assert complete_steps(store) == [5]

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import shutil
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 import pytest
-from buffer_support import (
-    Clock,
-    commit,
-    make_config,
-    opened,
-    put,
-    rows,
-    taken_ids,
-    tickets,
-)
+from buffer_support import Clock, commit, make_config, opened, put, rows, taken_ids, tickets
 from command_line import Answer, Command
 from starlette.testclient import TestClient
 
 from async_rl.buffer.store.schema import SCHEMA_VERSION
-from async_rl.buffer.store.times import group_times
 from async_rl.composition.compose import write_config
 from async_rl.config import base
 from async_rl.runs.forecast.recorded import read_times
@@ -86,9 +74,7 @@ def copied(run_dir: Path, tmp_path: Path, *changes: str) -> Path:
     return copy
 
 
-def test_the_table_shows_where_the_time_went_and_the_page_needs_no_other_file(
-    run_dir: Path, command: Command
-) -> None:
+def test_the_table_shows_where_the_time_went(run_dir: Path, command: Command) -> None:
     done = command("explain", run_dir)
     assert done.code == 0, done.err
     assert "2400 steps/hour over 10 steps from step 3" in done.out
@@ -115,31 +101,7 @@ def test_the_web_view_has_a_plan_and_names_settings_without_a_known_effect(run_d
     assert (refused.status_code, "did you mean generators.count" in refused.text) == (404, True)
 
 
-def test_a_long_run_is_explained_by_its_newest_groups(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    newest = functools.partial(group_times, most=18)
-    monkeypatch.setattr("async_rl.runs.forecast.recorded.group_times", newest)
-    recorded, *_ = read_times(run_dir, config_of(run_dir))
-    # The work of the two warm-up steps is left out.
-    assert (len(recorded.step_s), len(recorded.train)) == (9, 14)
-    assert recorded.steps_per_s == pytest.approx(2 / 3)
-
-
-def test_the_start_of_the_verifiers_is_no_scoring_time(run_dir: Path, tmp_path: Path) -> None:
-    """The samples of the first two steps wait for 0.4 s for a verifier that still starts."""
-    slow = copied(run_dir, tmp_path)
-    for group_id, times in rows(slow, "SELECT group_id, times FROM groups WHERE group_id < 4"):
-        samples = np.frombuffer(times, np.float32).reshape(-1, 4) + np.float32([0, 0, 0, 0.4])
-        rows(slow, "UPDATE groups SET times=? WHERE group_id=?", samples.tobytes(), group_id)
-    recorded, *_ = read_times(slow, config_of(slow))
-    seconds = [score_s for work in recorded.train for score_s in work.scores]
-    assert max(seconds) == pytest.approx(SCORING_S, abs=1e-3)
-
-
-def test_the_time_in_which_a_resumed_run_was_ended_is_no_time_of_the_run(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_the_time_in_which_a_run_was_ended_does_not_count(run_dir: Path, tmp_path: Path) -> None:
     """1,000 s between the last step of one life and the first of the next."""
     ended_s = "(SELECT committed_s FROM steps WHERE version=6)"
     resumed = copied(

@@ -163,16 +163,6 @@ def test_the_audit_sees_what_is_wrong(run_dir: Path, change: str) -> None:
     assert WRONG[change] in problems(run_dir, CONFIG)
 
 
-def test_the_audit_names_the_first_twenty_groups_and_counts_the_rest(run_dir: Path) -> None:
-    added = (
-        "INSERT INTO transitions (group_id, attempt, state, at_s, generator, reason) SELECT value,"
-        " 1, 'generating', 0, '', '' FROM json_each(?)"
-    )
-    rows(run_dir, added, json.dumps([*range(100, 125)]))
-    *named, rest = problems(run_dir, CONFIG)
-    assert (len(named), rest) == (20, "and 5 more")
-
-
 def test_the_audit_sees_an_admission_beyond_the_bound(made: Path) -> None:
     expected = (
         "group 2 was admitted while 2 were active; (max_staleness + 1) x groups_per_step is 2"
@@ -180,9 +170,7 @@ def test_the_audit_sees_an_admission_beyond_the_bound(made: Path) -> None:
     assert expected in problems(made, make_config(max_staleness=0))
 
 
-def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_code(
-    run_dir: Path, command: Command
-) -> None:
+def test_the_audit_decides_the_exit_code_of_the_command(run_dir: Path, command: Command) -> None:
     run = functools.partial(command, "ledger", run_dir)
     code, out, _ = run("--prompt", "t4")
     assert code == 0
@@ -208,9 +196,7 @@ def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_
 
 
 @pytest.mark.parametrize("state", ["ready", "leased", "issued"])
-async def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trained(
-    tmp_path: Path, state: str
-) -> None:
+async def test_a_person_can_drop_a_group_of_a_stopped_run(tmp_path: Path, state: str) -> None:
     async with opened(tmp_path) as service:
         *given, last = await tickets(service, 0)
         for ticket in given:

@@ -8,11 +8,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 from buffer_support import (
     Clock,
     ask,
-    commit,
     evaluate,
     fail,
     make_config,
@@ -20,12 +18,10 @@ from buffer_support import (
     put,
     put_all,
     settle,
-    take,
     taken_ids,
     tickets,
 )
 
-from async_rl.buffer import leases
 from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
 from async_rl.config.generation import PoolConfig
@@ -42,9 +38,7 @@ async def fail_all(
         await fail(service, ticket.group_id, ticket.attempt, reason)
 
 
-async def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_pauses(
-    tmp_path: Path,
-) -> None:
+async def test_an_outage_uses_up_no_prompt_and_has_growing_pauses(tmp_path: Path) -> None:
     clock = Clock()
     config = make_config(max_attempts=2)
     pauses = []
@@ -108,23 +102,7 @@ async def test_everybody_who_waits_in_an_outage_says_what_fails(service: BufferS
     await taken
 
 
-async def test_a_parked_request_is_answered_when_the_pause_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class LoopClock(Clock):
-        def __call__(self) -> float:
-            return asyncio.get_running_loop().time()
-
-    monkeypatch.setattr(leases, "FIRST_PAUSE_S", 0.1)
-    async with opened(tmp_path, clock=LoopClock()) as service:
-        await fail_all(service, await tickets(service, 0))
-        given = await tickets(service, 0, wait_s=20)
-        assert [ticket.group_id for ticket in given] == [0]
-
-
-async def test_an_attempt_whose_session_nobody_took_does_not_count_also_after_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_an_attempt_whose_session_nobody_took_does_not_count(tmp_path: Path) -> None:
     config = make_config(max_attempts=2)
     for life in range(2):
         async with opened(tmp_path, config) as service:
@@ -176,31 +154,7 @@ async def test_pools_that_train_leave_evaluation_to_the_plain_generators(tmp_pat
         assert await purposes(service, "generator-0") == expected
 
 
-@pytest.mark.parametrize("first", [JUDGE, "generator-0"])
-async def test_a_parked_evaluator_keeps_no_share_of_the_training_tickets_that_become_free(
-    tmp_path: Path, first: str
-) -> None:
-    config = with_pools(make_config(max_staleness=0), judge="evaluation")
-    async with opened(tmp_path, config) as service:
-        held = await put_all(service)
-        await take(service, 0)
-        names = (first, *({JUDGE, "generator-0"} - {first}))
-        parked = {
-            name: asyncio.create_task(tickets(service, 1, generator=name, wait_s=60))
-            for name in names
-        }
-        await settle()
-        await commit(service, 1, held)
-        assert [t.purpose for t in await parked["generator-0"]] == [Purpose.TRAIN] * 2
-        assert not parked[JUDGE].done()
-        assert service.waits_for() == ""
-        await evaluate(service, 1)
-        assert [t.purpose for t in await parked[JUDGE]] == [Purpose.EVAL] * 3
-
-
-async def test_an_evaluation_that_nobody_takes_is_told_while_training_goes_on(
-    tmp_path: Path,
-) -> None:
+async def test_an_evaluation_that_nobody_takes_is_told(tmp_path: Path) -> None:
     async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
         await evaluate(service, 0)
         missing = "evaluation of version 0: no generator of generators.judge requests work"
@@ -214,9 +168,7 @@ async def test_an_evaluation_that_nobody_takes_is_told_while_training_goes_on(
         assert service.waits_for() == missing
 
 
-async def test_an_evaluator_with_older_weights_waits_for_those_that_are_to_be_evaluated(
-    tmp_path: Path,
-) -> None:
+async def test_an_evaluator_with_older_weights_waits_for_newer_ones(tmp_path: Path) -> None:
     async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
         await evaluate(service, 3)
         early = await service.request_work(ask(2, generator=JUDGE, wait_s=0.01))

@@ -12,29 +12,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from buffer_support import (
-    FakePrompts,
-    make_config,
-    make_group,
-    make_trajectory,
-    opened,
-    tickets,
-    train,
-)
+from buffer_support import FakePrompts, make_config, opened, put_passes, tickets, train
 
 from async_rl.buffer.policies import Choice, Result, pools, priority
-from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core.heads import pack_group
-from async_rl.core.types import Prompt, Purpose, Ticket
+from async_rl.core.types import Prompt, Purpose
 from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.data.prompts import write_prompts
-from async_rl.protocol.buffer import PutGroup
 from async_rl.runs.forecast.selection import selection_gain
 
 COUNT = 12
-SEEN: list[list[int]] = []
 
 
 def selecting(order: str, groups_per_step: int = 4) -> RunConfig:
@@ -46,11 +34,6 @@ def last_rows(choice: Choice) -> list[int]:
     return list(choice.candidates[-choice.count :])
 
 
-def seen_rows(choice: Choice) -> list[int]:
-    SEEN.append([result.position for result in choice.results])
-    return list(choice.candidates[: choice.count])
-
-
 def other_rows(choice: Choice) -> list[int]:
     return [99] * choice.count if choice.results else list(choice.candidates[: choice.count])
 
@@ -58,15 +41,6 @@ def other_rows(choice: Choice) -> list[int]:
 @pytest.fixture(autouse=True)
 def _in_this_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "selections_of_a_test", sys.modules[__name__])
-
-
-async def put_passes(service: BufferService, ticket: Ticket, passes: Sequence[bool]) -> None:
-    """Put a group whose samples pass or fail like this."""
-    group = make_group(ticket)
-    versions = [ticket.admitted_version] * 3
-    samples = [make_trajectory(versions, passes=each) for each in passes]
-    group = msgspec.structs.replace(group, trajectories=samples)
-    await service.put_group(PutGroup(payload=pack_group(group)))
 
 
 async def issued_prompts(
@@ -93,39 +67,12 @@ async def issued_prompts(
 
 
 @pytest.mark.parametrize("order", ["pools", "priority", "selections_of_a_test:last_rows"])
-async def test_a_restarted_buffer_chooses_as_the_one_that_went_on(
-    tmp_path: Path, order: str
-) -> None:
+async def test_a_restarted_buffer_chooses_as_one_that_went_on(tmp_path: Path, order: str) -> None:
     config = selecting(order)
     whole = await issued_prompts(tmp_path / "whole", config, range(9))
     cut = await issued_prompts(tmp_path / "cut", config, range(5), range(5, 9))
     assert cut == whole != [f"t{row}" for row in range(36)]
     assert len(whole) == 36
-
-
-async def test_a_run_that_selected_may_be_resumed_with_a_filter(tmp_path: Path) -> None:
-    first = await issued_prompts(
-        tmp_path, selecting("selections_of_a_test:last_rows"), range(2), num_train=8
-    )
-    assert first == ["t4", "t5", "t6", "t7"] * 2
-    config = selecting("sequential")
-    leaves = replace(config.data.filter, above=0.4, max_share=0.9)
-    config = replace(config, data=replace(config.data, filter=leaves))
-    later = await issued_prompts(tmp_path, config, range(2, 6), num_train=8)
-    # The batch that was chosen before, the rest of an epoch, one without t4 and t6, which the
-    # policy solves in part, and one that t0 and t2 have left too.
-    assert later[:8] == ["t4", "t5", "t6", "t7"] * 2
-    assert later[8:] == ["t0", "t1", "t2", "t3", "t5", "t7", "t1", "t3"]
-
-
-async def test_a_policy_sees_the_newest_results_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("async_rl.buffer.policies.WINDOW", 10)
-    SEEN.clear()
-    await issued_prompts(tmp_path, selecting("selections_of_a_test:seen_rows"), range(5))
-    assert [*range(10, 20)] in SEEN
-    assert all(seen == [*range(max(4 * k - 10, 0), 4 * k)] for k, seen in enumerate(SEEN))
 
 
 async def test_rows_that_are_no_prompts_of_the_run_name_the_setting(tmp_path: Path) -> None:
@@ -229,19 +176,6 @@ def test_prompts_are_preferred_whose_words_are_solved_in_part() -> None:
     newer = results_of((0.5, 0.0, 0.0), batches=60)[50 * COUNT :]
     older = results_of((0.0, 0.5, 0.0), batches=10)
     assert shares(priority, [*older, *newer])[0] > 0.6, "a result says less the older it is"
-
-
-def test_rewards_that_differ_by_a_little_are_a_little_reason_to_prefer_a_prompt() -> None:
-    rng = np.random.default_rng(0)
-    # Wrong answers in two forms; right ones in a fifth of the samples.
-    form = [Result(row=k, position=k, rewards=[0.0, 0.01] * 4) for k in range(0, 10 * COUNT, 3)]
-    solved = [
-        Result(row=k, position=k, rewards=(rng.random(8) < 0.2).astype(float).tolist())
-        for k in range(1, 10 * COUNT, 3)
-    ]
-    results = sorted([*form, *solved], key=lambda result: result.position)
-    of_form, of_solved, _ = shares(priority, results)
-    assert of_solved > 2 * of_form
 
 
 def test_half_of_a_batch_comes_from_the_pool_and_the_longest_rested_first() -> None:

@@ -48,25 +48,6 @@ def test_oldest_admission_is_taken_first_whatever_finished_first_and_in_turn() -
     assert take(buffer, 1).group_ids == (5, 9)
 
 
-class Watched(StoredGroup):
-    """Counts how often the age of groups is read."""
-
-    num_reads = 0
-
-    def __getattribute__(self, name: str) -> object:
-        Watched.num_reads += name == "oldest_version"
-        return super().__getattribute__(name)
-
-
-def test_a_repeated_request_compares_only_groups_that_have_arrived_since() -> None:
-    buffer = replay(groups_per_step=200)
-    Watched.num_reads = 0
-    for group_id in range(100):
-        buffer.put(Watched(group_id=group_id, oldest_version=0, newest_version=0))
-        assert not take(buffer, 0).group_ids
-    assert Watched.num_reads == 100
-
-
 def test_a_group_that_comes_too_late_is_dropped_by_the_next_attempt_for_the_same_version() -> None:
     buffer = replay(version=5)
     put(buffer, 0, oldest=5)
@@ -115,9 +96,7 @@ def test_a_younger_group_overtakes_only_if_the_older_one_is_still_young_enough_n
 @pytest.mark.parametrize(
     ("version", "group_ids"), [(2, [0, 1]), (1, [0]), (1, [0, 2]), (1, [0, 1, 1])]
 )
-def test_a_commit_that_does_not_match_its_lease_is_refused(
-    version: int, group_ids: list[int]
-) -> None:
+def test_a_commit_of_another_batch_is_refused(version: int, group_ids: list[int]) -> None:
     buffer = replay()
     put(buffer, 0, 1)
     take(buffer, 0)
@@ -134,20 +113,6 @@ def test_a_step_over_the_bound_is_never_committed() -> None:
         buffer.commit(4, [0, 1], now_s=0.0)
 
 
-@pytest.mark.parametrize(("version", "group_ids"), [(1, [2, 3]), (0, [0])])
-def test_only_the_batch_that_is_trained_now_is_dropped_and_later_ones_are_ready_again(
-    version: int, group_ids: list[int]
-) -> None:
-    buffer = replay()
-    put(buffer, 0, 1, 2, 3)
-    assert [take(buffer, step).group_ids for step in (0, 1)] == [(0, 1), (2, 3)]
-    with pytest.raises(ProtocolError, match="are not the batch of version 0"):
-        buffer.drop(version, group_ids)
-    assert buffer.drop(0, [0, 1]) == ((0, 1), (2, 3))
-    assert buffer.drop(0, [0, 1]) is None
-    assert sorted(buffer.ready) == [2, 3]
-
-
 def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_else() -> None:
     buffer = replay(version=3)
     put(buffer, 0, oldest=3)
@@ -160,17 +125,6 @@ def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_els
     assert take(buffer, 2).group_ids == (4, 9)
     with pytest.raises(ProtocolError, match="one run"):
         replay().sync(4, [])
-
-
-def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones() -> None:
-    buffer = replay()
-    put(buffer, 0, 1)
-    take(buffer, 0)
-    put(buffer, 4, 6)
-    assert buffer.num_before(5) == 3
-    assert buffer.num_stored == 4
-    buffer.sync(0, [])
-    assert buffer.num_before(0) == 2
 
 
 @pytest.mark.proves("buffer.uses_per_group")
@@ -209,18 +163,6 @@ def with_a_reused_batch() -> Replay:
     put(buffer, 2, 3, oldest=1)
     take(buffer, 1)
     return buffer
-
-
-def test_a_batch_with_reused_groups_is_committed_and_dropped_with_them_alone() -> None:
-    buffer = with_a_reused_batch()
-    with pytest.raises(ProtocolError, match=r"its lease is \[0, 1, 2, 3\]"):
-        buffer.commit(2, [2, 3], now_s=0.0)
-    with pytest.raises(ProtocolError, match=r"which is \[0, 1, 2, 3\]"):
-        buffer.drop(1, [2, 3])
-    # The reused groups are still trained, and no batch gets them as new ones.
-    assert buffer.drop(1, [0, 1, 2, 3]) == ((2, 3), ())
-    put(buffer, 4, 5, oldest=1)
-    assert take(buffer, 1).reused == (0, 1)
 
 
 def test_a_learner_that_is_one_commit_ahead_has_used_the_groups_of_its_batch() -> None:

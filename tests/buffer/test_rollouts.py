@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
-import numpy as np
 import pytest
 from buffer_support import forget, make_config, opened, put, step, tickets, train
 from command_line import Command
@@ -21,7 +20,6 @@ from async_rl.composition.compose import write_config
 from async_rl.core.types import Group
 from async_rl.launchers.commands.stored import choose
 from async_rl.runs.samples import Sample, samples
-from async_rl.runs.view.tokens import tokens_of
 from async_rl.runtime.context import Control
 
 WORDS = [f"w{i} " for i in range(5)]
@@ -80,16 +78,6 @@ def test_stored_groups_are_read_by_step_and_the_newest_first_trained_or_not(run_
     assert "w3" in failed[0].response
 
 
-def test_tokens_have_the_grade_of_their_probability(run_dir: Path) -> None:
-    group = stored(run_dir)[0].group
-    logprobs = np.log(np.array([1, 1, 0.6, 0.95, 0.05], np.float32))
-    sample = msgspec.structs.replace(group.trajectories[0], behavior_logprobs=logprobs)
-    group = msgspec.structs.replace(group, trajectories=[sample, group.trajectories[1]])
-    rollout = Rollout(group=group, prompt="", step=None)
-    tokens = tokens_of(Sample(rollout=rollout, index=0, decode=lambda ids: "a" * len(ids)))
-    assert [token.probability_grade for token in tokens] == [2, 3, 0]
-
-
 def test_one_sample_of_each_group_is_chosen_by_its_reward(run_dir: Path) -> None:
     first, second = stored(run_dir, step=1)
     low = msgspec.structs.replace(first, group=with_rewards(first.group, 0.1, 0.3))
@@ -103,9 +91,7 @@ def test_one_sample_of_each_group_is_chosen_by_its_reward(run_dir: Path) -> None
         assert [(s.rollout, s.index) for s in choose(every, sign=sign)] == expected
 
 
-def test_the_command_shows_prompt_response_reward_and_verdicts(
-    run_dir: Path, command: Command
-) -> None:
+def test_the_command_shows_samples_with_their_rewards(run_dir: Path, command: Command) -> None:
     code, text, _ = command("rollouts", run_dir, "--failed")
     assert code == 0
     assert "text of t" in text

@@ -34,11 +34,7 @@ class Alphabet:
 
 
 def completion(
-    *ids: int,
-    index: int = 0,
-    logprob: float = 0.0,
-    version: int = 0,
-    is_truncated: bool = False,
+    *ids: int, index: int = 0, logprob: float = 0.0, version: int = 0, is_truncated: bool = False
 ) -> Completion:
     return Completion(
         index=index,

@@ -74,9 +74,7 @@ def roll_out(tmp_path: Path, function: str, *overrides: str) -> tuple[Group, Jud
     return asyncio.run(run()), judge, parrot
 
 
-def test_only_what_the_policy_wrote_is_trained_and_nothing_is_tokenized_again(
-    tmp_path: Path,
-) -> None:
+def test_only_what_the_policy_wrote_is_trained_as_it_was_written(tmp_path: Path) -> None:
     group, judge, parrot = roll_out(tmp_path, "twice")
     assert len(group.trajectories) == 2
     for sample in group.trajectories:
@@ -138,21 +136,13 @@ def test_a_function_that_fails_fails_the_group(tmp_path: Path, function: str, me
 
 def test_a_function_that_cannot_lead_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
-    for function, message in (
-        ("plain", "is not an async function"),
-        ("nobody", "has no function"),
-    ):
+    for function, message in (("plain", "is not an async function"), ("nobody", "has no function")):
         config = compose("grpo_code", [f"rollout.fn={tmp_path}/writes.py:{function}"])
         with pytest.raises(ConfigError, match=message):
             load_rollout(config.rollout)
     assert load_rollout(compose("grpo_code").rollout) is None
-    for settings, message in (
-        (
-            ["rollout.fn=a:b", "reward.placement=steps", "reward.mode=fraction"],
-            "the last turn is scored",
-        ),
-    ):
-        assert message in "".join(problems(compose_unchecked("grpo_code", settings)))
+    steps = ["rollout.fn=a:b", "reward.placement=steps", "reward.mode=fraction"]
+    assert "the last turn is scored" in "".join(problems(compose_unchecked("grpo_code", steps)))
 
 
 def test_people_see_what_the_policy_did_not_write(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rollouts_support import completion, opened_rollouts, process, score, ticket
 from async_rl.core.errors import EngineDead, RewardError, Unavailable, WeightsError, root_cause
 from async_rl.core.types import Group, Prompt, Purpose, Sampling, Score, StepScore, Ticket
 from async_rl.protocol.base import Ok
-from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
+from async_rl.protocol.buffer import RequestWork, Work
 from async_rl.protocol.generator import Completion
 from async_rl.rollouts.groups import Groups
 
@@ -26,13 +26,13 @@ class ScriptedEngine:
     version = 3
 
     def __init__(self, error: Exception | None = None) -> None:
-        self._error = error
+        self.error = error
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         for index in range(num_samples):
             ids = [26] if sampling.temperature == 0 else [2] * (index + 1)
             yield completion(*ids, index=index, version=3)
@@ -126,9 +126,7 @@ def test_a_step_ends_with_the_token_that_completes_its_text() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "remax"])
-async def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
-    algorithm: str,
-) -> None:
+async def test_room_counts_the_samples_that_are_written(algorithm: str) -> None:
     """The engine has room for 4 groups; only the first two and a part of the third are written."""
     config = compose(
         "grpo_code",
@@ -148,23 +146,14 @@ async def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy
 
     async def call(request: RequestWork, *, wait_s: float) -> Work:
         credits.append(request.credit)
-        if len(credits) == 1:
-            sizes = {1: 2, 2: 2, 3: 2, 4: 2}
-        elif len(credits) == 2:
-            # Two single samples of an evaluation take the place of one group.
-            sizes = {5: 1, 6: 1}
-        else:
+        if len(credits) == 3:
             is_full.set()
             await asyncio.Event().wait()
-        return Work(
-            tickets=[
-                msgspec.structs.replace(
-                    ticket_of(size, Purpose.EVAL if size == 1 else Purpose.TRAIN),
-                    group_id=number,
-                )
-                for number, size in sizes.items()
-            ]
-        )
+        # Two single samples of an evaluation take the place of one group.
+        sizes = {1: 2, 2: 2, 3: 2, 4: 2} if len(credits) == 1 else {5: 1, 6: 1}
+        purposes = {1: Purpose.EVAL, 2: Purpose.TRAIN}
+        new = {number: ticket_of(size, purposes[size]) for number, size in sizes.items()}
+        return Work(tickets=[msgspec.structs.replace(it, group_id=n) for n, it in new.items()])
 
     groups = Groups(
         process(config, call),
@@ -181,84 +170,20 @@ async def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy
     assert credits == [4, 2, 1]
 
 
-async def test_a_second_attempt_stays_held_when_the_expired_first_one_ends() -> None:
-    """A group that is not held would be issued a third time."""
-    config = compose("grpo_code", ["generation.group_size=2"])
-    has_expired = asyncio.Event()
-    held: list[list[int] | None] = []
-    has_asked = asyncio.Event()
-    has_failed = asyncio.Event()
-
-    class Rollouts:
-        async def group(self, ticket: Ticket, engine: object, *, written: Any) -> Group:
-            if ticket.attempt > 1:
-                await asyncio.Event().wait()
-            await has_expired.wait()
-            raise WeightsError("the end of the first attempt")
-
-        async def is_outage(self, cause: BaseException) -> bool:
-            return False
-
-    async def call(request: Any, **_: float) -> Any:
-        if isinstance(request, FailGroup):
-            has_failed.set()
-            return Ok()
-        held.append(request.held)
-        if len(held) <= 2:
-            ticket = msgspec.structs.replace(ticket_of(2), attempt=len(held))
-            return Work(tickets=[ticket])
-        if len(held) == 3:
-            has_expired.set()
-            await has_failed.wait()
-            return Work(tickets=[])
-        has_asked.set()
-        await asyncio.Event().wait()
-
-    groups = Groups(
-        process(config, call),
-        Rollouts(),  # type: ignore[arg-type]
-        engine=ScriptedEngine,
-        limit=asyncio.timeout,
-    )
-    groups.weights_loaded()
-    making = asyncio.create_task(groups.make())
-    async with asyncio.timeout(30):
-        await has_asked.wait()
-    making.cancel()
-    await asyncio.gather(making, return_exceptions=True)
-    assert held[2:4] == [[1], [1]]
-
-
-async def attempt(stop_on: str, engine: object, scorer: object) -> list[FailGroup]:
-    """Roll out one ticket; return the failures that the buffer gets."""
+async def attempt(stop_on: str, engine: object, scorer: object) -> list[Any]:
+    """Roll out one ticket; return the requests that the buffer gets."""
     config = compose("grpo_code", ["generation.group_size=2", f"reward.stop_on={stop_on}"])
-    failures: list[FailGroup] = []
-    has_failed = asyncio.Event()
+    requests: list[Any] = []
 
-    async def call(request: Any, **_: float) -> Any:
-        match request:
-            case RequestWork(wait_s=0):
-                return Work(tickets=[])
-            case RequestWork() if not request.held and not has_failed.is_set():
-                return Work(tickets=[ticket_of(2)])
-            case RequestWork():
-                await has_failed.wait()
-                return Work(tickets=[])
-            case FailGroup():
-                failures.append(request)
-            case PutGroup():
-                raise AssertionError("the group has failed")
-        groups.draining.set()
-        has_failed.set()
+    async def call(request: Any, **_: float) -> Ok:
+        requests.append(request)
         return Ok()
 
     async with opened_rollouts(config, scorer) as rollouts:
         context = process(config, call)
         groups = Groups(context, rollouts, engine=lambda: engine, limit=asyncio.timeout)  # type: ignore[arg-type,return-value]
-        groups.weights_loaded()
-        async with asyncio.timeout(30):
-            await groups.make()
-    return failures
+        await groups.roll_out(ticket_of(2))
+    return requests
 
 
 class FailingScorer(ScriptedScorer):
@@ -268,18 +193,18 @@ class FailingScorer(ScriptedScorer):
         raise RewardError("mine raised ValueError")
 
 
-def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator() -> None:
-    (failure,) = asyncio.run(attempt("[]", ScriptedEngine(), FailingScorer()))
+async def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator() -> None:
+    (failure,) = await attempt("[]", ScriptedEngine(), FailingScorer())
     assert (failure.group_id, failure.attempt, failure.reason) == (1, 1, "reward_failed")
     assert failure.message == "RewardError: mine raised ValueError"
     with pytest.raises(ExceptionGroup) as ended:
-        asyncio.run(attempt("[function_failure]", ScriptedEngine(), FailingScorer()))
+        await attempt("[function_failure]", ScriptedEngine(), FailingScorer())
     assert isinstance(root_cause(ended.value), RewardError)
 
 
 @pytest.mark.parametrize("error", [Unavailable("the engine died"), WeightsError("half loaded")])
-def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Exception) -> None:
+async def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Exception) -> None:
     """Further groups would fail too, and each would count as an attempt of its prompt."""
-    with pytest.raises(ExceptionGroup) as ended:
-        asyncio.run(attempt("[]", ScriptedEngine(error), ScriptedScorer()))
+    with pytest.raises((ExceptionGroup, EngineDead)) as ended:
+        await attempt("[]", ScriptedEngine(error), ScriptedScorer())
     assert isinstance(root_cause(ended.value), EngineDead)

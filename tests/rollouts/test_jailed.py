@@ -68,9 +68,7 @@ def play(*command: str) -> list[bytes]:
         os.umask(before)
 
 
-def test_an_agent_in_a_jail_reaches_its_endpoint_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_agent_in_a_jail_reaches_its_endpoint_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "secret")
     monkeypatch.setenv("LANG", "C.UTF-8")
     (request,) = play(sys.executable, str(HOSTILE), "GIVEN", SECRET)
@@ -94,9 +92,7 @@ def test_an_agent_in_a_jail_reaches_its_endpoint_and_nothing_else(
     assert HOSTILE.read_text().startswith('"""An agent that tries')
 
 
-def test_the_failure_of_an_agent_in_a_jail_is_that_of_its_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_failure_of_a_jailed_agent_is_its_attempt_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "fail")
     with pytest.raises(AgentError, match="exited with code 1"):
         play(sys.executable, str(HOSTILE), "GIVEN", SECRET)

@@ -104,9 +104,7 @@ def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
         (RewardError("mine raised"), "reward_failed", "RewardError: mine raised"),
     ],
 )
-def test_what_always_fails_costs_no_more_prompts_and_its_cause_is_shown(
-    error: Exception, reason: str, told: str
-) -> None:
+def test_what_always_fails_costs_no_prompts(error: Exception, reason: str, told: str) -> None:
     """An agent, a rollout function, a time limit, a function that fails for these samples only."""
     scorer = FailingScorer({"any"}, error)
     # The first one is scored, and can be scored again: this is no outage of the scorer.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from composing import compose
 from rollouts_support import Alphabet, process
+from safetensors.torch import save_file
 from test_generator_groups import ScriptedEngine
 
 from async_rl.core.checksums import complete, sums_of
@@ -28,21 +28,14 @@ from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.slots import Slots
 from async_rl.runtime.directory import Directory
 from async_rl.service.processes import Processes
+from async_rl.weights.block import SharedTensorsReader
 
 NONE = Scores(ids=np.zeros((1, 0), np.int32), logprobs=np.zeros((1, 0), np.float32))
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
-
-    return run
-
-
-def request(policy: str, adapter: str = "", version: int = 0) -> Sample:
+def request(policy: str, adapter: str = "", version: int = 0, name: str = "r") -> Sample:
     return Sample(
-        request_id="r",
+        request_id=name,
         token_ids=np.array([3], np.int32),
         num_samples=1,
         max_tokens=4,
@@ -132,10 +125,7 @@ class Service:
             if all(other.name != member.name for other in self._members):
                 raise Unavailable(f"{member.name} exited")
             slots = self.slots[member.name]
-            answers: dict[type[Message], Any] = {
-                LoadSlot: slots.load,
-                Sample: slots.sample,
-            }
+            answers: dict[type[Message], Any] = {LoadSlot: slots.load, Sample: slots.sample}
             answer: Message = await answers[type(message)](message)
             return answer
 
@@ -162,7 +152,6 @@ class Service:
         return await self.front.sample(request(policy, adapter, version))
 
 
-@in_a_loop
 async def test_policies_take_turns_on_the_slots_and_none_waits_forever(tmp_path: Path) -> None:
     service = Service(tmp_path)
     first, second = service.engines[0].places
@@ -204,7 +193,6 @@ async def test_policies_take_turns_on_the_slots_and_none_waits_forever(tmp_path:
         await service.sample("a", 2)
 
 
-@in_a_loop
 async def test_a_sample_has_the_weights_that_it_names_or_newer_ones(tmp_path: Path) -> None:
     service = Service(tmp_path)
     await service.sample("a", 3)
@@ -217,7 +205,6 @@ async def test_a_sample_has_the_weights_that_it_names_or_newer_ones(tmp_path: Pa
     assert service.places(1)[0] == [("a", 3), ("a", 5)]
 
 
-@in_a_loop
 async def test_weights_that_cannot_be_loaded_concern_their_policy_only(tmp_path: Path) -> None:
     """Any other error would end the front, again at each of its starts."""
     service = Service(tmp_path)
@@ -242,24 +229,21 @@ async def test_weights_that_cannot_be_loaded_concern_their_policy_only(tmp_path:
 class Failing(ScriptedEngine):
     """Writes a row until it has an error."""
 
-    error: Exception | None = None
     places: tuple[Place, ...] = ()
 
     async def sample(self, request: Sample) -> Sampled:
-        assert self.error is not None
-        raise self.error
+        raise DataError("top_p=3")
 
     async def close(self) -> None:
         pass
 
 
-@pytest.mark.parametrize("calls", ["complete", "sample"])
-def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_not(
-    calls: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("async_rl.processes.generator.load_tokenizer", lambda *_: Alphabet())
-    row = np.array([3], np.int32)
-    sampling = Sampling(temperature=1.0, max_new_tokens=4)
+    how = Sampling(temperature=1.0, max_new_tokens=4)
+    message = Complete(request_id="1.1.0/0", token_ids=np.array([3], np.int32), sampling=how)
     engine = Failing()
 
     async def open_engine() -> Failing:
@@ -274,32 +258,75 @@ def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_does_no
             context.stopping = asyncio.Event()
             generator = Generator(context, open_engine)
             await generator.sleeping.start()
-            complete, sample = generator.complete, generator.sample
-            if calls == "complete":
-                message: Any = Complete(request_id="1.1.0/0", token_ids=row, sampling=sampling)
-                done: Any = await complete(message)
-                assert done.completed.token_ids.tolist() == [2]
-                engine.version = NO_VERSION
-                with pytest.raises(WeightsError, match="no version of the weights yet"):
-                    await complete(message)
-                engine.version = 3
-                engine._error = Unavailable("the vLLM engine died")
-                answer = complete(message)
-            else:
-                engine.error = DataError("top_p=3")
-                with pytest.raises(DataError, match="top_p=3"):
-                    await sample(request(""))
-                engine.error = Unavailable("the vLLM engine died")
-                answer = sample(request(""))
-            # The sender of a row does not send it to another engine, which it may end as well.
-            dead = EngineDead if calls == "complete" else Unavailable
-            with pytest.raises(dead, match="generator-0: the vLLM engine died"):
-                await answer
-            context.stopping.set()
-            if calls == "complete":
-                with pytest.raises(Unavailable):
-                    await complete(message)
+            with pytest.raises(DataError, match="top_p=3"):
+                await generator.sample(request(""))
+            done: Any = await generator.complete(message)
+            assert done.completed.token_ids.tolist() == [2]
+            engine.version = NO_VERSION
+            with pytest.raises(WeightsError, match="no version of the weights yet"):
+                await generator.complete(message)
+            engine.version, engine.error = 3, Unavailable("the vLLM engine died")
+            # Its sender does not send it to another engine, which it may end as well.
+            with pytest.raises(EngineDead, match="generator-0: the vLLM engine died"):
+                await generator.complete(message)
 
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(play())
+        await play()
     assert caught.group_contains(EngineDead, match="the vLLM engine died")
+
+
+class WholeModel:
+    """An engine without slots. weights: of the model, one number; log: what happened."""
+
+    def __init__(self) -> None:
+        self.weights = 0.0
+        self.log: list[str] = []
+        self.may_answer = asyncio.Event()
+
+    async def load_weights(self, manifest: Manifest) -> LoadReport:
+        with SharedTensorsReader(manifest) as reader:
+            self.weights = float(dict(reader.tensors())["w"])
+        self.log.append(f"load {self.weights:g} v{manifest.version}")
+        return LoadReport(version=manifest.version, pause_s=0.1)
+
+    async def sample(self, request: Sample) -> Sampled:
+        assert request.adapter == "", "the engine has no adapters"
+        await self.may_answer.wait()
+        self.log.append(f"{request.request_id}: {self.weights:g}")
+        return Sampled(sequences=[], prompt=NONE)
+
+
+def write(folder: Path, value: float) -> str:
+    folder.mkdir()
+    save_file({"w": torch.tensor(float(value))}, folder / "model.safetensors")
+    return str(folder)
+
+
+async def test_samples_of_whole_models_start_in_the_order_of_arrival(tmp_path: Path) -> None:
+    base, one, two = (write(tmp_path / f"{value}", value) for value in (7, 1, 2))
+    engine = WholeModel()
+    turns = Slots(SimpleNamespace(engine=engine), Path(base))  # type: ignore[arg-type]
+    wanted = [
+        request("", name="base"),
+        request("", one, 3, "one"),
+        request("", two, 5, "two"),
+        request("", one, 3, "one again"),
+        request("", name="base again"),
+    ]
+    asked = []
+    for sample in wanted:
+        asked.append(asyncio.create_task(turns.sample(sample)))
+        await asyncio.sleep(0)
+    engine.may_answer.set()
+    await asyncio.gather(*asked)
+    assert engine.log == [
+        "base: 0",
+        "load 1 v3",
+        "one: 1",
+        "load 2 v5",
+        "two: 2",
+        "load 1 v3",
+        "one again: 1",
+        "load 7 v0",
+        "base again: 7",
+    ]

@@ -18,14 +18,7 @@ import numpy as np
 
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.protocol.generator import Completion, Scores
-from async_rl.protocol.service import (
-    CHANGING,
-    Execute,
-    Executed,
-    LoadSlot,
-    Sample,
-    Sampled,
-)
+from async_rl.protocol.service import CHANGING, Execute, Executed, LoadSlot, Sample, Sampled
 from async_rl.service import forms
 from async_rl.service.desk import Desk
 from async_rl.service.front import build_app
@@ -42,11 +35,7 @@ from async_rl.service.store import Store
 
 KEY = "tml-test"
 MODEL = Model(
-    name="local/tiny",
-    tokenizer="local/tiny",
-    vocab_size=100,
-    context_tokens=64,
-    most_rank=32,
+    name="local/tiny", tokenizer="local/tiny", vocab_size=100, context_tokens=64, most_rank=32
 )
 
 
@@ -199,8 +188,7 @@ class Played:
         logprobs[0] = np.nan
         columns = 0 if request.num_prompt_top is None else None
         return Sampled(
-            sequences=sequences,
-            prompt=Scores(ids=ids[:, :columns], logprobs=logprobs[:, :columns]),
+            sequences=sequences, prompt=Scores(ids=ids[:, :columns], logprobs=logprobs[:, :columns])
         )
 
     async def load(self, request: LoadSlot) -> None:

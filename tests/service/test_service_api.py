@@ -13,7 +13,6 @@ import pytest
 from service_support import (
     KEY,
     MODEL,
-    Clock,
     Front,
     Played,
     batch,
@@ -25,7 +24,6 @@ from service_support import (
 )
 from tables import table
 
-from async_rl.buffer.store.connection import connect
 from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.certify import service
 from async_rl.service.address import FOLDER
@@ -67,42 +65,6 @@ async def test_values_of_a_sample_reach_the_generators(tmp_path: Path) -> None:
         assert first.token_ids.tolist() == [1, 2, 3]
 
 
-async def test_log_probs_of_the_last_tokens_of_a_prompt_alone(tmp_path: Path) -> None:
-    async with front(tmp_path, Played()) as api:
-        sampler = await sampler_of(api)
-        wanted = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_logprobs_last_n": 1}
-        samples = await api.samples(await api.post("asample", **ask(sampler, **wanted)))
-        logprobs = np.frombuffer(samples.prompt_logprobs, "<f4")
-        assert np.isnan(logprobs).tolist() == [True, True, False]
-        assert logprobs[2] == -2
-        top = samples.topk_prompt_logprobs
-        assert (top.length, top.k) == (3, 2)
-        values = np.frombuffer(top.logprobs, "<f4").reshape(3, 2)
-        assert values.tolist() == [[-99999, -99999], [-99999, -99999], [-1.5, -1.5]]
-
-
-async def test_a_sample_is_drawn_once_and_again_after_a_restart(tmp_path: Path) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        sampler, session_id = await sampler_of(api), api.session_id
-        first = await api.post("asample", **ask(sampler))
-        assert await api.post("asample", **ask(sampler)) == first
-        other = await api.http.post("asample", json=ask(sampler, num_samples=2))
-        assert other.status_code == 409
-        await api.samples(first)
-        assert len(played.sampled) == 1
-    # Accepted by a front that is not running: as if killed right after its answer.
-    desk = open_desk(tmp_path, played, prefix="late-")
-    async with client_of(desk) as http:
-        late = await Front(http, desk).post("asample", **ask(sampler, 1))
-        desk.store.close()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, prefix="next-")) as api:
-        api.session_id = session_id
-        assert len((await api.samples(late)).sequences) == 1
-        assert len((await api.samples(first)).sequences) == 1
-        assert len(played.sampled) == 2
-
-
 async def test_a_sample_is_refused_by_its_engine_or_stopped_by_its_client(tmp_path: Path) -> None:
     played = Played()
     stopped: list[str] = []
@@ -133,21 +95,20 @@ async def saved(api: Front, run: str, seq_id: int, path: str, **more: Any) -> An
 
 
 async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Path) -> None:
-    clock, played = Clock(), Played()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+    played = Played()
+    async with front(tmp_path, played) as api:
         run = await api.create(user_metadata={"goal": 7})
         one = await saved(api, run, 1, "one", user_metadata={"n": "1"})
         assert one == {"path": f"tinker://{run}/weights/one", "type": "save_weights"}
         assert "exists" in (await saved(api, run, 2, "one"))["error"]
-        clock.now_s += 1
+        played.clock.now_s += 1
         await saved(api, run, 3, "one", overwrite=True, ttl_seconds=3600)
-        clock.now_s += 1
+        played.clock.now_s += 1
         await saved(api, run, 4, "two.b")
         for seq_id, wrong in enumerate(("../up", "a/b", "", ".hidden"), start=5):
             assert "$.path" in (await saved(api, run, seq_id, wrong))["error"]
         listed = (await api.http.get(f"training_runs/{run}/checkpoints")).json()["checkpoints"]
-        names = [row["checkpoint_id"] for row in listed]
-        assert names == ["weights/two.b", "weights/one"]
+        assert [row["checkpoint_id"] for row in listed] == ["weights/two.b", "weights/one"]
         assert listed[-1]["checkpoint_type"] == "training"
         assert listed[-1]["expires_at"] > listed[-1]["time"]
         assert listed[-1]["size_bytes"] > 0
@@ -162,29 +123,25 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         session = (await api.http.get(f"sessions/{api.session_id}")).json()
         assert session["training_run_ids"] == [run]
         info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
-        assert info.json()["lora_rank"] == 8
-        assert info.json()["train_mlp"] is True
+        assert (info.json()["lora_rank"], info.json()["train_mlp"]) == (8, True)
         # The replaced files go, and then the expired ones.
         directory = tmp_path / "runs" / folder(run) / "weights"
         assert (directory / "one~1").exists()
         await api.desk.sweep()
         assert not (directory / "one~1").exists()
         assert (directory / "one~3").exists()
-        clock.now_s += 3601
+        played.clock.now_s += 3601
         await api.desk.sweep()
         assert not (directory / "one~3").exists()
-        assert (
-            await api.http.post("weights_info", json={"tinker_path": one["path"]})
-        ).status_code == 404
+        info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
+        assert info.status_code == 404
         two = f"training_runs/{run}/checkpoints/weights/two.b"
         assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 3600})).status_code == 200
         assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 5})).status_code == 400
-        row = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
-        assert row is not None
-        assert row.expires_s == clock.now_s + 3600
+        row: Any = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
+        assert row.expires_s == played.clock.now_s + 3600
         assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": None})).status_code == 200
         row = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
-        assert row is not None
         assert row.expires_s is None
         assert (await api.http.delete(two)).status_code == 200
         assert (await api.http.delete(two)).status_code == 404
@@ -204,26 +161,6 @@ async def test_exported_weights_are_files_of_the_shared_disk(tmp_path: Path) -> 
         await saved(api, run, 2, "one")
         wrong = await api.http.get(f"{listed}/weights/one/external_weights_urls")
         assert wrong.status_code == 400
-
-
-async def test_files_that_a_repeated_load_needs_stay(tmp_path: Path) -> None:
-    played = Played(request_s=6.0)
-    async with front(tmp_path, played) as api:
-        run = await api.create()
-        path = (await saved(api, run, 1, "one"))["path"]
-        load = {"model_id": run, "seq_id": 2, "path": path, "optimizer": False}
-        await api.result(await api.post("load_weights", **load))
-        directory = tmp_path / "runs" / folder(run) / "weights" / "one~1"
-        await api.http.delete(f"training_runs/{run}/checkpoints/weights/one")
-        await api.desk.sweep()
-        assert directory.exists()
-        played.kill_learner()
-        for seq_id in (3, 4, 5):
-            await api.step(run, seq_id)
-        await api.result(await api.batch(run, 6, [1], forward_only=True, loss="x"))
-        # Two saved states cover the load now.
-        await api.desk.sweep()
-        assert not directory.exists()
 
 
 async def origin(api: Front, **lies: Any) -> Any:
@@ -295,19 +232,19 @@ async def test_a_lie_about_an_origin_is_refused_with_its_first_wrong_token(tmp_p
 
 
 async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path) -> None:
-    clock, played = Clock(), Played()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+    played = Played()
+    async with front(tmp_path, played) as api:
         run = await api.create()
         await api.batch(run, 1, [1, 2])
         await api.result(await api.step(run, 2))
         chain = played.memory[run].chain
-        clock.now_s += 200
+        played.clock.now_s += 200
         await api.post_heartbeat()
-        clock.now_s += 200
+        played.clock.now_s += 200
         await api.desk.sweep()
         await api.settle()
         assert played.released == []
-        clock.now_s += 301
+        played.clock.now_s += 301
         await api.desk.sweep()
         await api.settle()
         assert played.released == [run]
@@ -320,21 +257,19 @@ async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path
 
 
 async def test_time_without_a_front_is_no_silence_of_a_client(tmp_path: Path) -> None:
-    clock, played = Clock(), Played()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+    played = Played()
+    async with front(tmp_path, played) as api:
         session_id = await api.session()
-    clock.now_s += 2 * DAY_S
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+    played.clock.now_s += 2 * DAY_S
+    async with front(tmp_path, played) as api:
         await api.desk.sweep()
         beat = await api.http.post("session_heartbeat", json={"session_id": session_id})
         assert beat.status_code == 200
 
 
-async def test_a_finished_session_refuses_requests_and_loses_its_ephemeral_samplers(
-    tmp_path: Path,
-) -> None:
-    clock, played = Clock(), Played()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+async def test_a_finished_session_refuses_requests_and_loses_samplers(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
         run = await api.create()
         save = {"model_id": run, "seq_id": 1, "sampling_session_seq_id": 0}
         await api.result(await api.post("save_weights_for_sampler", **save))
@@ -354,41 +289,26 @@ async def test_a_finished_session_refuses_requests_and_loses_its_ephemeral_sampl
         assert not directory.exists()
 
 
-async def test_answers_are_kept_for_minutes_after_delivery_and_numbers_for_ever(
-    tmp_path: Path,
-) -> None:
-    clock, played = Clock(), Played()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, clock=clock)) as api:
+async def test_answers_are_kept_for_minutes_and_numbers_for_ever(tmp_path: Path) -> None:
+    played = Played()
+    async with front(tmp_path, played) as api:
         run = await api.create()
         step = {"model_id": run, "seq_id": 1, "adam_params": {}}
         request_id = await api.post("optim_step", **step)
         answer = await api.result(request_id)
-        clock.now_s += 599
+        played.clock.now_s += 599
         await api.desk.sweep()
         assert await api.result(request_id) == answer
-        clock.now_s += 2
+        played.clock.now_s += 2
         await api.desk.sweep()
         gone = await api.http.post("retrieve_future", json={"request_id": request_id})
         assert gone.status_code == 410
         assert await api.post("optim_step", **step) == request_id
         unread = await api.post("optim_step", **{**step, "seq_id": 2})
         await api.settle()
-        clock.now_s += DAY_S - 1
+        played.clock.now_s += DAY_S - 1
         await api.desk.sweep()
         assert await api.result(unread)
-
-
-async def test_an_unloaded_run_is_gone(tmp_path: Path) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        run = await api.create()
-        await api.step(run, 1)
-        unload = await api.post("unload_model", model_id=run)
-        assert await api.result(unload) == {"model_id": run, "type": "unload_model"}
-        assert await api.post("unload_model", model_id=run) == unload
-        step = {"model_id": run, "seq_id": 3, "adam_params": {}}
-        refused = await api.http.post("optim_step", json=step)
-        assert (refused.status_code, "is unloaded" in refused.json()["detail"]) == (404, True)
 
 
 DEEP = b'{"a": ' + b"[" * 100_000
@@ -404,9 +324,7 @@ BAD: list[tuple[str, Any, int, str]] = [
 ]
 
 
-async def test_bad_input_is_answered_in_the_form_of_the_api_and_harms_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_bad_input_is_answered_in_the_form_of_the_api(tmp_path: Path) -> None:
     played = Played()
     wrong_samples = (
         ("asample", ask("SAMPLER", **more), 400, text)
@@ -466,32 +384,16 @@ async def test_every_request_needs_the_key(tmp_path: Path) -> None:
     desk.store.close()
 
 
-async def test_the_start_of_a_session_names_all_deviations(tmp_path: Path) -> None:
+async def test_the_start_of_a_session_and_the_page_name_all_deviations(tmp_path: Path) -> None:
     async with front(tmp_path, Played()) as api:
         reply = (await api.http.post("create_session", json={"sdk_version": "0.99"})).json()
-        for name, text in DEVIATIONS.items():
-            assert f"{name}: {text}" in reply["warning_message"]
-        served = (await api.http.get("get_server_capabilities")).json()["supported_models"]
-        assert served == [
-            {
-                "model_name": MODEL.name,
-                "max_context_length": MODEL.context_tokens,
-                "trainable": True,
-                "sampleable": True,
-            }
-        ]
-
-
-def test_the_page_has_the_table_of_deviations() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text().splitlines()
     for name, text in DEVIATIONS.items():
-        assert f"| {name} | {text} |" in rows
+        assert f"{name}: {text}" in reply["warning_message"]
+        assert f"| {name} | {text} |" in page
 
 
-async def test_the_files_of_an_open_sampler_stay_and_those_of_older_inflight_ones_go(
-    tmp_path: Path,
-) -> None:
+async def test_the_files_of_an_open_sampler_stay_and_older_ones_go(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
         run = await api.create()
@@ -518,86 +420,20 @@ async def test_the_files_of_an_open_sampler_stay_and_those_of_older_inflight_one
         assert list(folders.iterdir()) == []
 
 
-async def test_a_sample_that_waits_keeps_its_sampler_and_too_many_are_sent_back(
+async def test_too_many_samples_of_a_session_are_sent_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("async_rl.service.desk.MOST_SAMPLES", 1)
     played = Played()
-    drawn, held = played.sample, asyncio.Event()
-
-    async def later(request: Any) -> Any:
-        await held.wait()
-        return await drawn(request)
-
-    played.sample = later  # type: ignore[method-assign]
-    async with front(tmp_path, played) as api:
-        sampler = await sampler_of(api)
-        first = await api.post("asample", **ask(sampler))
-        full = await api.http.post("asample", json=ask(sampler, 1))
-        assert full.status_code == 429, full.text
-        assert full.headers["retry-after"] == "1"
-        end = {"reason": {"type": "success"}}
-        await api.http.post(f"sessions/{api.session_id}/finish", json=end)
-        await api.session()
-        other = await api.http.post("asample", json=ask(await sampler_of(api)))
-        assert other.status_code == 200, "the limit is of a session"
-        await api.desk.sweep()
-        assert (await api.http.get(f"samplers/{sampler}")).status_code == 200
-        held.set()
-        assert len((await api.samples(first)).sequences) == 1
-        await api.samples(other.json()["request_id"])
-        await api.samples(await api.post("asample", **ask(f"{api.session_id}:sample:0", 1)))
-        await api.desk.sweep()
-        assert (await api.http.get(f"samplers/{sampler}")).status_code == 404
-
-
-async def test_a_request_costs_the_same_however_many_samples_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = [0]
-
-    def counting(path: Path) -> Any:
-        def count() -> None:
-            steps[0] += 1
-
-        connection = connect(path)
-        connection.set_progress_handler(count, 10)
-        return connection
-
-    monkeypatch.setattr("async_rl.service.store.connect", counting)
-    played = Played()
     played.sample = lambda request: asyncio.Event().wait()  # type: ignore[assignment, method-assign]
     async with front(tmp_path, played) as api:
         sampler = await sampler_of(api)
-        costs = []
-        for seq_id in range(300):
-            steps[0] = 0
-            await api.post("asample", **ask(sampler, seq_id))
-            api.desk.store.ready()
-            costs.append(steps[0])
-        assert costs[-1] <= 1.2 * costs[9]
-
-
-async def test_a_sampler_of_a_checkpoint_has_its_version_and_one_name(tmp_path: Path) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        run = await api.create()
-        await api.step(run, 1)
-        save = {"model_id": run, "seq_id": 2, "path": "one"}
-        path = (await api.result(await api.post("save_weights_for_sampler", **save)))["path"]
-        sampler = await sampler_of(api, 4, model_path=path)
-        assert await sampler_of(api, 4, model_path=path) == sampler
-        other = {"session_id": api.session_id, "sampling_session_seq_id": 4}
-        assert (await api.http.post("create_sampling_session", json=other)).status_code == 409
-        taken = {"model_id": run, "seq_id": 3, "sampling_session_seq_id": 4}
-        answer = await api.result(await api.post("save_weights_for_sampler", **taken))
-        assert answer["error"] == f"the sampling session {sampler} exists"
-        params = {"max_tokens": 10**6, "top_k": 0}
-        await api.samples(await api.post("asample", **ask(sampler, sampling_params=params)))
-        sample = played.sampled[-1]
-        assert (sample.version, sample.top_k) == (1, -1)
-        assert sample.max_tokens == MODEL.context_tokens - 3
-        assert sample.adapter.endswith("/sampler_weights/one~2")
+        await api.post("asample", **ask(sampler))
+        full = await api.http.post("asample", json=ask(sampler, 1))
+        assert full.status_code == 429, full.text
+        assert full.headers["retry-after"] == "1"
+        await api.session()
+        await api.post("asample", **ask(await sampler_of(api)))
 
 
 async def test_a_session_has_a_limited_number_of_training_runs(

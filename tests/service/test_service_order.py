@@ -8,46 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_support import (
-    MODEL,
-    Clock,
-    Played,
-    batch,
-    folder,
-    front,
-    ids,
-    open_desk,
-)
+from service_support import MODEL, Played, batch, folder, front, open_desk
 
 from async_rl.service.proto import ForwardBackwardRequest
-from async_rl.service.store import Request, Session, Store
+from async_rl.service.store import Request
 
 
-async def test_the_requests_of_a_run_are_executed_in_the_order_of_their_numbers(
-    tmp_path: Path,
-) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        run = await api.create()
-        third = await api.step(run, 3)
-        second = await api.batch(run, 2, [1, 2, 3])
-        assert (await api.retrieve(third))["type"] == "try_again"
-        assert played.executed == [(run, 0, "create_model")]
-        first = await api.batch(run, 1, [4, 5])
-        assert (await api.result(third))["metrics"]
-        for request_id in (first, second):
-            assert (await api.forward_backward_result(request_id)).metrics["loss:sum"]
-    assert played.executed == [
-        (run, 0, "create_model"),
-        (run, 1, "forward_backward"),
-        (run, 2, "forward_backward"),
-        (run, 3, "optim_step"),
-    ]
-
-
-async def test_the_same_number_has_one_request_and_another_body_is_a_conflict(
-    tmp_path: Path,
-) -> None:
+async def test_another_body_with_the_same_number_is_a_conflict(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
         run = await api.create()
@@ -85,22 +52,7 @@ async def test_a_refused_request_takes_its_number_and_changes_nothing(tmp_path: 
     assert played.memory[run].chain
 
 
-async def test_a_waiting_client_has_the_answer_as_soon_as_it_is_there(tmp_path: Path) -> None:
-    played = Played()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, poll_s=1e9)) as api:
-        run = await api.create()
-        played.gate = asyncio.Event()
-        request_id = await api.step(run, 1)
-        waiting = asyncio.create_task(api.result(request_id))
-        await api.settle()
-        assert not waiting.done()
-        played.gate.set()
-        assert (await waiting)["metrics"]
-
-
-async def test_the_run_with_the_least_work_is_next_and_a_pause_is_no_credit(
-    tmp_path: Path,
-) -> None:
+async def test_the_run_with_the_least_work_is_next_and_a_pause_is_no_credit(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
         big, small = await api.create(), await api.create(model_seq_id=1)
@@ -133,9 +85,7 @@ async def test_the_order_of_fields_makes_no_other_batch(tmp_path: Path) -> None:
         assert len(ids) == 1
 
 
-async def test_states_are_saved_between_steps_and_bodies_kept_until_two_have_them(
-    tmp_path: Path,
-) -> None:
+async def test_bodies_are_kept_until_two_states_have_them(tmp_path: Path) -> None:
     played = Played(request_s=6.0)
     async with front(tmp_path, played) as api:
         run = await api.create()
@@ -193,28 +143,7 @@ async def test_a_damaged_state_is_passed_over_and_two_are_a_loss(
     assert error == f"{run} is lost: state-3 is damaged; load its newest checkpoint"
 
 
-async def test_the_numbers_of_steps_are_those_of_all_runs_and_no_repetition_has_one(
-    tmp_path: Path,
-) -> None:
-    played = Played()
-    async with front(tmp_path, played) as api:
-        runs = [await api.create(), await api.create(model_seq_id=1)]
-        session_id = api.session_id
-        for run in runs:
-            await api.result(await api.step(run, 1))
-        wrong = {"model_id": runs[0], "seq_id": 2, "adam_params": {"beta1": 2}}
-        await api.result(await api.post("optim_step", **wrong))
-    played.kill_learner()
-    async with front(tmp_path, played, desk=open_desk(tmp_path, played, prefix="2-")) as api:
-        api.session_id = session_id
-        await api.result(await api.step(runs[0], 3))
-    assert played.steps == [1, 2, 3]
-    assert [kind for _, _, kind in played.executed].count("optim_step") == 5
-
-
-async def test_runs_of_all_weights_take_turns_and_other_ranks_are_refused(
-    tmp_path: Path,
-) -> None:
+async def test_runs_of_all_weights_take_turns_and_other_ranks_are_refused(tmp_path: Path) -> None:
     played = Played(request_s=1.0)
     desk = open_desk(tmp_path, played, model=dataclasses.replace(MODEL, most_rank=0))
     async with front(tmp_path, played, desk=desk) as api:
@@ -238,27 +167,3 @@ async def test_runs_of_all_weights_take_turns_and_other_ranks_are_refused(
         *((False, 1), (True, 1)),
         *((False, 1), (False, 2), (True, 1), (True, 2)),
     ]
-
-
-def opened(directory: Path) -> Store:
-    return Store(directory, now=Clock(), new_id=ids(), poll_s=0.0)
-
-
-def test_a_block_that_raises_leaves_no_row(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    session = Session(session_id="a", display_name=None, user_metadata="{}")
-
-    def change() -> None:
-        with store.transaction():
-            store.add(session)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        change()
-    assert store.all(Session, "TRUE") == []
-    with store.transaction():
-        store.add(session)
-    store.close()
-    again = opened(tmp_path)
-    assert again.all(Session, "TRUE") == [session]
-    again.close()

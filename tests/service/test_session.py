@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from service_support import MODEL, Played
 
@@ -97,50 +95,26 @@ async def test_a_life_of_sampling_training_and_saving(tmp_path: Path, config: Ru
     assert played.sampled[2].temperature == 0.5
 
 
-async def test_a_call_waits_for_a_front_that_starts_again(
-    tmp_path: Path, config: RunConfig
-) -> None:
-    played = Played()
-    leave_mark(tmp_path)
-    async with service(tmp_path, played, config) as run:
-        session = await asyncio.to_thread(run.session, rank=4)
-        await asyncio.to_thread(session.step, 1e-3)
-    stepping = asyncio.create_task(asyncio.to_thread(session.step, 1e-3))
-    async with service(tmp_path, played, config):
-        assert (await stepping)["chain"] > 0
-        await asyncio.to_thread(session.close)
-    # A new front repeats what no state has, and counts no step twice.
-    assert [number for _, number, _ in played.executed] == [0, 1, 0, 1, 2]
-    assert played.steps == [1, 2]
-
-
 async def test_a_call_to_a_service_that_ended_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig
 ) -> None:
     monkeypatch.setattr(session_module, "TRIES", 0)
     played = Played()
-    row = async_rl.Datum(
-        tokens=np.array([1, 2]),
-        inputs={"target_tokens": np.array([2, 3]), "weights": np.array([0.0, 1.0])},
-    )
     async with service(tmp_path, played, config) as run:
         leave_mark(tmp_path, os.getpid())
         session = await asyncio.to_thread(run.session, rank=4)
-        call = functools.partial(session.forward_backward, [row], "cross_entropy")
         # It was accepted before the end.
         began, played.gate = asyncio.Event(), asyncio.Event()
         played.on = lambda name, value: began.set() if name == "execute" else None
-        calling = asyncio.create_task(asyncio.to_thread(call))
+        calling = asyncio.create_task(asyncio.to_thread(session.step, 1e-3))
         await began.wait()
         (tmp_path / "launched.json").unlink()
     with pytest.raises(RunFailed, match=f"the service {tmp_path.name} is not running"):
         await calling
     played.gate = None
     async with service(tmp_path, played, config):
-        await asyncio.to_thread(call)
         await asyncio.to_thread(session.step, 1e-3)
         await asyncio.to_thread(session.close)
-    assert [number for _, number, _ in played.executed[-3:]] == [0, 1, 2]
     assert played.steps == [1]
 
 

@@ -54,9 +54,7 @@ def program(run_id: str, rank: int) -> Iterator[tuple[Operation, bytes]]:
     yield "optim_step", optim(run_id, weight_decay=0.1)
 
 
-def test_a_process_that_continues_from_states_gives_the_same_bits(
-    model_path: Path, tmp_path: Path
-) -> None:
+def test_a_process_that_continues_has_the_same_bits(model_path: Path, tmp_path: Path) -> None:
     """Two runs of different rank, in turn. The second time a new process restores both before each
     request that no gradients await.
     """
@@ -119,9 +117,7 @@ def test_an_unloaded_run_leaves_the_model_as_it_was(model_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
-def test_a_checkpoint_becomes_a_new_run_of_another_session(
-    optimizer: bool, model_path: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_becomes_a_new_run(optimizer: bool, model_path: Path, tmp_path: Path) -> None:
     runs = started(make_runs(model_path), rank=3)
     stepped(runs)
     path = folder(tmp_path) / "weights" / "w"

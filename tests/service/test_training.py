@@ -178,9 +178,7 @@ def test_parts_of_a_batch_in_calls_or_rows_give_the_same_as_one(model_path: Path
         assert relative_difference([other_grads[n] for n in grads], list(grads.values())) < 1e-5
 
 
-def test_a_seed_or_the_name_of_a_run_gives_its_start_next_to_any_other_runs(
-    model_path: Path,
-) -> None:
+def test_a_seed_or_the_name_of_a_run_gives_its_start(model_path: Path) -> None:
     alone = weights(started(make_runs(model_path)))
     runs = started(make_runs(model_path), OTHER, rank=8, seed=5)
     torch.manual_seed(99)
@@ -277,9 +275,7 @@ def test_runs_and_steps_that_cannot_be_made_are_refused(model_path: Path) -> Non
     assert equal(weights(runs), before)
 
 
-def test_all_weights_can_be_trained_and_are_the_base_model_again_afterwards(
-    model_path: Path, tmp_path: Path
-) -> None:
+def test_all_weights_can_be_trained_in_turns(model_path: Path, tmp_path: Path) -> None:
     runs = make_runs(model_path, service=("rollout.fn=tinker", "model.lora=none"))
     done(runs, "create_model", create(rank=0))
     base = weights(runs)
@@ -363,7 +359,7 @@ def test_no_bytes_of_a_request_end_the_process(model_path: Path) -> None:
     operations: list[Operation] = ["forward_backward", "forward", "optim_step", "create_model"]
     rng = RNG(5)
     num_refused = 0
-    for _ in range(200):
+    for _ in range(100):
         index = int(rng.integers(len(bodies)))
         content = np.frombuffer(bodies[index], np.uint8).copy()
         places = rng.integers(0, len(content), rng.integers(1, 4))
@@ -374,7 +370,7 @@ def test_no_bytes_of_a_request_end_the_process(model_path: Path) -> None:
             num_refused += 1
             assert equal(gradients(runs), before[0])
             assert equal(weights(runs), before[1])
-    assert num_refused > 40
+    assert num_refused > 20
     assert equal(weights(runs, OTHER), untouched)
     done(runs, "forward_backward", bodies[0], run_id=OTHER)
 
@@ -453,10 +449,3 @@ def test_sparse_targets_are_those_with_zeros_in_the_other_cells(shared: Training
     executed = ask(shared, "forward", request.SerializeToString())
     shape = (6, 2**50)
     assert executed.error == f"datum 0: weights: it is not a CSR matrix of the shape {shape}"
-    # Their products are 0, but numpy has no arrays of these shapes.
-    for shape in ([2**32, 2**32], [0, 2**62]):
-        tensor = request.data[0].loss_fn_inputs["weights"]
-        tensor.Clear()
-        tensor.dtype, tensor.shape[:] = 1, shape
-        executed = ask(shared, "forward", request.SerializeToString())
-        assert executed.error.startswith("datum 0: weights: ")

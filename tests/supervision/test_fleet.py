@@ -5,23 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from fleet_support import (
-    LIMITS,
-    MAX_RESTARTS,
-    Scripted,
-    World,
-    spec,
-    virtual_registry,
-    virtually,
-)
-from members import heartbeat
+from fleet_support import LIMITS, MAX_RESTARTS, Scripted, World, spec, virtually
 
-from async_rl.core.os import RESTART_CODE
 from async_rl.core.types import Role
-from async_rl.protocol.membership import Register
-from async_rl.supervision.clock import in_time
-from async_rl.supervision.liveness import Liveness
-from async_rl.supervision.registry import Registry
 
 
 class Life(NamedTuple):
@@ -110,30 +96,7 @@ def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
     virtually(main())
 
 
-def test_a_learner_that_asks_to_be_started_again_is_restarted_and_0_is_its_end(
-    tmp_path: Path,
-) -> None:
-    """The report of an earlier life, behind a broken network, is not that of the present one."""
-
-    def on_start(world: World, process: Scripted) -> None:
-        world.register(process)
-        started = world.launcher.started
-        if len(started) > 1:
-            world.fails(started[0], "learner-0", "Superseded: another life")
-        process.end((RESTART_CODE, -9, 0)[len(started) - 1])
-
-    async def main() -> tuple[list[str], bool, bool]:
-        world = World("learner", tmp_path, on_start)
-        await world.fleet.run()
-        return world.reasons, world.fleet.learner_done.done(), world.fleet.failed.done()
-
-    reasons = ["learner-0 asked to be started again", "learner-0 was ended by SIGKILL"]
-    assert virtually(main()) == (reasons, True, False)
-
-
-def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cause(
-    tmp_path: Path,
-) -> None:
+def test_ranks_of_the_learner_end_together_and_the_lost_one_is_the_cause(tmp_path: Path) -> None:
     """Rank 0 tells an error because its peer is gone, before the end of the peer is noticed."""
 
     def on_start(world: World, process: Scripted) -> None:
@@ -169,32 +132,7 @@ def test_a_process_that_is_silent_while_the_run_ends_may_finish(tmp_path: Path) 
     virtually(main())
 
 
-def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may_start() -> None:
-    async def main() -> tuple[str, int]:
-        registry = virtual_registry()
-        registry.add("g", "generator", 1)
-        lost = asyncio.create_task(Liveness(registry, LIMITS, is_local=True).until_lost("g"))
-        await asyncio.sleep(LIMITS.start_s - 1)
-        registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
-        serves_s = registry.clock()
-        return await lost, round(registry.clock() - serves_s)
-
-    assert virtually(main()) == ("sent no heartbeat for 30 s", 30)
-
-
-def test_heartbeats_of_a_predecessor_are_ignored() -> None:
-    registry = Registry()
-    registry.register(Register(name="g", role="generator", pid=2, address="tcp://x"))
-    registry.beat(heartbeat("g", pid=1, version=7))
-    assert [(m.pid, m.version) for m in registry.members] == [(2, -1)]
-
-
-# ---- processes that are added to a live fleet and let go
-
-
-def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_an_added_process_that_cannot_start_is_given_up(tmp_path: Path) -> None:
     def fails_unless_first(world: World, process: Scripted) -> None:
         if process.pid == 1000:
             world.register(process)
@@ -211,33 +149,5 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
             assert not world.fleet.failed.done()
         assert world.lost == []
         assert world.given_up == [("generator-1", "failed: OutOfMemory: 9 GB")]
-
-    virtually(main())
-
-
-def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear_no_request(
-    tmp_path: Path,
-) -> None:
-    def deaf_unless_first(world: World, process: Scripted) -> None:
-        if process.pid == 1000:
-            world.register(process)
-        else:
-            process.terminate = lambda: None  # type: ignore[method-assign]
-
-    async def main() -> None:
-        world = World("generator", tmp_path, deaf_unless_first)
-        world.registry.wanted = {"generators": 2}
-        async with world.running():
-            await world.until_serving()
-            world.fleet.add(spec("generator", 1))
-            assert [(p.live, p.starting) for p in world.registry.pools()] == [(1, 1)]
-            await asyncio.sleep(0.1)
-            for rank in (1, 2):  # the second is let go before it was even started
-                if rank == 2:
-                    world.fleet.add(spec("generator", rank))
-                leaving = world.fleet.children[f"generator-{rank}"]
-                world.fleet.remove(leaving.name)
-                assert await in_time(leaving.has_left.wait(), 10)
-        assert (world.lost, world.given_up) == ([], [])
 
     virtually(main())

@@ -26,6 +26,8 @@ from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
+NAME = "generator-0"
+
 
 class Quiet(Registry):
     """A registry that says how long everyone has been quiet."""
@@ -48,19 +50,12 @@ def stopped_process() -> Iterator[int]:
         child.communicate()
 
 
-def watched(pid: int, *settings: str, is_local: bool = True) -> tuple[Quiet, Liveness]:
-    config = compose("grpo_code", list(settings))
+def test_a_stopped_process_is_told_once_with_its_cause() -> None:
     registry = Quiet()
-    registry.register(Register(name="generator-0", role="generator", pid=pid, address="tcp://x"))
-    registry.beat(heartbeat("generator-0", pid=pid, version=3))
-    return registry, Liveness(registry, config.timeouts, is_local=is_local)
-
-
-def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is_heard_again() -> (
-    None
-):
+    liveness = Liveness(registry, compose("grpo_code").timeouts, is_local=True)
     with stopped_process() as pid:
-        registry, liveness = watched(pid)
+        registry.register(Register(name=NAME, role="generator", pid=pid, address="tcp://x"))
+        registry.beat(heartbeat(NAME, pid=pid, version=3))
         registry.seconds = 2.6
         silent = liveness.changes()
         assert liveness.changes() == []
@@ -76,42 +71,6 @@ def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is
     assert silent == [f"generator-0 is silent: {member.waits_for}"]
     assert recovered == ["generator-0 sends heartbeats again"]
     assert [m.state for m in liveness.members()] == ["generating"]
-
-
-@pytest.mark.parametrize(
-    ("heartbeat_s", "quiet_s", "state"),
-    [(1, 2.4, "generating"), (1, 2.6, "silent"), (0.5, 1.9, "generating"), (0.5, 2.1, "silent")],
-)
-def test_silence_begins_after_two_and_a_half_heartbeats(
-    heartbeat_s: float, quiet_s: float, state: str
-) -> None:
-    registry, liveness = watched(os.getpid(), f"timeouts.call_s={10 * heartbeat_s}")
-    registry.seconds = quiet_s
-    assert [member.state for member in liveness.members()] == [state]
-    assert bool(liveness.silent_s()) == (state == "silent"), "as a report of a stall says"
-
-
-def test_a_process_that_is_on_another_machine_is_silent_without_a_guess_at_the_cause() -> None:
-    registry, liveness = watched(os.getpid(), is_local=False)
-    registry.seconds = 9.0
-    assert [m.waits_for for m in liveness.members()] == [
-        "no heartbeat for 9 s, generating before; restarted at 15 s"
-    ]
-
-
-def test_a_process_that_ended_or_starts_is_neither_silent_nor_recovered() -> None:
-    registry, liveness = watched(os.getpid())
-    registry.seconds = 9.0
-    assert len(liveness.changes()) == 1
-    registry.mark_ended("generator-0")
-    assert liveness.changes() == []
-    assert [member.state for member in liveness.members()] == ["ended"]
-    registry.add("generator-0", "generator", os.getpid() + 1)
-    assert liveness.changes() == []
-    assert [member.state for member in liveness.members()] == ["starting"]
-
-
-NAME = "generator-0"
 
 
 def beat(moved_mb: float, waits_for: str = "") -> Heartbeat:
@@ -197,15 +156,6 @@ def test_each_stall_is_told_once_and_taken_back_and_the_last_ends_the_run() -> N
     failure = r"version 4 for 20 min 0 s: .*learner-0.*\(10 timeouts\.start_s = 1200 s\)"
     with pytest.raises(RunFailed, match=failure):
         it.watch.observe()
-
-
-def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
-    it = Watched()
-    for pid, version, at_s, since_s in ((1, 0, 5, 5), (1, 0, 9, 5), (1, 1, 11, 11), (2, 0, 14, 14)):
-        it.now_s = at_s
-        it.start(pid)
-        it.beat(version, pid=pid)
-        assert it.watch.since_s == since_s
 
 
 @pytest.mark.parametrize(

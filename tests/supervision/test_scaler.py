@@ -112,9 +112,7 @@ POOLS = ("generators.pools={big:{count:1,work:train},judge:{count:1,work:evaluat
 START = ("buffer", "learner-0", "verifier-0", "generator-0", "generator-big-0", "generator-judge-0")
 
 
-def test_each_pool_is_scaled_by_itself_and_kept_for_a_later_life(
-    tmp_path: Path,
-) -> None:
+def test_each_pool_is_scaled_by_itself_and_kept_for_a_later_life(tmp_path: Path) -> None:
     config = compose("grpo_code", POOLS)
 
     async def act(run: ScaledRun) -> None:

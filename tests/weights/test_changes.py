@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from weights_support import MEMBER, exporter, learner_side, load
+from weights_support import CPU, MEMBER, SEAT, exporter, learner_side, load
 
-from async_rl.core.errors import WeightsError
+from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
-from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.protocol.weights import Manifest, Seat, StoredFile
+from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.changes import Comparison, compared, listed
+from async_rl.weights.changes import compared, listed
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import life_of
-from async_rl.weights.routes import Route
-from async_rl.weights.tensors import layout, tensor_spec
+from async_rl.weights.outgoing import buckets
+from async_rl.weights.routes import Receivers, Route
+from async_rl.weights.tensors import tensor_spec
 
 NUM_WORDS = 200_000
 
@@ -94,9 +97,7 @@ def publisher(tensors: Sequence[torch.Tensor]) -> SharedTensors:
     st.sampled_from([[], [0], [254], [32_767], [32_768, 65_536], list(range(50_000, 90_000))]),
     st.integers(1, 5),
 )
-def test_changes_lead_from_one_tensor_to_the_other(
-    some: set[int], others: list[int], pieces: int
-) -> None:
+def test_changes_lead_from_old_to_new(some: set[int], others: list[int], pieces: int) -> None:
     old = torch.arange(NUM_WORDS).to(torch.int16)
     new = old.clone()
     new[[*some, *others]] ^= 0x4001
@@ -132,40 +133,6 @@ def test_few_changes_of_16_bit_words_are_listed_where_that_is_asked_for(
         assert (weights.changes is not None) is is_few
 
 
-def test_on_a_gpu_the_old_words_come_on_a_stream_of_their_own_and_the_copy_waits_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    did: list[str] = []
-
-    class Cuda:
-        """A torch.cuda whose streams tell what they were asked."""
-
-        def __init__(self, name: str = "") -> None:
-            self.name = name
-
-        def Stream(self) -> Cuda:
-            return Cuda("side")
-
-        def current_stream(self) -> Cuda:
-            return Cuda("present")
-
-        @contextmanager
-        def stream(self, stream: Cuda) -> Iterator[None]:
-            did.append(f"read on {stream.name}")
-            yield
-
-        def wait_stream(self, other: Cuda) -> None:
-            did.append(f"{self.name} waits for {other.name}")
-
-    monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda _, s: did.append(f"kept for {s.name}"), raising=False
-    )
-    entries, _ = layout([tensor_spec("w", torch.empty(4, dtype=torch.bfloat16))])
-    comparison = Comparison(entries, version=2, base=1, cuda=Cuda())
-    comparison.add(torch.zeros(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8))
-    assert did == ["read on side", "present waits for side", "kept for present"]
-
-
 async def test_after_a_hundred_changes_every_tensor_is_bit_equal(tmp_path: Path) -> None:
     fleet, early = Fleet(tmp_path), Generator("early")
     for _ in range(100):
@@ -179,9 +146,7 @@ async def test_after_a_hundred_changes_every_tensor_is_bit_equal(tmp_path: Path)
     assert list(tmp_path.glob("*")) == []
 
 
-async def test_who_joins_late_or_missed_a_version_gets_all_and_then_changes(
-    tmp_path: Path,
-) -> None:
+async def test_who_joins_late_or_missed_a_version_gets_all_and_then_changes(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     always, late, absent = (Generator(name) for name in ("always", "late", "absent"))
     for present in ([absent], [], [absent, late], [absent, late]):
@@ -228,3 +193,69 @@ def test_changes_that_reach_beyond_a_tensor_are_refused(gaps: list[int]) -> None
     changes = torch.tensor([gaps, [1] * len(gaps)], dtype=torch.int16)
     with pytest.raises(WeightsError, match="of a tensor of 10 words"):
         listed(changes, 10)
+
+
+class Sender:
+    """Rank 0 sends these bytes, piece by piece."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.num_begun = 0
+        self._pieces: list[torch.Tensor] = []
+
+    def sends(self, manifest: Manifest, content: torch.Tensor, bucket_bytes: int) -> None:
+        self._pieces = [
+            piece.clone()
+            for bucket in buckets(manifest, bucket_bytes)
+            for piece in torch.split(content[bucket.begin : bucket.end], bucket_bytes)
+        ]
+
+    def join(self, seat: Seat, rank: int, device: torch.device) -> Any:
+        name = seat.communicator
+        self.did.append(f"join {name} as {rank}")
+        return SimpleNamespace(device=device, close=lambda: self.did.append(f"leave {name}"))
+
+    def begin(self, _: object, flat: torch.Tensor, sender: int, **__: float) -> Callable[[], Any]:
+        self.num_begun += 1
+        piece = self._pieces.pop(0)
+        return lambda: flat.copy_(piece)
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
+    sender = Sender()
+    monkeypatch.setattr(receiving, "join", sender.join)
+    monkeypatch.setattr(receiving, "begin", sender.begin)
+    return sender
+
+
+def test_an_engine_with_the_version_before_gets_changes_any_other_none(sender: Sender) -> None:
+    new = [torch.randn(5_000).bfloat16(), torch.randn(300).bfloat16()]
+    old = [tensor.clone() for tensor in new]
+    receivers = Receivers(0, CPU)
+    with publisher(old) as block:
+
+        def received(manifest: Manifest, content: torch.Tensor, seat: Seat) -> Any:
+            sent = manifest if seat.difference is None else seat.difference.manifest
+            sender.sends(sent, content, seat.bucket_bytes)
+            with receivers.receive(manifest, seat, takes_changes=True) as tensors:
+                return dict(tensors)
+
+        received(block.write(1, new), block.content, SEAT)
+        for tensor in new:
+            tensor[7:30] = 1
+        after = block.write(2, new, compares=True)
+        changes = block.changes
+        assert changes is not None
+        seat = replace(SEAT, difference=changes.difference)
+        lists = received(after, changes.content, seat)
+        for number, tensor in enumerate(old):
+            positions, words = listed(lists[str(number)], len(tensor))
+            tensor.view(torch.int16)[positions] = words
+            assert torch.equal(tensor, new[number])
+        # It has version 2 now, which is not the one that changed.
+        sender.num_begun = 0
+        with pytest.raises(BroadcastBroken, match="takes no changes from version 1"):
+            received(after, changes.content, seat)
+    assert sender.num_begun == 1, "it took part"
+    assert sender.did == ["join one as 1", "leave one"]

@@ -50,9 +50,7 @@ def connects(listener: socket.socket, source: tuple[str, int]) -> bool:
             return True
 
 
-def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
-    opened: list[socket.socket],
-) -> None:
+def test_the_filter_admits_announced_addresses_only(opened: list[socket.socket]) -> None:
     listener = listening(opened)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -71,9 +69,7 @@ def test_the_filter_admits_each_announced_address_with_its_port_and_no_other(
     assert not connects(listener, ("127.0.0.1", free))
 
 
-def test_ranks_that_announce_their_attempts_are_connected_and_nobody_after_them(
-    opened: list[socket.socket],
-) -> None:
+def test_announced_ranks_are_connected_and_nobody_after_them(opened: list[socket.socket]) -> None:
     store = torch._C._distributed_c10d.HashStore()
     listeners: dict[int, socket.socket] = {}
     have_opened = threading.Barrier(2)
@@ -101,9 +97,7 @@ def test_ranks_that_announce_their_attempts_are_connected_and_nobody_after_them(
     opened += [first[1], second[0]]
 
 
-def test_a_stranger_that_was_faster_than_the_filter_is_named_and_nobody_connects_after_it(
-    opened: list[socket.socket],
-) -> None:
+def test_a_stranger_before_the_filter_is_named(opened: list[socket.socket]) -> None:
     def listen() -> socket.socket:
         listener = listening(opened)
         opened.append(socket.create_connection(listener.getsockname()))
@@ -160,9 +154,7 @@ def test_the_listener_is_found_although_others_open_and_close_theirs(
     assert not connects(found, ("127.0.0.1", 0))
 
 
-def test_a_listener_at_another_kind_of_address_is_refused_with_the_setting(
-    opened: list[socket.socket],
-) -> None:
+def test_a_listener_that_is_no_ipv4_is_refused(opened: list[socket.socket]) -> None:
     with pytest.raises(InfrastructureError, match=r"set network\.host to an IPv4 address"):
         gate.connect_privately(None, 1, listen=lambda: listening(opened, "::1"), connect=list)
 

@@ -1,15 +1,17 @@
 """Facts about who loads which version together, over every interleaving of join, leave, die, hang,
-push and a new version.
+push and a new version; and whose handover a shared device is.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import pytest
 
 from async_rl.core.errors import WeightsError
+from async_rl.weights.handovers import Handovers, Orders
 from async_rl.weights.membership import Answer, Life, Load, Membership
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
@@ -48,68 +50,6 @@ def test_a_lost_member_is_cut_off_and_those_who_gave_up_with_it_try_again(
         cut |= fleet.answer(load, life, answer)
     assert cut | fleet.expire(load) == cut_off
     assert fleet.next_together(members) == tries_next
-
-
-def test_who_retries_alone_lets_the_next_one_try_and_is_removed_if_it_fails_again() -> None:
-    fleet = fleet_of(A, B)
-    load = fleet.begin([A, B])
-    for life in (A, B):
-        fleet.answer(load, life, GAVE_UP)
-    first = fleet.begin(fleet.next_together(ALL))
-    assert fleet.answer(first, A, GAVE_UP) == {A}
-    second = fleet.begin(fleet.next_together(ALL))
-    assert (first.members, second.members) == ({A}, {B})
-    assert load.number < first.number < second.number
-    assert fleet.answer(second, B, LOADED) == fleet.behind() == set()
-
-
-def test_members_that_gave_up_because_the_sender_was_late_retry_together_and_none_is_cut_off() -> (
-    None
-):
-    """A broadcast to all, then to one alone; each answer is there before the sender notices."""
-    fleet = fleet_of(A, B, C)
-    for lives in ([A, B, C], [A]):
-        load = fleet.begin(fleet.next_together(lives), awaits_sender=True)
-        for life in lives:
-            assert fleet.answer(load, life, GAVE_UP) == set()
-        assert fleet.next_together(lives) == set(), "the sender still sends"
-        assert not fleet.is_free
-        assert fleet.sent(load, is_late=True) == set()
-        assert fleet.is_free
-        assert fleet.next_together(lives) == set(lives)
-    load = fleet.begin([A], awaits_sender=True)
-    assert fleet.answer(load, A, GAVE_UP) == set()
-    assert fleet.sent(load, is_late=False) == {A}, "a punctual sender is not the cause"
-
-
-def test_a_life_that_has_the_number_of_an_earlier_process_starts_anew() -> None:
-    """Linux uses the numbers of processes again."""
-    fleet = fleet_of(A, B)
-    load = fleet.begin([A, B])
-    assert fleet.answer(load, A, FAILED) == {A}
-    for present in ([B], [A, B]):
-        fleet.follow(present)
-    fleet.expire(load)
-    assert fleet.behind() == {A}
-    fleet = fleet_of(A, B)
-    load = fleet.begin([A, B])
-    fleet.answer(load, B, LOADED)
-    fleet.answer(load, A, GAVE_UP)
-    for present in ([B], [A, B, C]):
-        fleet.follow(present)
-    assert fleet.next_together([A, B, C]) == {A, C}, "it does not retry alone"
-
-
-def test_no_joint_load_begins_beside_another_and_one_who_loads_for_itself_is_in_none() -> None:
-    fleet = fleet_of(A, B, C)
-    assert fleet.next_together([A, B]) == {A, B}
-    load = fleet.begin([A])
-    assert fleet.next_together([A, B]) == set()
-    fleet.answer(load, A, LOADED)
-    fleet.begin([C])
-    assert fleet.next_together([A, B]) == {B}
-    with pytest.raises(WeightsError, match="2 cannot be published while 1 loads of version 1 are"):
-        fleet.publish(2)
 
 
 class Fleet:
@@ -237,9 +177,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_fleet_keeps_its_rules_in_any_interleaving_and_reaches_the_newest_version(
-    seed: int,
-) -> None:
+def test_a_fleet_keeps_its_rules_in_any_interleaving(seed: int) -> None:
     world = Fleet(random.Random(seed))
     for number in range(80):
         world.drawn.choice(list(world.events(number)))()
@@ -255,3 +193,72 @@ def test_a_fleet_keeps_its_rules_in_any_interleaving_and_reaches_the_newest_vers
         for life in behind:
             assert world.fleet.answer(load, life, LOADED) == set()
     assert world.fleet.all_have(world.block) == bool(world.present - world.expelled)
+
+
+@dataclass
+class Generator:
+    orders: Orders = field(default_factory=Orders)
+    uses_device: bool = False
+
+
+@dataclass
+class Letter:
+    """On its way, for as long as it takes. handover: of the learner when it was sent."""
+
+    handover: int
+    life: Life
+    wakes: bool
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_learner_and_generators_never_use_the_device_together(seed: int) -> None:
+    """Generators come and die, the learner dies in any phase or waits no longer for an answer,
+    letters arrive late and in any order, to whoever still lives, and answers are lost.
+    """
+    drawn = random.Random(seed)
+    generators: dict[Life, Generator] = {}
+    letters: list[Letter] = []
+    learner, uses_device, asks = Handovers(0), False, False
+    num_steps = 0
+
+    def arrive(letter: Letter) -> None:
+        generator = generators[letter.life]
+        try:
+            generator.orders.accept(letter.handover)
+        except WeightsError:
+            assert letter.handover < learner.number, "the present order is always obeyed"
+            return
+        generator.uses_device = letter.wakes
+        if letter.handover == learner.number and not letter.wakes and drawn.random() < 0.9:
+            learner.sleeps(letter.life)
+
+    def send(lives: Iterable[Life], *, wakes: bool) -> None:
+        letters.extend(Letter(learner.number, life, wakes) for life in sorted(lives))
+
+    for number in range(600):
+        match drawn.randrange(8):
+            case 0 if len(generators) < 3:
+                generators[f"g{number}", number] = Generator()
+            case 1 if generators and drawn.random() < 0.15:
+                lost = drawn.choice(sorted(generators))
+                del generators[lost]
+                letters = [letter for letter in letters if letter.life != lost]
+            case 2 | 3 if letters:
+                arrive(letters.pop(drawn.randrange(len(letters))))
+            case 4 if drawn.random() < 0.2:
+                # The next life starts above all numbers of this one.
+                learner, uses_device, asks = Handovers(learner.number + 10), False, True
+                learner.ask()
+            case 5 if not (asks or uses_device):
+                learner.ask()
+                asks = True
+            case 6 if asks:
+                send(learner.to_order(generators), wakes=False)
+                uses_device = learner.is_clear(generators)
+                asks = not uses_device
+                num_steps += uses_device
+            case 7 if uses_device:
+                uses_device = False
+                send(generators, wakes=True)
+        assert not (uses_device and any(it.uses_device for it in generators.values()))
+    assert num_steps > 1

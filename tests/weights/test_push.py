@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from typing import Any
 
 import pytest
 from loop import VirtualLoop
@@ -95,36 +96,27 @@ def seconds_until_late(
     write_s: float,
     sent_s: float | None,
     place: SharedBlock | Seat = SHARED_BLOCK,
-) -> tuple[float, str]:
+) -> tuple[int, str]:
     """Push to a silent generator in virtual time; return the seconds from the request, or from the
     end of a broadcast, and the reason. Two other generators read too.
     """
 
-    async def story() -> tuple[float, str]:
+    async def story() -> tuple[int, str]:
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(routes.time, "monotonic", loop.time)
         sender = SlowStorage(None)  # type: ignore[arg-type]
         sender.write_s, sender.place = write_s, place
+        begun_s = loop.time() + write_s + (sent_s or 0.0)
         sent = None if sent_s is None else asyncio.Event()
         if sent is not None:
             loop.call_later(sent_s or 0.0, sent.set)
+        limits: Any = {"handover": 0, "timeout_s": 60, "num_readers": 3, "release": list}
         with pytest.raises(DeadlineExceeded) as raised:
-            await Route(MEMBER, [sender]).load(
-                VERSION_3,
-                LOAD,
-                Silent(),
-                handover=0,
-                timeout_s=60,
-                num_readers=3,
-                release=list,
-                sent=sent,
-            )
-        return loop.time() - write_s - (sent_s or 0.0), str(raised.value)
+            await Route(MEMBER, [sender]).load(VERSION_3, LOAD, Silent(), sent=sent, **limits)
+        return round(loop.time() - begun_s), str(raised.value)
 
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda: 0.0)) as runner:
-        begun_s = runner.get_loop().time()
-        seconds, reason = runner.run(story())
-    return round(seconds - begun_s), reason
+        return runner.run(story())
 
 
 def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads_from_when_it_is_sent(

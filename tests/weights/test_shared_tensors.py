@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +52,7 @@ def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
             verify_block(manifest)
 
 
-def test_a_version_that_is_overwritten_during_its_check_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_version_overwritten_during_its_check_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with block() as writer:
         manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
         verify_block(manifest)
@@ -88,23 +85,6 @@ def test_a_tensor_of_the_wrong_size_is_refused_and_leaves_the_block_incomplete()
                 SharedTensorsReader(manifest)
 
 
-def test_lists_of_what_changed_are_freed_before_the_next_ones_are_made() -> None:
-    """Up to three quarters of the block each; the plan counts one."""
-    with SharedTensors([tensor_spec("a", torch.empty(10, dtype=torch.bfloat16))]) as writer:
-        a = torch.zeros(10).bfloat16()
-        found = []
-        for version in range(3):
-
-            def given() -> Iterator[torch.Tensor]:
-                found.append(writer.changes)
-                yield a + 0
-
-            a[version] = 1
-            writer.write(version, given(), compares=True)
-        assert writer.changes is not None
-    assert found == [None] * 3
-
-
 def test_checksum_is_the_sum_of_all_words_modulo_2_to_the_64() -> None:
     content = np.random.default_rng(0).integers(128, 256, 8 * 1001 + 5, dtype=np.uint8).tobytes()
     words = [int.from_bytes(content[8 * i : 8 * i + 8], "little") for i in range(1002)]
@@ -125,46 +105,6 @@ def test_sums_of_the_source_are_the_checksum_of_a_block_that_has_the_same_bytes(
         manifest = writer.write(3, (2 * tensor for tensor in summed(given, sums[:0])), sums)
         with SharedTensorsReader(manifest) as reader, pytest.raises(WeightsError, match="checksum"):
             reader.verify()
-
-
-class Cuda:
-    """A torch.cuda whose copies have arrived after `synchronize`."""
-
-    def __init__(self, code: int) -> None:
-        self.did: list[tuple[int, ...]] = []
-        self._code = code
-
-    def cudart(self) -> Cuda:
-        return self
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        self.did.append((address, size, flags))
-        return self._code
-
-    def cudaHostUnregister(self, address: int) -> None:
-        self.did.append((address,))
-
-    def synchronize(self) -> None:
-        self.late.copy_(torch.ones(3))
-
-    late: torch.Tensor
-
-
-@pytest.mark.parametrize("code", [0, 2])
-def test_a_block_for_a_gpu_is_page_locked_while_it_exists_and_complete_after_its_copies(
-    code: int,
-) -> None:
-    """2: CUDA refuses, and the block is ordinary memory."""
-    cuda = Cuda(code)
-    writer = SharedTensors([tensor_spec("a", torch.empty(3))], cuda)
-    address = writer.content.data_ptr()
-    cuda.late = writer.content[64:76].view(torch.float32)
-    manifest = writer.write(1, [torch.full((3,), float(code != 0))])
-    assert manifest.checksum == checksum(torch.ones(3).numpy().tobytes())
-    del cuda.late
-    writer.close()
-    # What is not page-locked is not released.
-    assert cuda.did == [(address, 128, 0), (address,)][: 1 + (code == 0)]
 
 
 def test_nothing_is_left_in_shared_memory_or_open_after_close() -> None:
