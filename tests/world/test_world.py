@@ -32,7 +32,7 @@ FOUND = {
 }
 """Seeds that fail with this fault put back, and the fault."""
 EARLIER = (1026, 1079, 2015)
-"""Seeds that found faults in earlier forms of the worlds; tests/buffer tests these faults."""
+"""Seeds that found faults in earlier forms of the worlds."""
 NEWEST = (60000, 60001, 60003, 60009)
 """Faults at messages, late lists, slow generators."""
 KINDS = (3001, 3002, 3006, 3007, 3011, 3012)
