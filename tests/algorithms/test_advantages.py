@@ -8,11 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.advantages import (
-    GroupEstimator,
-    group_advantages,
-    normalize_advantages,
-)
+from async_rl.algorithms.advantages import GroupEstimator, group_advantages, normalize_advantages
 from async_rl.algorithms.parts import Parts
 
 

@@ -8,12 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.losses import (
-    Aggregation,
-    cispo_loss,
-    clipped_loss,
-    token_weights,
-)
+from async_rl.algorithms.losses import Aggregation, cispo_loss, clipped_loss, token_weights
 from async_rl.algorithms.parts import Parts
 
 

@@ -144,10 +144,7 @@ def make_model(
         # All of them compute each token: a rounding cannot decide between two.
         values |= {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
     config = kinds[0](
-        **(values | sizes),
-        tie_word_embeddings=is_tied,
-        initializer_range=0.2,
-        eos_token_id=ends[0],
+        **(values | sizes), tie_word_embeddings=is_tied, initializer_range=0.2, eos_token_id=ends[0]
     )
     model = kinds[1](config).float().eval()
     model.save_pretrained(path)

@@ -14,13 +14,7 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-from generation_support import (
-    NEEDS_NO_TOKENS,
-    SUPPORTED_PROMPT,
-    SUPPORTS,
-    model_from,
-    weights_of,
-)
+from generation_support import NEEDS_NO_TOKENS, SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
 from transformers import AutoTokenizer
 
 from async_rl.composition.compose import compose_unchecked

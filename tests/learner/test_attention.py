@@ -131,12 +131,7 @@ def largest_and_kept(tokens: int, window: int | None) -> tuple[int, int]:
     """
     part = tokens // 4
     segments = np.array(
-        [
-            (0, part, -1),
-            (part, part, part - 1),
-            (2 * part, part, part - 1),
-            (3 * part, part, -1),
-        ]
+        [(0, part, -1), (part, part, part - 1), (2 * part, part, part - 1), (3 * part, part, -1)]
     )
     given_ = inputs(segments, torch.float32)
     kept: dict[int, int] = {}

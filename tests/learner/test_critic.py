@@ -101,8 +101,7 @@ def test_a_value_depends_on_the_tokens_that_its_token_follows_and_on_no_other(
             logprobs[changed] -= 0.5
             for other in ({}, {"token_ids": ids}):
                 now, end_now = values(
-                    group,
-                    msgspec.structs.replace(sample, behavior_logprobs=logprobs, **other),
+                    group, msgspec.structs.replace(sample, behavior_logprobs=logprobs, **other)
                 )
                 assert ((now - before).abs() > 1e-5).tolist() == [
                     changed in paths[at] for at in followed

@@ -192,10 +192,7 @@ def trained_bandit(*, with_support: bool, steps: int = 400) -> tuple[Tensor, Ten
         ids = kept.tolist()
         spans = spans_of(Support(top_k=V, top_p=0.9), len(ids), STOPS, [kept] * len(ids))
         edits, _ = edits_of(
-            [sample(ids, spans if with_support else ())],
-            NO_TEXT,
-            temperature=1.0,
-            device=CPU,
+            [sample(ids, spans if with_support else ())], NO_TEXT, temperature=1.0, device=CPU
         )
         probs = behavior[kept].exp()
         logprobs, entropies, *_ = token_logprobs(

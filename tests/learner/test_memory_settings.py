@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_support import (
-    make_groups,
-    make_trainer,
-    offloading_trainer,
-    policy_of,
-)
+from learner_support import make_groups, make_trainer, offloading_trainer, policy_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_support import (
-    make_config,
-    make_groups,
-    offloading_trainer,
-    optimizers_of,
-)
+from learner_support import make_config, make_groups, offloading_trainer, optimizers_of
 from torch import nn
 from torch.distributed.tensor import DTensor
 

@@ -49,11 +49,7 @@ def group_of(
 def outputs_of(batch: Batch, **fields: torch.Tensor) -> PolicyOutput:
     nothing = torch.zeros(batch.num_tokens)
     before = PolicyOutput(
-        logprobs=nothing,
-        entropies=nothing,
-        ref_logprobs=None,
-        kl=None,
-        values=None,
+        logprobs=nothing, entropies=nothing, ref_logprobs=None, kl=None, values=None
     )
     return before._replace(**fields)
 
@@ -185,8 +181,7 @@ def test_gae_sees_values_in_units_of_the_reward() -> None:
 @pytest.mark.proves("algorithm.truncated")
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 @pytest.mark.parametrize(
-    ("choice", "truncated_return"),
-    [("train", 1.0), ("zero_reward", 0.0), ("bootstrap", 7.0)],
+    ("choice", "truncated_return"), [("train", 1.0), ("zero_reward", 0.0), ("bootstrap", 7.0)]
 )
 def test_the_value_after_the_end_counts_only_for_a_response_without_a_score(
     advantage: str, choice: str, truncated_return: float
@@ -202,9 +197,7 @@ def test_the_value_after_the_end_counts_only_for_a_response_without_a_score(
     assert found.returns.tolist() == [1.0] * 3 + [truncated_return] * 3
 
 
-@pytest.mark.proves(
-    "algorithm.advantage.critic.value_norm",
-)
+@pytest.mark.proves("algorithm.advantage.critic.value_norm")
 def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     returns, mask = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
 

@@ -108,12 +108,7 @@ def computed(case: str, part: BatchPart, across: Across) -> tuple[Batch, dict[st
     mask = trained_mask(batch, version=3, config=config)
     outputs = outputs_of(batch)
     targets = compute_targets(
-        batch,
-        mask,
-        outputs,
-        config=config,
-        kl_coef=0.1,
-        moments=Moments(0.5, 4.25, 1.0),
+        batch, mask, outputs, config=config, kl_coef=0.1, moments=Moments(0.5, 4.25, 1.0)
     )
     moments = Moments().observed(targets.raw_advantages[mask], kind="ma", across=across)
     found = {

@@ -27,10 +27,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.covers("param_offload, optimizer_offload")
-@pytest.mark.parametrize(
-    "knobs",
-    [("optimizer", 0), ("parameters", 0), ("parameters", 1000)],
-)
+@pytest.mark.parametrize("knobs", [("optimizer", 0), ("parameters", 0), ("parameters", 1000)])
 def test_neither_offloading_nor_the_shard_units_change_what_is_trained(
     model_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch, knobs: tuple[str, int]
 ) -> None:

@@ -197,13 +197,7 @@ def test_a_burst_of_old_data_is_announced_and_neither_collapses_nor_stops_the_ru
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Thirty fresh batches, then twelve that version 0 sampled, then twelve fresh ones."""
-    config = make_config(
-        42,
-        "algorithm=vcpo",
-        "learner.optimizer.lr=6e-3",
-        groups=4,
-        size=8,
-    )
+    config = make_config(42, "algorithm=vcpo", "learner.optimizer.lr=6e-3", groups=4, size=8)
     burst = range(30, 42)
     bench, watch = Easy(model_path), AgeWatch(logging.getLogger())
     trainer = make_trainer(config, model_path)

@@ -20,12 +20,7 @@ from learner_support import (
 )
 from transformers import AutoModelForCausalLM
 
-from async_rl.core.errors import (
-    ConfigError,
-    NonFiniteError,
-    RewardError,
-    StalenessError,
-)
+from async_rl.core.errors import ConfigError, NonFiniteError, RewardError, StalenessError
 from async_rl.core.types import Group, Score, Trajectory
 from async_rl.learner.loading import load_policy
 from async_rl.learner.sharding import local

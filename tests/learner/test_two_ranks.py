@@ -39,10 +39,7 @@ OBJECTIVES = {
     "ppo": ("ppo_code", EXACT_KL),
     "ppo on one backbone": (
         "ppo_code",
-        (
-            "algorithm.advantage.critic=shared",
-            "algorithm.advantage.critic.warmup_steps=1",
-        ),
+        ("algorithm.advantage.critic=shared", "algorithm.advantage.critic.warmup_steps=1"),
     ),
     "grpo": ("grpo_code", (*EXACT_KL, "algorithm=gac")),
     "weights of the whole batch": ("grpo_code", ("algorithm=m2po",)),
