@@ -44,10 +44,6 @@ def test_exp_is_the_weighted_mean_of_the_batches_without_the_bias_of_its_start(s
     assert mean_and_std(moments) == pytest.approx(expected)
 
 
-def test_before_any_return_the_units_are_those_of_the_reward() -> None:
-    assert mean_and_std(Moments()) == (0.0, 1.0)
-
-
 def test_the_spread_is_at_least_a_tenth() -> None:
     moments = Moments().observed(torch.full((5,), 2.0), kind="ma")
     assert mean_and_std(moments) == pytest.approx((2.0, 0.1))

@@ -46,6 +46,7 @@ CASES = {case["settings"].replace("$TWICE", TWICE): case for case in table(__fil
     "learner.epochs",
 )
 @pytest.mark.covers(
+    "clip_ratio, eps_clip",
     "cliprange_value",
     "decoupled objective",
     "early_stop_imp_ratio",
