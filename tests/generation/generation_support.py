@@ -40,16 +40,13 @@ _SCHEMA = (
 )
 SUPPORTS = {
     "all": Support(),
-    "bias": Support(logit_bias={10: 3.0, 11: -100.0, 12: -2.5}),
     "length": Support(min_tokens=30),
     "schema": Support(grammar=_SCHEMA),
-    "regex": Support(grammar="(ab|c){3,40}"),
     "ebnf": Support(grammar='root ::= "[" [a-z]* "]" | "(" root ")"'),
     "tag": Support(
         grammar='{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content":'
         f' {{"type": "json_schema", "json_schema": {_SCHEMA}}}, "end": "</f>"}}}}'
     ),
-    "top_k": Support(top_k=20),
     "top_p": Support(top_k=20, top_p=0.8),
     "mixed": Support(
         top_k=9, top_p=0.95, min_tokens=40, logit_bias={70: 4.0, 12: -3.0}, grammar=_SCHEMA

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import msgspec
 import numpy as np
 from generation_support import NEEDS_NO_TOKENS, SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
-from transformers import AutoTokenizer
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import DataError
@@ -24,12 +21,11 @@ from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import Completion
-from async_rl.protocol.service import Sample
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
 TEMPERATURE = 0.7
-NUM_SAMPLES = 6
+NUM_SAMPLES = 3
 DRAFTS = (
     'speculative_config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,'
     '"prompt_lookup_min":1}'
@@ -55,20 +51,6 @@ async def drawn(
     return [done async for done in engine.generate(name, prompt, NUM_SAMPLES, sampling)]
 
 
-async def own_error(engine: Any) -> str:
-    """Return how an error of the project's own code reaches the caller, if vLLM is the engine."""
-    # The server of scenarios has imported vLLM in any case.
-    if "vllm" not in type(engine).__module__:
-        return "ValueError: ours"
-    module = sys.modules["async_rl.generation.vllm.engine"]
-    with mock.patch.object(module, "completion_of", side_effect=ValueError("ours")):
-        try:
-            await drawn(engine, "own error", Support(), 1)
-        except (ValueError, DataError) as error:
-            return f"{type(error).__name__}: {error}"
-    return "none"
-
-
 async def refusal(engine: Any, name: str, support: Support, **how: Any) -> str:
     try:
         await drawn(engine, name, support, **how)
@@ -91,8 +73,6 @@ def proposed() -> list[list[int]]:
     )
     earlier = np.array([50, 5, 6, 7, 8, 9, 10], np.int32).tobytes()
     rows = [
-        ({EARLIER: earlier}, [1, 5, 6]),  # in the earlier response only
-        (None, [1, 5, 6]),
         (None, [5, 6, 30, 31, 5, 6]),  # in the row only
         ({EARLIER: earlier}, [5, 6, 30, 31, 5, 6]),  # in both
         ({EARLIER: earlier}, [40, 5, 6, 30, 40, 5, 6]),  # the longer match is in the row
@@ -184,7 +164,6 @@ async def scenario(
         )
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
         refused.append(await refusal(engine, "beyond", Support(), prompt=[1, 100_000]))
-        refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])
     return {
         "drawn": said,
@@ -193,26 +172,6 @@ async def scenario(
         "after": after,
         "proposed": proposed() if has_drafts else [],
     }
-
-
-async def stopped(engine: Any, path: Path) -> dict[str, Any]:
-    """A sample of a service, and again with a text in it at which it stops."""
-    request = Sample(
-        request_id="whole",
-        token_ids=np.array(SUPPORTED_PROMPT, np.int32),
-        num_samples=1,
-        max_tokens=40,
-        temperature=1.0,
-        seed=5,
-        policy="own",
-    )
-    (whole,) = (await engine.sample(request)).sequences
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    text = re.findall(r"[!-~]", tokenizer.decode(whole.token_ids))[0]
-    again = msgspec.structs.replace(request, request_id="again", stop_texts=(text,))
-    (short,) = (await engine.sample(again)).sequences
-    texts = [tokenizer.decode(short.token_ids[:end]) for end in (None, -1)]
-    return {"whole": whole, "short": short, "has_stop": [text in part for part in texts]}
 
 
 async def main(kind: str, path: Path) -> dict[str, Any]:
@@ -239,7 +198,6 @@ async def main(kind: str, path: Path) -> dict[str, Any]:
     engine = await engine_opener(config, path)()
     try:
         has_drafts = kind == "drafts"
-        said = await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
-        return said | (await stopped(engine, path) if kind == "vllm" else {})
+        return await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
     finally:
         await engine.close()
