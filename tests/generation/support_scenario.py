@@ -7,11 +7,9 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 from generation_support import NEEDS_NO_TOKENS, SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
 
 from async_rl.composition.compose import compose_unchecked
@@ -57,37 +55,6 @@ async def refusal(engine: Any, name: str, support: Support, **how: Any) -> str:
     except DataError as error:
         return str(error)
     return "accepted"
-
-
-def proposed() -> list[list[int]]:
-    """Return the drafts for rows with and without earlier responses."""
-    from async_rl.generation.vllm.proposer import Proposer
-    from async_rl.generation.vllm.sampling import EARLIER
-
-    lookup = SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=4, num_speculative_tokens=3)
-    config: Any = SimpleNamespace(
-        speculative_config=lookup,
-        model_config=SimpleNamespace(max_model_len=12),
-        scheduler_config=SimpleNamespace(max_num_seqs=8),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
-    )
-    earlier = np.array([50, 5, 6, 7, 8, 9, 10], np.int32).tobytes()
-    rows = [
-        (None, [5, 6, 30, 31, 5, 6]),  # in the row only
-        ({EARLIER: earlier}, [5, 6, 30, 31, 5, 6]),  # in both
-        ({EARLIER: earlier}, [40, 5, 6, 30, 40, 5, 6]),  # the longer match is in the row
-        ({EARLIER: earlier}, [1, 2, 3, 4, 1, 2, 3, 4, 3, 5, 6]),  # one more token fits the model
-    ]
-    requests = {
-        str(n): SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
-        for n, (extra, _) in enumerate(rows)
-    }
-    runner = SimpleNamespace(requests=requests, input_batch=SimpleNamespace(req_ids=[*requests]))
-    table = np.zeros((len(rows), 12), np.int32)
-    for row, (_, tokens) in zip(table, rows, strict=True):
-        row[: len(tokens)] = tokens
-    lengths = np.array([len(tokens) for _, tokens in rows])
-    return Proposer(config, runner).propose(3, [[1]] * len(rows), lengths, table)
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +137,6 @@ async def scenario(
         "shown": shown_of,
         "refused": refused,
         "after": after,
-        "proposed": proposed() if has_drafts else [],
     }
 
 

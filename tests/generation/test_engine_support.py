@@ -118,11 +118,6 @@ def test_requests_span_the_push(case: Case) -> None:
     assert spanning >= ({"all", "length"} if has_drafts else {"schema", "top_p", "mixed"})
 
 
-def test_the_longest_match_in_earlier_responses_or_the_row_is_proposed(case: Case) -> None:
-    proposed = case[2]["proposed"]
-    assert proposed in ([], [[30, 31, 5], [7, 8, 9], [30, 40, 5], [7]])
-
-
 def test_a_grammar_that_fails_with_the_tokens_stops_an_engine_at_its_start(tmp_path: Path) -> None:
     model = make_speaker(tmp_path)
     compile_grammar(Support(grammar=NEEDS_NO_TOKENS))

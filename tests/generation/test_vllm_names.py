@@ -5,7 +5,6 @@ source VLLM_TREE names (a directory `vllm` unpacked from a wheel).
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from pathlib import Path
 
@@ -98,21 +97,6 @@ def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
     assert INSTALLED is not None
     assert {form.name for form in FORMS} <= {*vllm.known_names(INSTALLED, TOOL_PARSER)}
 
-
-def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
-    from async_rl.config.checks import vllm_extra
-
-    text = (ROOT / "async_rl/generation/vllm/opening.py").read_text()
-    call = text[text.index("return AsyncEngineArgs(") : text.index("async def open_llm")]
-    given = set(re.findall(r"^\s+(\w+)=", call, re.M)) | set(
-        re.findall(r'settings\["(\w+)"\]', text)
-    )
-    owned = {*vllm_extra._TABLES["settings"], *vllm_extra._TABLES["refused"]}
-    assert INSTALLED is not None
-    assert owned <= {*vllm.known_names(INSTALLED, vllm.ARGUMENT)}, "vLLM has no such argument"
-    # The project's defaults, which a setting of vLLM may replace.
-    defaults = {"use_tqdm_on_load", "block_size", "max_logprobs", "compilation_config"}
-    assert given - owned == defaults
     # Tests: the last below, the others in engine_settings.yaml.
 
 
