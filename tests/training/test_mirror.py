@@ -62,18 +62,14 @@ def test_copies_follow_the_run_and_bring_the_newest_of_it_back(tmp_path: Path) -
     assert content == bytes([15]) * 1000
     assert steps(back) == [5, 10, 16]
     assert (back / "metrics.jsonl").read_text() == "to 16\n"
-    assert sorted(path.name for path in back.iterdir()) == [
-        "checkpoints",
-        "config.yaml",
-        "metrics.jsonl",
-        STORE_FILE,
-    ]
+    names = {path.name for path in back.iterdir()}
+    assert names == {"checkpoints", "config.yaml", "metrics.jsonl", STORE_FILE}
     with pytest.raises(ConfigError, match="exists already"):
         mirror.fetch()
     fs, root = fsspec.core.url_to_fs(url)
     there = f"{root}/{run_dir.name}"
-    names = [name.rpartition("/")[2] for name in fs.ls(there, detail=False)]
-    assert [name for name in names if name.startswith("ledger_")] == ["ledger_000015.sqlite"]
+    stored = [name.rpartition("/")[2] for name in fs.ls(there, detail=False)]
+    assert [name for name in stored if name.startswith("ledger_")] == ["ledger_000015.sqlite"]
     for version in (10, 15):
         fs.rm_file(f"{there}/step_{version:06d}.complete")
     unfinished = tmp_path / "third machine" / run_dir.name

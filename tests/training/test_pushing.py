@@ -18,18 +18,16 @@ from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
-from async_rl.training import pushing
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Published, Pushed
 from async_rl.weights.files import FileReader, FileSender
 
 
 class Generator:
-    """Loads for real from files; hangs or answers probes so much off if told so."""
+    """Loads for real from files; answers probes so much off if told so."""
 
     def __init__(
         self,
         *,
-        hangs: bool = False,
         shares_memory: bool = True,
         pause_s: float = 0.1,
         is_off: float | None = None,
@@ -41,7 +39,6 @@ class Generator:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._pause_s = pause_s
-        self._hangs = hangs
         self._shares_memory = shares_memory
         self._is_off = is_off
         self._files = FileReader()
@@ -52,8 +49,6 @@ class Generator:
             return Logprobs(version=-1 if self._is_off is None else 0, rows=rows)
         assert isinstance(request, LoadWeights)
         self.is_asked.set()
-        if self._hangs:
-            await asyncio.get_running_loop().create_future()
         url = ""
         if isinstance(request.source, StoredFile):
             url = request.source.url
@@ -91,25 +86,6 @@ async def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path:
     assert 0 < learner.pusher.metrics()["weights/push_s"] < 60
     published = list(records.read(tmp_path / VERSIONS_FILE, Published))
     assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
-
-
-async def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(pushing, "SETTLE_S", 0.05)
-    generators = {"a": Generator(hangs=True), "late": Generator()}
-    learner = Learner(tmp_path, generators)
-
-    async with learner.running():
-        learner.serve("a")
-        await learner.pusher.publish(0)
-        await generators["a"].is_asked.wait()
-        await learner.pusher.settle()
-        learner.serve("a", "late")
-        for _ in range(20):
-            await asyncio.sleep(0)
-    assert "version 0 is still being loaded after 0.05 s" in caplog.text
-    assert not generators["late"].is_asked.is_set()
 
 
 class Probing(Learner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from pathlib import Path
@@ -19,8 +18,8 @@ from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.learner.loading import learner_device
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
-from async_rl.training.operations import Fetch, Perform, Score, Step, Stop
-from async_rl.training.ranks import Rank, TrainingPool
+from async_rl.training.operations import Fetch, Perform, Step, Stop
+from async_rl.training.ranks import Rank
 
 DONE = SimpleNamespace()
 NO_PARTS: Any = SimpleNamespace(pop=lambda version: None)
@@ -82,46 +81,6 @@ async def test_a_rank_performs_each_operation_of_its_pool_once_and_drops_what_ra
     rank.close()
     assert not busy.done()
     may_end.set()
-
-
-class Other:
-    """Another rank; notes what rank 0 calls it for."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-
-    async def call(self, request: Any, *, timeout_s: float) -> None:
-        self.requests.append(request)
-
-
-async def test_operations_are_numbered_and_use_one_thread_and_every_rank_reads_its_part() -> None:
-    may_end = threading.Event()
-    fetched: list[Any] = []
-
-    async def fetch(request: Fetch, owners: list[int]) -> None:
-        fetched.extend((request, owners))
-
-    trainer: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        tensor_specs=list,
-        logprobs=lambda rows: may_end.wait(10),
-        owners=lambda heads, version: [version],
-    )
-    other = Other()
-    parts: Any = SimpleNamespace(fetch=fetch)
-    before = threading.enumerate()
-    pool = await TrainingPool.open(lambda: trainer, "life", parts, [other])
-    leading = [asyncio.create_task(pool.lead(Score(rows=[]))) for _ in range(2)]
-    for _ in range(20):  # until both wait for a thread
-        await asyncio.sleep(0)
-    names = [t.name for t in threading.enumerate() if t not in before]
-    may_end.set()
-    await asyncio.gather(*leading)
-    assert [name for name in names if name.startswith("trainer_")] == ["trainer_0"]
-    assert [request.number for request in other.requests] == [1, 2]
-    await pool.fetch([], 5, life=1, timeout_s=7.0)
-    assert fetched == [other.requests[2], [5]]
-    pool.close()
 
 
 def test_nccl_has_its_interface_before_the_first_group_of_a_process(
