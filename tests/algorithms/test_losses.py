@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from async_rl.algorithms.losses import Aggregation, effective_sequences, token_weights, vespo_loss
+from async_rl.algorithms.losses import (
+    Aggregation,
+    behavior_weights,
+    effective_sequences,
+    token_weights,
+    vespo_loss,
+)
 from async_rl.algorithms.parts import Parts
 
 
@@ -43,3 +51,24 @@ def test_the_effective_share_survives_weights_that_no_float_holds() -> None:
     assert effective_sequences(old, sequences=FOUR) == pytest.approx(0.25)
     empty = Parts(index=FOUR.index, count=4, mask=~FOUR.mask)
     assert effective_sequences(old, sequences=empty) == 1.0
+
+
+def test_the_weight_of_a_sequence_is_bounded_where_its_square_would_overflow_only() -> None:
+    one = Parts(index=torch.zeros(2, dtype=torch.int64), count=1, mask=torch.ones(2) > 0)
+    for total, logarithm in ((25.0, 25.0), (500.0, 30.0), (-25.0, -25.0), (-500.0, -30.0)):
+        log_ratio = torch.tensor([total, 0.0], dtype=torch.float64)
+        found = behavior_weights(
+            log_ratio, sequences=one, correction="sequence_tis", maximum=2.0, minimum=0.0
+        )
+        assert found.raw.tolist() == pytest.approx([math.exp(logarithm)] * 2)
+        assert found.raw.float().square().isfinite().all()
+        assert found.is_bounded.tolist() == [total > 0] * 2
+        assert found.weights.tolist() == pytest.approx([min(2.0, math.exp(logarithm))] * 2)
+
+
+def test_many_small_terms_after_a_large_one_are_counted() -> None:
+    """A float32 slot that has reached 1e8 loses every 1 that is added to it."""
+    x = torch.tensor([1e8, *[1.0] * 4000, -1e8])
+    parts = Parts(index=torch.zeros(len(x), dtype=torch.int64), count=1, mask=x != 0)
+    assert parts.sums(x).tolist() == [4000.0]
+    assert parts.mean(x)[0] == pytest.approx(4000 / 4002)
