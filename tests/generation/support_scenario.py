@@ -132,12 +132,7 @@ async def scenario(
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
         refused.append(await refusal(engine, "beyond", Support(), prompt=[1, 100_000]))
         after = await drawn(engine, "after", SUPPORTS["schema"])
-    return {
-        "drawn": said,
-        "shown": shown_of,
-        "refused": refused,
-        "after": after,
-    }
+    return {"drawn": said, "shown": shown_of, "refused": refused, "after": after}
 
 
 async def main(kind: str, path: Path) -> dict[str, Any]:

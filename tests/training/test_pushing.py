@@ -26,11 +26,7 @@ class Generator:
     """Loads for real from files; answers probes so much off if told so."""
 
     def __init__(
-        self,
-        *,
-        shares_memory: bool = True,
-        pause_s: float = 0.1,
-        is_off: float | None = None,
+        self, *, shares_memory: bool = True, pause_s: float = 0.1, is_off: float | None = None
     ) -> None:
         self.versions: list[int] = []
         self.urls: list[str] = []
