@@ -95,8 +95,7 @@ def outputs(policy: Policy, row: Pass) -> list[Tensor]:
 def test_compiled_blocks_compute_as_eager_ones_with_one_graph_for_rows_of_all_sizes(
     gpu_plan: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The graphs are those of the learner; the code that inductor writes for them is torch's, and
-    # tests/algorithms/test_logprobs.py runs it.
+    # The graphs are those of the learner; the code that inductor writes for them is torch's.
     compile_with(monkeypatch, "aot_eager")
     eager, _ = make_policy(has_adapter=True)
     compiled, blocks = make_policy(has_adapter=True)

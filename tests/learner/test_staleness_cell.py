@@ -49,16 +49,22 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
-def bench(model_path: Path) -> Iterator[Recording]:
+@pytest.fixture(scope="module")
+def module_bench(model_path: Path) -> Iterator[Recording]:
     with Recording(model_path) as bench:
         yield bench
+
+
+@pytest.fixture
+def bench(module_bench: Recording) -> Recording:
+    module_bench.sampled.clear()
+    return module_bench
 
 
 def make_config(age: int, *overrides: str) -> RunConfig:
     small = ["num_steps=5", "buffer.age_rule=exact", "buffer.groups_per_step=2"]
     small += ["generation.group_size=4", "data.max_response_tokens=4", "reward.stop_on=[]"]
-    evaluated = ["evaluation.every_steps=5", "evaluation.num_prompts=32"]
+    evaluated = ["evaluation.every_steps=5", "evaluation.num_prompts=8"]
     max_age = f"buffer.max_staleness_versions={age}"
     return compose("grpo_code", [*small, *evaluated, max_age, *overrides])
 
