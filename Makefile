@@ -13,7 +13,6 @@ GPU ?= $(if $(wildcard $(VENV)/.gpu),1)
 LOCK := requirements/$(if $(GPU),gpu,cpu).lock
 # The stamps' names carry the content that they were made from: a checkout that only changes file times makes nothing again.
 PACKAGES := $(VENV)/.packages-$(shell sha256sum $(LOCK) | cut -c1-16)
-KERNELS := $(VENV)/.kernels-$(shell sha256sum requirements/kernels.lock | cut -c1-16)
 PROJECT := $(VENV)/.project-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 # mypy and the site's reference know nothing of setuptools' package-dir: give them the tree as it is installed, and mypy the benchmarks next to it.
 TREE := rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/ && ln -s $(CURDIR)/benchmarks build/tree/
@@ -35,14 +34,6 @@ $(PACKAGES):
 		|| { echo "error: the environment could not be made; docs/quickstart.md says what it needs"; exit 1; }
 	@$(if $(GPU),touch $(VENV)/.gpu)
 	@touch $@
-
-# In a directory of its own, which is on no path (requirements/kernels.lock says why). Without it one test file is skipped. Not part of `env`:
-# 690 MB that only these tests use.
-kernels: $(KERNELS) ## Triton for tests/generation/test_gpu_kernels.py
-
-$(KERNELS): | $(PACKAGES)
-	@rm -rf $(VENV)/kernels
-	@$(PIP) --no-deps --target $(VENV)/kernels -r requirements/kernels.lock && touch $@ || echo "Triton is not available: tests/generation/test_gpu_kernels.py will be skipped"
 
 $(PROJECT): | $(PACKAGES)
 	@$(PIP) --no-deps --no-build-isolation --editable .

@@ -61,7 +61,6 @@ TESTS = (
     "learner/test_families.py",
     "learner/test_lora.py",
     "learner/test_process_group.py",
-    "learner/test_replaying.py",
     "learner/test_segments.py",
     "rollouts/test_common_prompt.py",
     "service/test_training.py",

@@ -8,11 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.advantages import (
-    GroupEstimator,
-    group_advantages,
-    normalize_advantages,
-)
+from async_rl.algorithms.advantages import GroupEstimator, group_advantages, normalize_advantages
 from async_rl.algorithms.parts import Parts
 
 
@@ -72,16 +68,6 @@ def test_normalized_advantages_have_mean_0_and_std_1_over_unmasked_tokens() -> N
     )
     scale = math.sqrt(8 / 3) + 1e-5
     torch.testing.assert_close(found, torch.tensor([-2 / scale, 0.0, 0.0, 2 / scale]))
-
-
-def test_each_part_is_normalized_by_itself() -> None:
-    x, part = torch.tensor([1.0, 3.0, 10.0, 30.0, 5.0]), torch.tensor([0, 0, 1, 1, 2])
-    found = normalize_advantages(
-        x, parts=Parts(index=part, count=3, mask=torch.ones(5, dtype=torch.bool))
-    )
-    torch.testing.assert_close(
-        found, torch.tensor([-1.0, 1.0, -1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4
-    )
 
 
 def test_normalizing_nothing_gives_zeros() -> None:

@@ -41,16 +41,6 @@ def test_mismatch_is_split_by_age() -> None:
     assert found["mismatch/stale_abs_mean"] == pytest.approx(1.0)
 
 
-def test_a_mismatch_without_tokens_is_left_out() -> None:
-    one = torch.tensor([-1.0])
-    assert mismatch_metrics(one, behavior_logprobs=one, oldest_ages=torch.tensor([1])).keys() == {
-        "mismatch/stale_abs_mean"
-    }
-    assert "mismatch/stale_abs_mean" not in mismatch_metrics(
-        one, behavior_logprobs=one, oldest_ages=torch.tensor([0])
-    )
-
-
 def test_explained_variance_of_a_perfect_and_a_constant_critic() -> None:
     returns = torch.tensor([0.0, 1.0, 2.0])
     assert explained_variance(returns, returns=returns) == pytest.approx(1.0)

@@ -1,75 +1,20 @@
+"""What the oracle of tests/learner/test_steps_equal_the_oracle.py does not see of the losses."""
+
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from async_rl.algorithms.losses import (
     Aggregation,
-    cispo_loss,
-    clipped_loss,
+    behavior_weights,
+    effective_sequences,
     token_weights,
+    vespo_loss,
 )
 from async_rl.algorithms.parts import Parts
-
-
-def surrogate_oracle(
-    log_ratio: float, advantage: float, weight: float, low: float, high: float, dual: float | None
-) -> float:
-    u = math.exp(log_ratio)
-    s = min(u * advantage, min(max(u, 1 - low), 1 + high) * advantage)
-    if dual is not None and advantage < 0:
-        s = max(s, dual * advantage)
-    return -weight * s
-
-
-@pytest.mark.covers("clip_ratio, eps_clip")
-@settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10**6), dual=st.sampled_from([None, 3.0]))
-def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float | None) -> None:
-    rng = np.random.default_rng(seed)
-    log_ratio, advantages = rng.normal(size=(2, 20)) * 1.5
-    weights = rng.uniform(0, 2, 20)
-    loss, low, high = clipped_loss(
-        torch.tensor(log_ratio),
-        advantages=torch.tensor(advantages),
-        behavior_weight=torch.tensor(weights),
-        clip_low=0.2,
-        clip_high=0.28,
-        clip_dual=dual,
-    )
-    expected = [
-        surrogate_oracle(*row, 0.2, 0.28, dual)
-        for row in zip(log_ratio, advantages, weights, strict=True)
-    ]
-    np.testing.assert_allclose(loss, expected, rtol=1e-9)
-    ratio = np.exp(log_ratio)
-    assert low.tolist() == ((ratio < 0.8) & (advantages < 0)).tolist()
-    assert high.tolist() == ((ratio > 1.28) & (advantages > 0)).tolist()
-
-
-@pytest.mark.parametrize(("ratio", "factor"), [(1.0, 1.0), (0.5, 0.8), (3.0, 2.0)])
-def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(
-    ratio: float, factor: float
-) -> None:
-    policy = torch.tensor([-1.0], requires_grad=True)
-    loss, low, high = cispo_loss(
-        policy,
-        log_ratio=torch.tensor([math.log(ratio)]),
-        advantages=torch.tensor([-3.0]),
-        behavior_weight=torch.tensor([0.5]),
-        clip_low=0.2,
-        clip_high=1.0,
-    )
-    loss.sum().backward()
-    assert policy.grad is not None
-    assert policy.grad.item() == pytest.approx(0.5 * factor * 3.0)
-    assert loss.item() == pytest.approx(-0.5 * factor * 3.0)
-    assert (low.item(), high.item()) == (ratio < 0.8, ratio > 2.0)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +34,41 @@ def test_token_weights_by_hand(
         parts = Parts(index=index, count=3, mask=is_there)
         found = token_weights(parts, aggregation=aggregation, constant_tokens=constant)
         torch.testing.assert_close(found, torch.tensor(weights))
+
+
+FOUR = Parts(index=torch.arange(4), count=4, mask=torch.ones(4, dtype=torch.bool))
+
+
+def test_the_kernel_of_vespo_is_finite_for_any_ratio() -> None:
+    logprobs, log_ratio = torch.zeros(4, requires_grad=True), torch.tensor([-500.0, -30, 30, 500])
+    loss = vespo_loss(logprobs, log_ratio=log_ratio, advantages=torch.ones(4), sequences=FOUR).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert gradient.abs().max() < 1e-12
+
+
+def test_the_effective_share_survives_weights_that_no_float_holds() -> None:
+    old = torch.tensor([900.0, -900.0, 0.0, 5.0])
+    assert effective_sequences(old, sequences=FOUR) == pytest.approx(0.25)
+    empty = Parts(index=FOUR.index, count=4, mask=~FOUR.mask)
+    assert effective_sequences(old, sequences=empty) == 1.0
+
+
+def test_the_weight_of_a_sequence_is_bounded_where_its_square_would_overflow_only() -> None:
+    one = Parts(index=torch.zeros(2, dtype=torch.int64), count=1, mask=torch.ones(2) > 0)
+    for total, logarithm in ((25.0, 25.0), (500.0, 30.0), (-25.0, -25.0), (-500.0, -30.0)):
+        log_ratio = torch.tensor([total, 0.0], dtype=torch.float64)
+        found = behavior_weights(
+            log_ratio, sequences=one, correction="sequence_tis", maximum=2.0, minimum=0.0
+        )
+        assert found.raw.tolist() == pytest.approx([math.exp(logarithm)] * 2)
+        assert found.raw.float().square().isfinite().all()
+        assert found.is_bounded.tolist() == [total > 0] * 2
+        assert found.weights.tolist() == pytest.approx([min(2.0, math.exp(logarithm))] * 2)
+
+
+def test_many_small_terms_after_a_large_one_are_counted() -> None:
+    """A float32 slot that has reached 1e8 loses every 1 that is added to it."""
+    x = torch.tensor([1e8, *[1.0] * 4000, -1e8])
+    parts = Parts(index=torch.zeros(len(x), dtype=torch.int64), count=1, mask=x != 0)
+    assert parts.sums(x).tolist() == [4000.0]
+    assert parts.mean(x)[0] == pytest.approx(4000 / 4002)

@@ -23,8 +23,3 @@ def test_the_penalty_rises_over_the_last_tokens_of_the_allowed_length() -> None:
         lengths
     )
     assert found.tolist() == [0.0, 0.0, 0.5, 1.0, 2.0]
-
-
-def test_without_a_buffer_nobody_pays() -> None:
-    found = rules("reward.overlong_tokens=0", "reward.overlong_penalty=2.0")
-    assert found.overlong_penalty(torch.tensor([50, 100])).tolist() == [0.0, 0.0]

@@ -1,23 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from async_rl.config.sampling import best_of
-from async_rl.core.types import Score, Trajectory
-
-
-def sample(reward: float, length: int) -> Trajectory:
-    size = 1 + length
-    return Trajectory(
-        token_ids=np.zeros(size, np.int32),
-        prompt_length=1,
-        loss_mask=np.arange(size) >= 1,
-        behavior_logprobs=np.zeros(size, np.float32),
-        versions=np.zeros(size, np.int32),
-        is_truncated=False,
-        score=Score(reward=reward, parts={}, verdicts=(), latency_s=0.0),
-    )
 
 
 @pytest.mark.covers("generation_size")
@@ -32,7 +20,9 @@ def sample(reward: float, length: int) -> Trajectory:
 def test_the_best_are_kept_and_of_equals_the_longer(
     drawn: list[tuple[float, int]], kept: list[int]
 ) -> None:
-    samples = [sample(*s) for s in drawn]
-    assert [
-        next(i for i, s in enumerate(samples) if s is k) for k in best_of(samples, count=2)
-    ] == kept
+    samples: list[Any] = [
+        SimpleNamespace(number=number, response_length=length, score=SimpleNamespace(reward=reward))
+        for number, (reward, length) in enumerate(drawn)
+    ]
+    best: Any = best_of(samples, count=2)
+    assert [sample.number for sample in best] == kept

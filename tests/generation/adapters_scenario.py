@@ -58,14 +58,13 @@ class Pusher:
 async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
     own, said = engine, {}
     first, second = engine.places
-    said["before_first_load"] = await refusal(group(first, "early", prompt(0), 1, sampling()))
     await pusher.push(own, "own", 0)
-    said["still_before_first_load"] = await refusal(group(first, "e", prompt(0), 1, sampling()))
+    said["before_first_load"] = await refusal(group(first, "early", prompt(0), 1, sampling()))
     await pusher.push(first, "first", 3)
     await pusher.push(second, "second", 0)
     policies = {"own": own, "first": first, "second": second}
     said["quiet"] = {
-        name: await group(policy, f"quiet-{name}", prompt(1), 3, sampling(temperature=0.7))
+        name: await group(policy, f"quiet-{name}", prompt(1), 1, sampling(temperature=0.7))
         for name, policy in policies.items()
     }
     spanning: dict[str, list[asyncio.Task[dict[str, Any]]]] = {name: [] for name in policies}
@@ -73,7 +72,7 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
 
         def start(number: int) -> None:
             for name, policy in policies.items():
-                making = group(policy, f"span-{name}-{number}", prompt(10 + number), 3, sampling())
+                making = group(policy, f"span-{name}-{number}", prompt(10 + number), 2, sampling())
                 spanning[name].append(tasks.create_task(making))
 
         start(0)
@@ -87,15 +86,14 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
             await pusher.push(first, "first", 3 + version)
         start(2)
     said["spanning"] = {name: [task.result() for task in made] for name, made in spanning.items()}
-    rows = [np.array(prompt(seed, 40), np.int32) for seed in (3, 4)]
-    said["probe_rows"] = rows
-    said["probes"] = {name: await policy.logprobs(rows) for name, policy in policies.items()}
+    row = np.array(prompt(3, 40), np.int32)
+    said["probe_row"] = row
+    said["probes"] = {name: (await policy.logprobs([row]))[0] for name, policy in policies.items()}
     said["versions"] = {name: policy.version for name, policy in policies.items()}
     said["refused"] = await refusals(first, pusher)
     said["after_refusals"] = await group(first, "after", prompt(10), 2, sampling())
-    third = first
-    await pusher.push(third, "third", 0)
-    said["third_at_0"] = await group(third, "third", prompt(10), 2, sampling())
+    await pusher.push(first, "third", 0)
+    said["third_at_0"] = await group(first, "third", prompt(10), 2, sampling())
     said["own_at_end"] = await group(own, "own", prompt(10), 2, sampling())
     return said
 
@@ -159,7 +157,6 @@ async def draw_samples(engine: Any, pusher: Pusher) -> dict[str, Any]:
     said["mixed"] = dict(zip(["base", *names[-2:], "a0"], mixed, strict=True))
     said["seeded"] = [await draw(seed=5) for _ in range(2)]
     said["greedy"] = await draw(temperature=0.0, num_samples=3, stop_ids=())
-    said["top"] = await draw(num_top=3, num_prompt_top=2, top_k=2)
     first = said["seeded"][0].sequences[0].token_ids.tolist()
     said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())
     said["stop_id"] = await draw(seed=5, num_samples=1, stop_ids=(first[1],))

@@ -40,16 +40,13 @@ _SCHEMA = (
 )
 SUPPORTS = {
     "all": Support(),
-    "bias": Support(logit_bias={10: 3.0, 11: -100.0, 12: -2.5}),
     "length": Support(min_tokens=30),
     "schema": Support(grammar=_SCHEMA),
-    "regex": Support(grammar="(ab|c){3,40}"),
     "ebnf": Support(grammar='root ::= "[" [a-z]* "]" | "(" root ")"'),
     "tag": Support(
         grammar='{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content":'
         f' {{"type": "json_schema", "json_schema": {_SCHEMA}}}, "end": "</f>"}}}}'
     ),
-    "top_k": Support(top_k=20),
     "top_p": Support(top_k=20, top_p=0.8),
     "mixed": Support(
         top_k=9, top_p=0.95, min_tokens=40, logit_bias={70: 4.0, 12: -3.0}, grammar=_SCHEMA
@@ -144,10 +141,7 @@ def make_model(
         # All of them compute each token: a rounding cannot decide between two.
         values |= {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
     config = kinds[0](
-        **(values | sizes),
-        tie_word_embeddings=is_tied,
-        initializer_range=0.2,
-        eos_token_id=ends[0],
+        **(values | sizes), tie_word_embeddings=is_tied, initializer_range=0.2, eos_token_id=ends[0]
     )
     model = kinds[1](config).float().eval()
     model.save_pretrained(path)

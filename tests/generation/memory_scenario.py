@@ -15,7 +15,7 @@ from async_rl.generation.opener import engine_opener
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
-NUM_PUSHES = 10
+NUM_PUSHES = 6
 SIZES = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 7}
 
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import msgspec
-import numpy as np
-from generation_support import (
-    NEEDS_NO_TOKENS,
-    SUPPORTED_PROMPT,
-    SUPPORTS,
-    model_from,
-    weights_of,
-)
-from transformers import AutoTokenizer
+from generation_support import NEEDS_NO_TOKENS, SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.core.errors import DataError
@@ -30,12 +19,11 @@ from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import Completion
-from async_rl.protocol.service import Sample
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
 TEMPERATURE = 0.7
-NUM_SAMPLES = 6
+NUM_SAMPLES = 3
 DRAFTS = (
     'speculative_config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,'
     '"prompt_lookup_min":1}'
@@ -61,59 +49,12 @@ async def drawn(
     return [done async for done in engine.generate(name, prompt, NUM_SAMPLES, sampling)]
 
 
-async def own_error(engine: Any) -> str:
-    """Return how an error of the project's own code reaches the caller, if vLLM is the engine."""
-    # The server of scenarios has imported vLLM in any case.
-    if "vllm" not in type(engine).__module__:
-        return "ValueError: ours"
-    module = sys.modules["async_rl.generation.vllm.engine"]
-    with mock.patch.object(module, "completion_of", side_effect=ValueError("ours")):
-        try:
-            await drawn(engine, "own error", Support(), 1)
-        except (ValueError, DataError) as error:
-            return f"{type(error).__name__}: {error}"
-    return "none"
-
-
 async def refusal(engine: Any, name: str, support: Support, **how: Any) -> str:
     try:
         await drawn(engine, name, support, **how)
     except DataError as error:
         return str(error)
     return "accepted"
-
-
-def proposed() -> list[list[int]]:
-    """Return the drafts for rows with and without earlier responses."""
-    from async_rl.generation.vllm.proposer import Proposer
-    from async_rl.generation.vllm.sampling import EARLIER
-
-    lookup = SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=4, num_speculative_tokens=3)
-    config: Any = SimpleNamespace(
-        speculative_config=lookup,
-        model_config=SimpleNamespace(max_model_len=12),
-        scheduler_config=SimpleNamespace(max_num_seqs=8),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
-    )
-    earlier = np.array([50, 5, 6, 7, 8, 9, 10], np.int32).tobytes()
-    rows = [
-        ({EARLIER: earlier}, [1, 5, 6]),  # in the earlier response only
-        (None, [1, 5, 6]),
-        (None, [5, 6, 30, 31, 5, 6]),  # in the row only
-        ({EARLIER: earlier}, [5, 6, 30, 31, 5, 6]),  # in both
-        ({EARLIER: earlier}, [40, 5, 6, 30, 40, 5, 6]),  # the longer match is in the row
-        ({EARLIER: earlier}, [1, 2, 3, 4, 1, 2, 3, 4, 3, 5, 6]),  # one more token fits the model
-    ]
-    requests = {
-        str(n): SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
-        for n, (extra, _) in enumerate(rows)
-    }
-    runner = SimpleNamespace(requests=requests, input_batch=SimpleNamespace(req_ids=[*requests]))
-    table = np.zeros((len(rows), 12), np.int32)
-    for row, (_, tokens) in zip(table, rows, strict=True):
-        row[: len(tokens)] = tokens
-    lengths = np.array([len(tokens) for _, tokens in rows])
-    return Proposer(config, runner).propose(3, [[1]] * len(rows), lengths, table)
 
 
 @contextlib.asynccontextmanager
@@ -190,35 +131,8 @@ async def scenario(
         )
         refused = [await refusal(engine, f"bad-{i}", support) for i, support in enumerate(bad)]
         refused.append(await refusal(engine, "beyond", Support(), prompt=[1, 100_000]))
-        refused.append(await own_error(engine))
         after = await drawn(engine, "after", SUPPORTS["schema"])
-    return {
-        "drawn": said,
-        "shown": shown_of,
-        "refused": refused,
-        "after": after,
-        "proposed": proposed() if has_drafts else [],
-    }
-
-
-async def stopped(engine: Any, path: Path) -> dict[str, Any]:
-    """A sample of a service, and again with a text in it at which it stops."""
-    request = Sample(
-        request_id="whole",
-        token_ids=np.array(SUPPORTED_PROMPT, np.int32),
-        num_samples=1,
-        max_tokens=40,
-        temperature=1.0,
-        seed=5,
-        policy="own",
-    )
-    (whole,) = (await engine.sample(request)).sequences
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    text = re.findall(r"[!-~]", tokenizer.decode(whole.token_ids))[0]
-    again = msgspec.structs.replace(request, request_id="again", stop_texts=(text,))
-    (short,) = (await engine.sample(again)).sequences
-    texts = [tokenizer.decode(short.token_ids[:end]) for end in (None, -1)]
-    return {"whole": whole, "short": short, "has_stop": [text in part for part in texts]}
+    return {"drawn": said, "shown": shown_of, "refused": refused, "after": after}
 
 
 async def main(kind: str, path: Path) -> dict[str, Any]:
@@ -245,7 +159,6 @@ async def main(kind: str, path: Path) -> dict[str, Any]:
     engine = await engine_opener(config, path)()
     try:
         has_drafts = kind == "drafts"
-        said = await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
-        return said | (await stopped(engine, path) if kind == "vllm" else {})
+        return await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
     finally:
         await engine.close()

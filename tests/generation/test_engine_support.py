@@ -114,13 +114,8 @@ def test_requests_span_the_push(case: Case) -> None:
         for kind, samples in drawn.items()
         if any(set(done.versions.tolist()) == {0, 1} for done in samples)
     }
-    has_drafts = "bias" not in drawn
-    assert spanning >= ({"all", "length"} if has_drafts else {"bias", "schema", "top_k", "mixed"})
-
-
-def test_the_longest_match_in_earlier_responses_or_the_row_is_proposed(case: Case) -> None:
-    proposed = case[2]["proposed"]
-    assert proposed in ([], [[7, 8, 9], [], [30, 31, 5], [7, 8, 9], [30, 40, 5], [7]])
+    has_drafts = "mixed" not in drawn
+    assert spanning >= ({"all", "length"} if has_drafts else {"schema", "top_p", "mixed"})
 
 
 def test_a_grammar_that_fails_with_the_tokens_stops_an_engine_at_its_start(tmp_path: Path) -> None:
@@ -136,19 +131,8 @@ def test_a_grammar_that_fails_with_the_tokens_stops_an_engine_at_its_start(tmp_p
 
 def test_what_cannot_be_drawn_is_refused_and_the_engine_lives(case: Case) -> None:
     said = case[2]
-    # 100000 is out of the vocabulary; an error of the project is not the request's fault.
-    reasons = ("Type should be a string", "logit_bias", "the grammar '{", "100000", "ours")
+    # 100000 is out of the vocabulary.
+    reasons = ("Type should be a string", "logit_bias", "the grammar '{", "100000")
     for text, reason in zip(said["refused"], reasons, strict=True):
         assert reason in text
-    assert said["refused"][4] == "ValueError: ours"
-    assert len(said["after"]) == 6
-
-
-def test_a_text_stops_a_sample_of_a_service(case: Case) -> None:
-    said = case[2]
-    if "short" not in said:
-        pytest.skip("only vLLM serves them")
-    size = len(said["short"].token_ids)
-    assert size < len(said["whole"].token_ids)
-    assert said["short"].token_ids.tolist() == said["whole"].token_ids[:size].tolist()
-    assert (said["has_stop"], said["short"].is_truncated) == ([True, False], False)
+    assert len(said["after"]) == 3

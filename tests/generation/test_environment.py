@@ -31,7 +31,6 @@ def test_the_variables_of_the_process_follow_the_configuration_and_its_cores(
     assert pinned == [[4, 5, 6]]
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
-    # The name and the value are Triton's; test_gpu_kernels.py asks it.
     assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
     assert "TORCHDYNAMO_DISABLE" not in os.environ
     prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=true"]), [])

@@ -1,66 +1,30 @@
 """The samples of the transformers engine: their random numbers, for each request and the same in
-each attempt, the passes over the vocabulary, and end tokens that do not end them.
+each attempt, and end tokens that do not end them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from composing import compose
 from generation_support import END_TOKENS, make_model, model_of, weights_of, worst_difference
 
-from async_rl.batching.support import Grammars, Walk
-from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import Sampling
-from async_rl.generation.hf.decoding import Samples, seed_of
+from async_rl.generation.hf.decoding import seed_of
 from async_rl.generation.opener import engine_opener
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 
 
 def test_a_seed_depends_on_group_sample_and_turn_and_not_on_the_attempt() -> None:
-    names = [
-        "7.1.0",
-        "7.1.1",
-        "8.1.0",
-        "7.1.0.1",
-        "7.1.0/0.0.gateway-0",
-        "7.1.0/1.0.gateway-0",
-        "7.1.1/0.0.gateway-0",
-    ]
+    names = ["7.1.0", "7.1.1", "8.1.0", "7.1.0.1"]
+    names += [f"7.1.{sample}.gateway-0" for sample in ("0/0.0", "0/1.0", "1/0.0")]
     seeds = [seed_of(name, 3) for name in names]
     assert len(set(seeds)) == len(names)
     assert [seed_of(name.replace(".1.", ".2.", 1), 3) for name in names] == seeds
     assert seed_of("7.1.0", 4) not in seeds
-
-
-@pytest.mark.parametrize(("support", "num_passes"), [(EVERYTHING, 0), (Support(min_tokens=1), 4)])
-def test_only_limited_samples_pass_over_the_vocabulary(
-    support: Support, num_passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[Walk] = []
-    added = Walk.added
-    monkeypatch.setattr(Walk, "added", lambda walk: (passes.append(walk), added(walk))[1])
-
-    def model(ids: torch.Tensor, **_: Any) -> Any:
-        return SimpleNamespace(logits=torch.zeros(len(ids), 1, 5), past_key_values=None)
-
-    samples = Samples(
-        [1],
-        2,
-        Sampling(temperature=1.0, max_new_tokens=2, support=support),
-        [],
-        Grammars(vocab_size=5),
-        generator=torch.Generator(),
-    )
-    finished = [done for _ in range(2) for done in samples.write(model, 0)]
-    assert [len(done.token_ids) for done in finished] == [2, 2]
-    assert len(passes) == num_passes
 
 
 @pytest.mark.covers("ignore_eos")

@@ -166,22 +166,18 @@ def paths_of(sample: Trajectory) -> list[list[int]]:
     return paths
 
 
-def equal_rewards(groups: Sequence[Group], *, every: int) -> list[Group]:
+def equal_rewards(groups: Sequence[Group], *, every: int, reward: float = 1.0) -> list[Group]:
     """The same groups, but every so-many-th has equal rewards, so that none of its advantages
     differs from 0.
     """
 
     def level(t: Trajectory) -> Trajectory:
-        return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, reward=1.0))
+        return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, reward=reward))
 
-    return [
-        (
-            msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories])
-            if i % every == 0
-            else g
-        )
-        for i, g in enumerate(groups)
-    ]
+    def levelled(g: Group) -> Group:
+        return msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories])
+
+    return [g if i % every else levelled(g) for i, g in enumerate(groups)]
 
 
 def make_trainer(
@@ -245,14 +241,10 @@ def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = Tru
 
 def relative_difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> float:
     """Norm of the difference of all gradients over the norm of the second."""
-    difference = sum(
-        float((a.double() - b.double()).square().sum()) for a, b in zip(first, second, strict=True)
-    )
-    return (
-        float((difference / sum(float(b.double().square().sum()) for b in second)) ** 0.5)
-        if difference
-        else 0.0
-    )
+    pairs = [(a.double(), b.double()) for a, b in zip(first, second, strict=True)]
+    difference = sum(float((a - b).square().sum()) for a, b in pairs)
+    whole = sum(float(b.square().sum()) for _, b in pairs)
+    return (difference / whole) ** 0.5 if difference else 0.0
 
 
 def varlen(

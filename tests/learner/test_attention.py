@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_support import varlen
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.batching.packing import Indices
@@ -94,21 +94,6 @@ def test_rows_have_the_outputs_and_gradients_of_dense_attention(
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "most", "window"), [(torch.float32, 1e-6, None), (torch.bfloat16, 1e-2, 150)]
-)
-def test_long_rows_stay_within_rounding(
-    dtype: torch.dtype, most: float, window: int | None
-) -> None:
-    segments = table(np.random.default_rng(5), 2, 250)
-    given_ = inputs(segments, dtype)
-    double = [x.detach().double().requires_grad_() for x in given_]
-    expected = with_gradients(dense(segments, *double, window), double)
-    out = plan(segments, CPU).attend(*given_, None, window)
-    for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
-        assert float((mine.double() - theirs).norm() / theirs.norm()) < most
-
-
 class LargestTensor(TorchDispatchMode):
     """Remembers the most elements of a result, of a view those of its storage."""
 
@@ -131,12 +116,7 @@ def largest_and_kept(tokens: int, window: int | None) -> tuple[int, int]:
     """
     part = tokens // 4
     segments = np.array(
-        [
-            (0, part, -1),
-            (part, part, part - 1),
-            (2 * part, part, part - 1),
-            (3 * part, part, -1),
-        ]
+        [(0, part, -1), (part, part, part - 1), (2 * part, part, part - 1), (3 * part, part, -1)]
     )
     given_ = inputs(segments, torch.float32)
     kept: dict[int, int] = {}
@@ -187,22 +167,3 @@ def test_the_kernels_of_a_gpu_accept_what_they_are_given(
     given_ = [x.detach().to("meta").requires_grad_() for x in inputs(segments, dtype)]
     out = VarlenPlan(segments, torch.device("meta")).attend(*given_, None, window)
     assert (out.shape, out.dtype) == (given_[0].shape, dtype)
-
-
-def test_narrower_values_are_padded_for_kernels_of_one_width() -> None:
-    widths = []
-
-    class OneWidth:
-        def attend(
-            self, query: Tensor, key: Tensor, value: Tensor, scaling: object, window: object
-        ) -> Tensor:
-            widths.append((query.shape[2], key.shape[2], value.shape[2]))
-            return value
-
-    query, key = torch.randn(2, 1, 4, 3, 12)
-    value = torch.randn(1, 4, 3, 8)
-    attended, _ = attention._segment_attention(
-        nn.Module(), query, key, value, None, segments=OneWidth()
-    )
-    assert widths == [(12, 12, 12)]
-    assert torch.equal(attended, value.transpose(1, 2))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import resource
 from collections.abc import Callable
@@ -82,20 +81,14 @@ def written(name: str, content: bytes) -> Craft:
     return lambda directory: (directory / name).write_bytes(content)
 
 
-def linked(name: str) -> Craft:
-    def craft(directory: Path) -> None:
-        (directory / name).rename(directory.parent / "elsewhere")
-        (directory / name).symlink_to(directory.parent / "elsewhere")
-
-    return craft
+def linked(directory: Path) -> None:
+    (directory / "index.json").rename(directory.parent / "elsewhere")
+    (directory / "index.json").symlink_to(directory.parent / "elsewhere")
 
 
-def piped(name: str) -> Craft:
-    def craft(directory: Path) -> None:
-        (directory / name).unlink()
-        os.mkfifo(directory / name)
-
-    return craft
+def piped(directory: Path) -> None:
+    (directory / SHARD).unlink()
+    os.mkfifo(directory / SHARD)
 
 
 def overlapping(header: dict[str, Any]) -> None:
@@ -109,24 +102,12 @@ CRAFTS: dict[str, Craft] = {
     for name, value in table(__file__, kind).items()
 } | {
     "an empty index": written("index.json", b""),
-    "an index of other bytes": written("index.json", b"\xff\xfe\x00"),
     "an index of brackets": written("index.json", b"[" * 100_000),
-    "a deep value": written("index.json", b'{"x":' + b"[" * 100_000),
-    "an index that is a link": linked("index.json"),
-    "an index that is a pipe": piped("index.json"),
-    "another optimizer": index(lambda c: c["optimizers"].update(critic=c["optimizers"]["policy"])),
+    "an index that is a link": linked,
     "a missing tensor": index(lambda c: c["tensors"].pop(NAME)),
-    "a shard that is a link": linked(SHARD),
-    "a shard that is a pipe": piped(SHARD),
-    "a shard that is missing": lambda d: (d / SHARD).unlink(),
-    "a shard that is a directory": lambda d: ((d / SHARD).unlink(), (d / SHARD).mkdir()),
-    "a short shard": lambda d: os.truncate(d / SHARD, 100_000),
-    "a shard without its last byte": lambda d: os.truncate(
-        d / SHARD, (d / SHARD).stat().st_size - 1
-    ),
-    "a longer shard": lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size + 1),
+    "a shard that is a pipe": piped,
+    "a short shard": lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size - 1),
     "a huge header": written(SHARD, (2**63).to_bytes(8, "little") + b"{}"),
-    "a header beyond the file": written(SHARD, (2**20).to_bytes(8, "little") + b"{}"),
     "tensors on top of each other": shard(overlapping),
     "a tensor that the file lacks": shard(lambda h: h.update(other=h.pop(NAME))),
 }
@@ -143,23 +124,13 @@ def test_a_crafted_checkpoint_is_refused_by_the_name_of_its_file(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < peak + 200_000, "kB"
 
 
-def test_a_random_state_that_is_none_is_refused(trainer: Any, saved: Path) -> None:
-    content = (saved / SHARD).read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    begin, after = json.loads(content[8:end])["random"]["data_offsets"]
-    broken = content[: end + begin] + b"\xff" * (after - begin) + content[end + after :]
-    (saved / SHARD).write_bytes(broken)
-    with pytest.raises(DataError, match="step_1 cannot be read"):
-        trainer.load(saved)
-
-
 def test_bits_of_an_index_may_flip(saved: Path) -> None:
     """Most flips are damage, some are another value; no other error comes out."""
     path = saved / "index.json"
     content = path.read_bytes()
     rng = random.Random(0)
     kinds = set()
-    for _ in range(2000):
+    for _ in range(500):
         bit = rng.randrange(8 * len(content))
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -170,23 +141,3 @@ def test_bits_of_an_index_may_flip(saved: Path) -> None:
             assert str(path) in str(error)  # noqa: PT017
             kinds.add(DataError)
     assert kinds == {Index, DataError}
-
-
-class Crafted:
-    """Unpickling it runs a command."""
-
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self._trace}",)
-
-
-def test_a_checkpoint_of_pickles_is_refused_and_runs_nothing(trainer: Any, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    directory = tmp_path / "step_1"
-    directory.mkdir()
-    (directory / ".metadata").write_bytes(pickle.dumps(Crafted(trace)))
-    with pytest.raises(DataError, match="step_1 is not a checkpoint"):
-        trainer.load(directory)
-    assert not trace.exists()

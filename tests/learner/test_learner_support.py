@@ -1,25 +1,24 @@
-"""The learner's side of a support: log-probs, entropies and KL over the tokens that could be drawn,
-and what training with and without it converges to.
-"""
+"""The learner's side of a support: log-probs, entropies and KL over what could be drawn."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from learner_support import make_groups
 from torch import Tensor
 
 from async_rl.algorithms.edits import Edits
 from async_rl.algorithms.logprobs import token_logprobs
-from async_rl.algorithms.losses import clipped_loss
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.support import Grammars, edits_of, kept_of, spans_of, truncate
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.support import Span, Support
-from async_rl.core.types import Group, Purpose, Score, Trajectory
+from async_rl.core.types import Score, Trajectory
 
 CPU = torch.device("cpu")
 V = 30
@@ -27,27 +26,19 @@ STOPS = (1,)
 NO_TEXT = Grammars(vocab_size=V)
 
 
-def sample(ids: list[int], spans: tuple[Span, ...], prompt: int = 1) -> Trajectory:
-    row = np.array([0] * prompt + ids, np.int32)
-    is_written = np.arange(len(row)) >= prompt
+def sample(ids: list[int], spans: tuple[Span, ...]) -> Trajectory:
+    """An answer to a prompt of one token."""
+    row = np.array([0, *ids], np.int32)
+    is_written = np.arange(len(row)) >= 1
     return Trajectory(
         token_ids=row,
-        prompt_length=prompt,
+        prompt_length=1,
         loss_mask=is_written,
         behavior_logprobs=np.zeros(len(row), np.float32),
         versions=np.where(is_written, 0, -1).astype(np.int32),
         is_truncated=False,
         score=Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0),
-        spans=tuple(
-            Span(
-                start=span.start + prompt,
-                end=span.end + prompt,
-                support=span.support,
-                stop_ids=span.stop_ids,
-                kept=span.kept,
-            )
-            for span in spans
-        ),
+        spans=tuple(msgspec.structs.replace(s, start=s.start + 1, end=s.end + 1) for s in spans),
     )
 
 
@@ -129,17 +120,8 @@ def test_logprobs_entropies_and_kl_are_those_of_the_changed_logits(chunk_tokens:
 
 
 def test_passes_have_the_changes_of_their_tokens() -> None:
-    group = Group(
-        group_id=0,
-        attempt=1,
-        prompt_id="",
-        purpose=Purpose.TRAIN,
-        data_source="",
-        generator="",
-        admitted_version=0,
-        trajectories=MIXED,
-        generation_s=0.0,
-    )
+    (group,) = make_groups(num_groups=1)
+    group = msgspec.structs.replace(group, trajectories=MIXED)
     # As the buffer stores it.
     stored = read_group(pack_group(group)).unpacked()
     assert [t.spans for t in stored.trajectories] == [t.spans for t in MIXED]
@@ -162,74 +144,10 @@ def test_a_token_outside_its_support_is_not_trained_and_is_counted() -> None:
     assert is_outside.tolist() == [True, False, False, False, True, True]
 
 
-def test_exactly_k_of_equal_logits_remain() -> None:
-    kept = truncate(torch.ones(2, V), 7, 1.0)
-    assert (kept > -torch.inf).sum(1).tolist() == [7, 7]
-
-
-def test_the_likeliest_tokens_with_the_mass_remain() -> None:
+def test_the_likeliest_tokens_with_the_mass_remain_and_of_equal_ones_exactly_k() -> None:
+    assert (truncate(torch.ones(2, V), 7, 1.0) > -torch.inf).sum(1).tolist() == [7, 7]
     probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
     assert (truncate(probs.log(), 0, 0.8) > -torch.inf).tolist() == [[True, True, False, False]]
     assert (truncate(probs.log(), 0, 0.81) > -torch.inf).tolist() == [[True, True, True, False]]
     # Of the two likeliest the first has 0.625.
     assert (truncate(probs.log(), 2, 0.6) > -torch.inf).tolist() == [[True, False, False, False]]
-
-
-def trained_bandit(*, with_support: bool, steps: int = 400) -> tuple[Tensor, Tensor, Tensor]:
-    """Train a policy over 30 tokens on samples with top_p=0.9, every token weighted by its
-    probability instead of drawn. Return its distribution over the nucleus, the nucleus, and the
-    rewards, in float64.
-
-    The objective is the mean reward and the entropy, whose optimum over a set of tokens is the
-    softmax of the rewards.
-    """
-    rewards = torch.linspace(-2, 2, V, dtype=torch.float64)[torch.randperm(V)]
-    logits = torch.zeros(V, requires_grad=True)
-    optimizer = torch.optim.SGD([logits], lr=1.0)
-    for _ in range(steps):
-        behavior = truncate(logits.detach()[None], V, 0.9).log_softmax(-1)[0]
-        (kept,) = np.nonzero(behavior.numpy() > -np.inf)
-        ids = kept.tolist()
-        spans = spans_of(Support(top_k=V, top_p=0.9), len(ids), STOPS, [kept] * len(ids))
-        edits, _ = edits_of(
-            [sample(ids, spans if with_support else ())],
-            NO_TEXT,
-            temperature=1.0,
-            device=CPU,
-        )
-        probs = behavior[kept].exp()
-        logprobs, entropies, *_ = token_logprobs(
-            logits.expand(len(ids), V),
-            head=torch.eye(V),
-            targets=torch.tensor(ids),
-            temperature=1.0,
-            chunk_tokens=V,
-            edits=edits,
-        )
-        reward = rewards[kept].float()
-        advantages = reward - (probs * reward).sum()
-        loss = clipped_loss(
-            logprobs - behavior[kept],
-            advantages=advantages,
-            behavior_weight=torch.ones(len(ids)),
-            clip_low=0.2,
-            clip_high=0.2,
-            clip_dual=None,
-        ).loss
-        optimizer.zero_grad()
-        (probs * (loss - entropies)).sum().backward()
-        optimizer.step()
-    nucleus = truncate(logits.detach().double()[None], V, 0.9)[0]
-    return nucleus.softmax(-1), nucleus > -torch.inf, rewards
-
-
-def test_training_with_supports_reaches_the_optimum_of_the_truncated_policy() -> None:
-    distances = {}
-    for with_support in (True, False):
-        torch.manual_seed(3)
-        policy, nucleus, rewards = trained_bandit(with_support=with_support)
-        optimum = rewards.masked_fill(~nucleus, -torch.inf).softmax(-1)
-        distances[with_support] = float((policy - optimum).abs().sum() / 2)
-    assert distances[True] < 1e-3
-    # Without them the same samples lead elsewhere.
-    assert distances[False] > 0.02, distances

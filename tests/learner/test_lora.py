@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from learner_support import (
-    VOCABULARY,
     make_config,
     make_groups,
     make_model,
@@ -48,16 +47,23 @@ def stepped(model_path: Path, *overrides: str, steps: int = 2) -> Trainer:
     return trainer
 
 
-def test_an_adapter_begins_as_the_model_and_then_differs(model_path: Path) -> None:
+def test_an_adapter_begins_as_the_model_then_differs_and_is_handed_out_as_a_copy(
+    model_path: Path,
+) -> None:
     full = make_trainer(model_path, "grpo_code")
+    assert full.adapter() is None
     trainer = stepped(model_path, steps=0)
-    before = weights_of(trainer)
+    before, handed = weights_of(trainer), trainer.adapter()
+    assert handed is not None
+    assert handed.scaling == 2.0
+    copies = {name: tensor.clone() for name, tensor in handed.tensors.items()}
     assert before.keys() == weights_of(full).keys()
     assert all(torch.equal(before[n], t) for n, t in weights_of(full).items())
     trainer.step(make_groups(), 0)
     changed = {n for n, t in weights_of(trainer).items() if not torch.equal(t, before[n])}
     # B is 0 at first, so every product of the two layers changes with the first step.
     assert changed == {n for n in before if n.endswith("_proj.weight")}
+    assert all(torch.equal(handed.tensors[name], tensor) for name, tensor in copies.items())
 
 
 def test_an_adapter_of_a_model_without_memory_has_numbers(model_path: Path) -> None:
@@ -106,9 +112,6 @@ def test_gradients_are_those_of_the_product_of_the_matrices(
 def test_the_reference_is_the_model_without_adapter(model_path: Path, tmp_path: Path) -> None:
     """A second model as the reference gives the same KL; the policy has moved away from it."""
     trainer = stepped(model_path, *KL)
-    assert sum(p.numel() for m in trainer._models for p in m.parameters()) < 1.5 * sum(
-        p.numel() for p in AutoModelForCausalLM.from_pretrained(model_path).parameters()
-    )
     trainer.export_hf(tmp_path / "merged")
     base, merged = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
@@ -135,20 +138,11 @@ def test_a_run_resumes_bit_for_bit_from_adapter_and_moments_alone(
 ) -> None:
     extra = ("algorithm.kl=loss", "algorithm.kl.estimator=full")
     trainer = stepped(model_path, *extra)
-    stored = AutoModelForCausalLM.from_pretrained(model_path).state_dict()
-    lm = dict(policy_of(trainer).lm.named_parameters())
-    frozen = {n.replace(".base_layer", ""): p for n, p in lm.items() if ".lora_" not in n}
-    assert all(torch.equal(frozen[n], stored[n]) for n in frozen)
-    assert frozen.keys() | {"lm_head.weight"} == stored.keys()
-    assert not any(p.requires_grad for p in frozen.values())
     trainer.save(tmp_path / "step_2", 2).result()
     tensors = load_file(tmp_path / "step_2" / "rank_0000.safetensors")
     del tensors["random"]
-    # Parameters and two moments.
-    assert sum(x.numel() for x in tensors.values()) == 3 * sum(
-        p.numel() for p in adapter_of(trainer).values()
-    )
-    assert all(".lora_" in name for name in tensors)
+    parameters = sum(p.numel() for p in adapter_of(trainer).values())
+    assert sum(x.numel() for x in tensors.values()) == 3 * parameters, "and their two moments"
     trainer.step(make_groups(seed=2, version=2), 2)
     resumed = make_trainer(model_path, "grpo_code", *LORA, *extra)
     assert resumed.load(tmp_path / "step_2") == 2
@@ -164,19 +158,6 @@ def test_a_checkpoint_of_other_base_weights_is_refused(model_path: Path, tmp_pat
         make_trainer(other, "grpo_code", *LORA).load(tmp_path / "step_1")
 
 
-def test_a_run_that_trains_all_weights_has_no_adapter_and_an_adapter_is_a_copy(
-    model_path: Path,
-) -> None:
-    assert make_trainer(model_path, "grpo_code").adapter() is None
-    trainer = stepped(model_path, steps=1)
-    adapter = trainer.adapter()
-    assert adapter is not None
-    assert adapter.scaling == 2.0
-    before = {name: tensor.clone() for name, tensor in adapter.tensors.items()}
-    trainer.step(make_groups(seed=1, version=1), 1)
-    assert all(torch.equal(adapter.tensors[name], tensor) for name, tensor in before.items())
-
-
 def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
     model_path: Path, tmp_path: Path
 ) -> None:
@@ -186,13 +167,9 @@ def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     base = AutoModelForCausalLM.from_pretrained(model_path)
     with_adapter = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    ids = torch.randint(0, VOCABULARY, (1, 20), generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(20)[None]
     with torch.no_grad():
-        first, second = merged(ids).logits, with_adapter(ids).logits
-    assert (first - second).abs().max() < 1e-4
-    ours = trainer.logprobs([ids[0].numpy()])[0]
-    plain = first[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
-    assert abs(ours[1:] - plain).max() < 1e-4
+        assert (merged(ids).logits - with_adapter(ids).logits).abs().max() < 1e-4
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"]) == (4, 8)
     assert described["base_model_name_or_path"] == "owner/name"

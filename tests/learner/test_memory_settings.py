@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_support import (
-    make_groups,
-    make_trainer,
-    offloading_trainer,
-    policy_of,
-)
+from learner_support import make_groups, make_trainer, offloading_trainer, policy_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
@@ -23,30 +18,11 @@ from async_rl.core.errors import ConfigError
 from async_rl.learner import models, sharding
 
 
-@pytest.mark.proves("learner.budget_tokens")
-def test_a_smaller_token_budget_makes_more_backward_passes(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-    backward = Tensor.backward
-
-    def counted(self: Tensor) -> None:
-        counts[-1] += 1
-        backward(self)
-
-    monkeypatch.setattr(Tensor, "backward", counted)
-    for budget in (8192, 24):
-        counts.append(0)
-        trainer = make_trainer(model_path, "grpo_code", f"learner.budget_tokens={budget}")
-        trainer.step(make_groups(), 0)
-    assert counts[1] > counts[0] > 0
-
-
-@pytest.mark.proves("learner.forward_budget_tokens")
-def test_passes_without_a_gradient_have_a_budget_of_their_own(model_path: Path) -> None:
-    def sizes(budget: str) -> dict[bool, list[int]]:
+@pytest.mark.proves("learner.budget_tokens", "learner.forward_budget_tokens")
+def test_passes_with_and_without_a_gradient_have_their_budgets(model_path: Path) -> None:
+    def sizes(budget: int, forward: str) -> dict[bool, list[int]]:
         """Tokens of the policy's passes, with and without a gradient."""
-        knobs = ["learner.budget_tokens=24", f"learner.forward_budget_tokens={budget}"]
+        knobs = [f"learner.budget_tokens={budget}", f"learner.forward_budget_tokens={forward}"]
         trainer = make_trainer(model_path, "ppo_code", *knobs)
         seen: dict[bool, list[int]] = {True: [], False: []}
 
@@ -61,7 +37,9 @@ def test_passes_without_a_gradient_have_a_budget_of_their_own(model_path: Path) 
             hook.remove()
         return seen
 
-    same, large = sizes("null"), sizes("70")
+    whole, same, large = sizes(8192, "null"), sizes(24, "null"), sizes(24, "70")
+    assert len(whole[True]) < len(same[True])
+    assert max(same[True]) <= 24 < max(whole[True])
     assert max(same[False]) <= 24 < max(large[False]) <= 70
     assert len(large[False]) < len(same[False])
     assert large[True] == same[True]
@@ -111,6 +89,7 @@ def test_the_memory_of_logits_bounds_the_rows_of_a_chunk(
 
 
 @pytest.mark.proves("learner.shard_units")
+@pytest.mark.covers("wrap_policy, min_num_params")
 def test_the_least_size_of_a_unit_decides_what_is_sharded_alone(
     model_path: Path, process_group: None
 ) -> None:

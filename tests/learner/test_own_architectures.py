@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from learner_support import make_config, make_model, make_trainer
 
-from async_rl.config.plugins import import_external
 from async_rl.core.errors import ConfigError
 from async_rl.generation.opener import engine_opener
 
@@ -54,11 +53,3 @@ def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) ->
     del sys.modules[MODULE]
     engine_opener(make_config("grpo_code", "generation.engine=hf", lib), own_model)
     assert MODULE in sys.modules
-
-
-def test_a_module_that_is_not_there_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"model\.external_lib=no_such_lib: cannot be imported \(ModuleNotFoundError",
-    ):
-        import_external(make_config("grpo_code", "model.external_lib=no_such_lib").model)

@@ -22,7 +22,7 @@ from async_rl.algorithms.parts import ALONE, Across
 from async_rl.batching.batch import Batch, BatchPart, collate_part, whole
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import StalenessError
-from async_rl.core.types import Group, StepScore
+from async_rl.core.types import Group, StepScore, Trajectory
 from async_rl.learner.models import PolicyOutput, Values
 from async_rl.learner.objective import compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments
@@ -65,35 +65,25 @@ def parts_of(groups: Sequence[Group], owners: Sequence[int], ranks: int) -> list
     ]
 
 
-def with_steps(groups: Sequence[Group]) -> list[Group]:
-    """Every sample has two scored steps, the second at its end."""
-    changed = []
-    for group in groups:
-        samples = []
-        for t in group.trajectories:
-            ends = {max(1, t.response_length // 2): 0.5, t.response_length: 1.0}
-            steps = tuple(StepScore(end_tokens=end, reward=r) for end, r in ends.items())
-            score = msgspec.structs.replace(t.score, steps=steps)
-            samples.append(msgspec.structs.replace(t, score=score))
-        changed.append(msgspec.structs.replace(group, trajectories=samples))
-    return changed
+def with_steps(t: Trajectory) -> Trajectory:
+    """The sample with two scored steps, the second at its end."""
+    ends = {max(1, t.response_length // 2): 0.5, t.response_length: 1.0}
+    steps = tuple(StepScore(end_tokens=end, reward=r) for end, r in ends.items())
+    return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, steps=steps))
 
 
 def outputs_of(batch: Batch) -> PolicyOutput:
     """Made-up outputs, which depend on a token and its sequence only."""
     noise = torch.sin(batch.sequence_index * 7.0 + batch.behavior_logprobs * 3)
-    ends = torch.cos(torch.arange(batch.num_sequences) * 5.0)
+    after_end = torch.zeros(batch.num_sequences)
+    mine = torch.tensor(list(batch.offsets), dtype=torch.int64)
+    after_end[mine] = torch.cos(mine * 5.0)
     return PolicyOutput(
         logprobs=batch.behavior_logprobs + 0.1 * noise,
         entropies=noise.abs(),
         ref_logprobs=batch.behavior_logprobs - 0.2 * noise,
         kl=None,
-        values=Values(
-            noise,
-            torch.where(
-                torch.isin(torch.arange(len(ends)), torch.tensor(list(batch.offsets))), ends, 0
-            ),
-        ),
+        values=Values(noise, after_end),
     )
 
 
@@ -108,12 +98,7 @@ def computed(case: str, part: BatchPart, across: Across) -> tuple[Batch, dict[st
     mask = trained_mask(batch, version=3, config=config)
     outputs = outputs_of(batch)
     targets = compute_targets(
-        batch,
-        mask,
-        outputs,
-        config=config,
-        kl_coef=0.1,
-        moments=Moments(0.5, 4.25, 1.0),
+        batch, mask, outputs, config=config, kl_coef=0.1, moments=Moments(0.5, 4.25, 1.0)
     )
     moments = Moments().observed(targets.raw_advantages[mask], kind="ma", across=across)
     found = {
@@ -134,7 +119,9 @@ def computed(case: str, part: BatchPart, across: Across) -> tuple[Batch, dict[st
 def test_targets_and_statistics_do_not_depend_on_the_owners(
     case: str, seed: int, ranks: int, data: st.DataObject
 ) -> None:
-    groups = with_steps(make_groups(seed, num_groups=3, size=3, version=3))
+    groups = make_groups(seed, num_groups=3, size=3, version=3)
+    for group in groups:
+        group.trajectories[:] = map(with_steps, group.trajectories)
     owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=9, max_size=9))
     batch, expected = computed(case, whole(groups), ALONE)
     meeting = Meeting(ranks)

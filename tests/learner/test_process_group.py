@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -11,15 +10,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
-import pytest
 import torch
 import torch.distributed as dist
 from learner_support import make_trainer
 from warm_processes import warm_context
 
-from async_rl.core.errors import InfrastructureError
 from async_rl.learner import sharding
-from async_rl.weights.gate import connect_privately
 
 _DESCRIPTORS = 256
 _WAIT_S = 60
@@ -105,18 +101,3 @@ def test_one_rank_opens_no_listener(model_path: Path, tmp_path: Path) -> None:
     before = listeners(os.getpid())
     make_trainer(model_path, "grpo_code").save(tmp_path / "step", 0).result()
     assert listeners(os.getpid()) == before
-
-
-def test_a_stranger_who_connects_before_the_filter_is_in_place_is_noticed() -> None:
-    with contextlib.ExitStack() as opened:
-
-        def listen() -> socket.socket:
-            listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-            opened.enter_context(socket.create_connection(listener.getsockname()))
-            return listener
-
-        def connect(listener: socket.socket) -> socket.socket:
-            return opened.enter_context(listener.accept()[0])
-
-        with pytest.raises(InfrastructureError, match=r"a stranger at .* connected"):
-            connect_privately(None, 1, listen=listen, connect=connect)

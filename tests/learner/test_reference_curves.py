@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -27,22 +26,6 @@ def test_a_curve_was_made_with_the_settings_of_today(conf: str, seed: int) -> No
     assert [row["step"] for row in run.rows()] == list(
         range(0, reference.NUM_STEPS[conf] + 1, reference.EVERY)
     )
-
-
-def test_curves_of_different_settings_are_not_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reference, "FILE", tmp_path / "reference.jsonl")
-    config = reference.config_of("grpo_code", 0)
-    optimizer = config.learner.optimizer.model_copy(update={"lr": 1e-3})
-    other = config.learner.model_copy(update={"optimizer": optimizer})
-    changed = config.model_copy(update={"learner": other})
-    for seed, made in enumerate((config, config, changed)):
-        reference.place("grpo_code", seed).write([{"step": 0, "eval/pass_at_1": 0.25}], config=made)
-        if seed < 2:
-            assert reference.curves("grpo_code") == {0: [0.25] * (seed + 1)}
-    with pytest.raises(SystemExit, match=r"grpo_code-seed2 with 0\.001"):
-        reference.curves("grpo_code")
 
 
 @pytest.mark.parametrize("number", [3, 5])

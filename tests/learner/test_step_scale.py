@@ -77,9 +77,3 @@ def test_a_gradient_that_repeats_the_one_before_is_cut_to_the_bound(
     assert kept[1.0] == 1.0
     assert kept[0.1] < 0.05
     assert kept[0.9] / kept[0.1] == pytest.approx((0.99 / 0.19) ** 0.5, rel=1e-2)
-
-
-def test_fresh_data_keeps_the_whole_step(model_path: Path) -> None:
-    _, scalars, share = moved(model_path, 0.0, SCALED)
-    assert share == pytest.approx(1.0, abs=1e-4)
-    assert scalars["policy/step_scale"] == pytest.approx(1.0, abs=1e-4)

@@ -15,9 +15,12 @@ from learner_support import make_groups, make_trainer, relative_difference, spy_
 from step_oracle import Objective, StepOracle, conversations, record_updates
 from tables import table
 
-TWICE = table(__file__, "twice")
+HALVES, TWICE = (table(__file__, name) for name in ("halves", "twice"))
 """Small passes: no update depends on how its sequences are packed."""
-CASES = {case["settings"].replace("$TWICE", TWICE): case for case in table(__file__, "cases")}
+CASES = {
+    case["settings"].replace("$TWICE", TWICE).replace("$HALVES", HALVES): case
+    for case in table(__file__, "cases")
+}
 
 
 @pytest.mark.proves(
@@ -46,6 +49,7 @@ CASES = {case["settings"].replace("$TWICE", TWICE): case for case in table(__fil
     "learner.epochs",
 )
 @pytest.mark.covers(
+    "clip_ratio, eps_clip",
     "cliprange_value",
     "decoupled objective",
     "early_stop_imp_ratio",

@@ -35,32 +35,29 @@ EXACT_KL = (
     "algorithm.kl.coef=0.1",
     "algorithm.kl.estimator=full",
 )
+GAC = ("algorithm.step_scale=plugin", "algorithm.step_scale.fn=async_rl.examples.losses.gac:cut")
 OBJECTIVES = {
     "ppo": ("ppo_code", EXACT_KL),
     "ppo on one backbone": (
         "ppo_code",
-        (
-            "algorithm.advantage.critic=shared",
-            "algorithm.advantage.critic.warmup_steps=1",
-        ),
+        ("algorithm.advantage.critic=shared", "algorithm.advantage.critic.warmup_steps=1"),
     ),
-    "grpo": ("grpo_code", (*EXACT_KL, "algorithm=gac")),
-    "weights of the whole batch": ("grpo_code", ("algorithm=m2po",)),
+    # Weights of the whole batch; silent groups have no backward pass.
+    "grpo": ("grpo_code", ("algorithm=m2po", *GAC)),
     "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
 MEMORY_KNOBS = {
     "ppo": ("learner.gradient_checkpointing=true", "learner.shard_units=1000"),
     "ppo on one backbone": ("learner.budget_tokens=30",),
-    "grpo": (),
-    "weights of the whole batch": ("learner.budget_tokens=30",),
+    "grpo": ("learner.budget_tokens=30",),
     "an adapter": ("learner.gradient_checkpointing=true",),
 }
 """What several ranks do otherwise than one, besides being several: it must not matter."""
 ALONE, PARTS, CONTEXT, BOTH = (1, 1), (2, 1), (2, 2), (4, 2)
 LAYOUTS = {
     ALONE: list(OBJECTIVES),
-    PARTS: ["ppo", "ppo on one backbone", "grpo", "weights of the whole batch"],
-    CONTEXT: ["ppo", "weights of the whole batch"],
+    PARTS: ["ppo", "ppo on one backbone", "grpo"],
+    CONTEXT: ["ppo", "grpo"],
     # Of two nodes, which have a copy of the models each.
     BOTH: ["an adapter"],
 }

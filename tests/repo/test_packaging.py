@@ -155,9 +155,9 @@ def test_the_environment_is_the_one_in_the_lock() -> None:
     )
 
 
-WITHOUT_EXTRA = {"datasets", "gymnasium", "reasoning-gym", "triton", "trl", "verifiers"}
-"""Distributions that are imported only if a person has installed them for other work, that one
-test takes from requirements/kernels.lock, or a benchmark from requirements/adapters.txt.
+WITHOUT_EXTRA = {"datasets", "gymnasium", "reasoning-gym", "trl", "verifiers"}
+"""Distributions that are imported only if a person has installed them for other work, or that a
+benchmark takes from requirements/adapters.txt.
 """
 
 

@@ -55,7 +55,6 @@ GROUPS_OF_ONE = {
     "benchmarks/learner/learner.py",
     "benchmarks/learner/memory_plan.py",
     "tests/learner/conftest.py",
-    "tests/learner/test_trainer.py",
     "tests/planning/test_memory_account.py",
 }
 """Files that destroy a process group: it has no other rank, or is torch's fake."""

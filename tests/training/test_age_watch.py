@@ -64,15 +64,3 @@ def test_a_quantized_engine_is_named_if_it_makes_most_of_the_difference(
     remedy = "generation.vllm.extra=kv_cache_dtype=fp8 changes the engine's log-probs by 0.2 nats"
     assert (remedy in warning) == (kind != "old data")
     assert ("algorithm.policy_loss.correction=token_tis" in warning) == (kind != "old data")
-
-
-def test_the_activity_of_the_learner_names_the_lowered_step(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    watch = AgeWatch(LOG)
-    watch.observe(1, scalars(0.0, 0.0))
-    assert (warnings(caplog), watch.stage) == ([], "training"), "it trains only the critic"
-    watch.observe(2, scalars(0.125, 0.5))
-    assert watch.stage == "training: old data, 12% of the sequences count, step x 0.50"
-    watch.observe(3, scalars(0.9))
-    assert watch.stage == "training"

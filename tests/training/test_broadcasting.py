@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from pushing_support import Learner, bytes_of
 from receiving_process import Generator, digest
 
 from async_rl.protocol.base import Message
-from async_rl.protocol.weights import SendPart
 from async_rl.weights import broadcast, sending
 from async_rl.weights.sending import SendingRank
 
@@ -146,36 +144,6 @@ async def test_the_others_get_the_version_in_another_load_when_one_is_lost(
     assert [generators[name].digests for name in "ac"] == [expected(0, 1)] * 2
     assert generators["b"].versions == [0]
     assert [e.name for e in learner.cut_off] == (["b"] if misfortune == "hangs" else [])
-
-
-async def test_a_rank_of_the_learner_that_is_late_is_named_and_no_generator_is_cut_off(
-    fleet: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It stands still until both have given up."""
-    generators = {"a": Generator(), "b": Generator()}
-    learner = fleet(generators, "timeouts.start_s=12", num_ranks=2)
-    send_pieces = SendingRank.send_pieces
-    is_seen = threading.Event()
-
-    class Late:
-        def __init__(self, block: torch.Tensor) -> None:
-            self._block = block
-
-        def __getitem__(self, piece: slice) -> torch.Tensor:
-            while not is_seen.is_set() and min(len(g.failures) for g in generators.values()) < 1:
-                time.sleep(0.01)
-            is_seen.set()
-            return self._block[piece]
-
-    def send_late(self: SendingRank, communicator: Any, part: SendPart, block: Any) -> None:
-        send_pieces(self, communicator, part, Late(block) if part.rank == 1 else block)
-
-    monkeypatch.setattr(SendingRank, "send_pieces", send_late)
-    await push(learner, 0)
-    assert learner.cut_off == []
-    assert [g.digests for g in generators.values()] == [expected(0)] * 2
-    assert [communicators(g) for g in generators.values()] == [["one.1", "one.2"]] * 2
-    assert "rank 1 of the learner: it let the generators wait for" in caplog.text
 
 
 def gpus(count: int) -> Any:

@@ -126,31 +126,3 @@ async def test_time_asleep_counts_for_no_limit() -> None:
         assert when_s is not None
         goes_on = 0 < when_s - loop.time() <= 50
     assert (is_stopped, goes_on) == (True, True)
-
-
-async def _ask(activity: Activity) -> None:
-    with activity.blocked("admission: the learner is behind"):
-        await asyncio.get_running_loop().create_future()
-
-
-async def test_a_sleeping_generator_says_who_has_the_device() -> None:
-    sleeps = "generation sleeps: the learner uses the device"
-    generator = Generator()
-    await generator.sleeping.start()
-    said = []
-    telling = asyncio.create_task(generator.sleeping.report())
-    asking = asyncio.create_task(_ask(generator.activity))
-    await asyncio.to_thread(lambda: None)
-    with generator.activity("generating"):
-        for is_asleep in (True, False):
-            if is_asleep:
-                await generator.sleeping.sleep(Sleep(handover=1))
-            else:
-                async with generator.sleeping.waking(1):
-                    pass
-            for _ in range(3):
-                await asyncio.to_thread(lambda: None)
-            said.append(generator.activity.snapshot()[:2])
-    telling.cancel()
-    asking.cancel()
-    assert said == [("blocked", sleeps), ("generating", "")]

@@ -1,5 +1,5 @@
-"""The learner's pushes: late joiners, a generator that hangs, one that does not share memory, a
-file that cannot be written.
+"""The learner's pushes: late joiners, a generator that does not share memory, a file that cannot be
+written. tests/world has one that hangs.
 """
 
 from __future__ import annotations
@@ -18,23 +18,15 @@ from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
-from async_rl.runtime.directory import Directory
-from async_rl.training import pushing
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Published, Pushed
 from async_rl.weights.files import FileReader, FileSender
-from async_rl.weights.membership import Membership
 
 
 class Generator:
-    """Loads for real from files; hangs or answers probes so much off if told so."""
+    """Loads for real from files; answers probes so much off if told so."""
 
     def __init__(
-        self,
-        *,
-        hangs: bool = False,
-        shares_memory: bool = True,
-        pause_s: float = 0.1,
-        is_off: float | None = None,
+        self, *, shares_memory: bool = True, pause_s: float = 0.1, is_off: float | None = None
     ) -> None:
         self.versions: list[int] = []
         self.urls: list[str] = []
@@ -43,7 +35,6 @@ class Generator:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self._pause_s = pause_s
-        self._hangs = hangs
         self._shares_memory = shares_memory
         self._is_off = is_off
         self._files = FileReader()
@@ -54,8 +45,6 @@ class Generator:
             return Logprobs(version=-1 if self._is_off is None else 0, rows=rows)
         assert isinstance(request, LoadWeights)
         self.is_asked.set()
-        if self._hangs:
-            await asyncio.get_running_loop().create_future()
         url = ""
         if isinstance(request.source, StoredFile):
             url = request.source.url
@@ -93,45 +82,6 @@ async def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path:
     assert 0 < learner.pusher.metrics()["weights/push_s"] < 60
     published = list(records.read(tmp_path / VERSIONS_FILE, Published))
     assert [(each.version, each.life) for each in published] == [(0, 1), (1, 1)]
-
-
-async def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
-    generators = {"a": Generator(), "b": Generator(hangs=True)}
-    learner = Learner(tmp_path, generators, "timeouts.start_s=1.5")
-
-    async with learner.running():
-        learner.serve("a", "b")
-        await learner.pusher.publish(0)
-        await generators["a"].has_loaded.wait()
-        await learner.push(1)
-    assert generators["a"].versions == [0, 1]
-    late = "version 0 was not loaded within 0.5 s (timeouts.start_s / 3)"
-    assert [(e.name, e.reason) for e in learner.cut_off] == [("b", late)]
-    answers = records.read(tmp_path / PUSHES_FILE, Pushed)
-    assert [(p.life, p.generator, p.pid, p.version, p.loaded, p.reason) for p in answers] == [
-        (1, "a", 1, 0, 0, ""),
-        (1, "b", 1, 0, None, late),
-        (1, "a", 1, 1, 1, ""),
-    ]
-
-
-async def test_a_learner_that_leaves_starts_no_load_and_does_not_wait_long_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(pushing, "SETTLE_S", 0.05)
-    generators = {"a": Generator(hangs=True), "late": Generator()}
-    learner = Learner(tmp_path, generators)
-
-    async with learner.running():
-        learner.serve("a")
-        await learner.pusher.publish(0)
-        await generators["a"].is_asked.wait()
-        await learner.pusher.settle()
-        learner.serve("a", "late")
-        for _ in range(20):
-            await asyncio.sleep(0)
-    assert "version 0 is still being loaded after 0.05 s" in caplog.text
-    assert not generators["late"].is_asked.is_set()
 
 
 class Probing(Learner):
@@ -223,49 +173,3 @@ async def test_files_go_where_the_setting_says_and_later_versions_are_compared(
     assert learner.compared == [False, True]
     folder = "memory:///elsewhere/my_run/life_1"
     assert generator.urls == [f"{folder}/version_{version}.safetensors" for version in range(2)]
-
-
-class InTurn:
-    """A fleet whose generators answer one after another."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    async def call(self, request: Message, *, timeout_s: float) -> Message:
-        if isinstance(request, Probe):
-            return Logprobs(version=-1, rows=[])
-        assert isinstance(request, LoadWeights)
-        async with self._turn:
-            for _ in range(5):  # the pusher's loop runs between two answers if it is woken
-                await asyncio.sleep(0)
-        return LoadReport(version=request.manifest.version, pause_s=0.1)
-
-
-async def test_a_push_looks_at_all_members_as_often_in_a_large_fleet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the directory, and for new loads."""
-    looks: list[str] = []
-
-    def note(kind: type, name: str) -> None:
-        original = getattr(kind, name)
-
-        def call(*arguments: Any) -> Any:
-            looks.append(name)
-            return original(*arguments)
-
-        monkeypatch.setattr(kind, name, call)
-
-    note(Directory, "of_role")
-    note(Membership, "behind")
-    found = []
-    for num_members in (4, 64):
-        names = list(map(str, range(num_members)))
-        learner = Learner(tmp_path, dict.fromkeys(names, InTurn()))
-        looks.clear()
-        async with learner.running():
-            learner.serve(*names)
-            await learner.push(1)
-        found.append((looks.count("of_role"), looks.count("behind")))
-    assert found[0] == found[1]
-    assert max(found[0]) < 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from pathlib import Path
@@ -19,20 +18,8 @@ from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.learner.loading import learner_device
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
-from async_rl.training.operations import (
-    EnterDevice,
-    Fetch,
-    Gather,
-    LeaveDevice,
-    Perform,
-    Restore,
-    Save,
-    Score,
-    Step,
-    Stop,
-)
-from async_rl.training.ranks import Rank, TrainingPool
-from async_rl.weights.tensors import tensor_spec
+from async_rl.training.operations import Fetch, Perform, Step, Stop
+from async_rl.training.ranks import Rank
 
 DONE = SimpleNamespace()
 NO_PARTS: Any = SimpleNamespace(pop=lambda version: None)
@@ -59,38 +46,6 @@ def test_a_process_without_gpus_sees_none_of_its_node_and_the_cluster_names_the_
         spec.name: on_cluster(config, spec).env.get("CUDA_VISIBLE_DEVICES") for spec in specs
     }
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
-
-
-async def test_weights_are_written_page_locked_and_summed_on_a_gpu_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    specs = [tensor_spec("a", torch.empty(1)), tensor_spec("b", torch.empty(2))]
-    values = [[1.0], [2.0, 2.0]]
-
-    class Block:
-        def __init__(self, *given: Any) -> None:
-            assert given == (specs, torch.cuda), "page-locked"
-
-        def write(self, version: int, tensors: Any, sums: Any, *, compares: bool) -> Any:
-            return [t.tolist() for t in tensors], len(sums), compares
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(ranks, "SharedTensors", Block)
-    trainer: Any = SimpleNamespace(
-        device=torch.device("cuda"),
-        tensor_specs=lambda: specs,
-        adapter=lambda: "adapter",
-        full_tensors=lambda: map(torch.tensor, values),
-    )
-    pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
-    # The sums of what the GPU has.
-    assert await pool.publish(1, compares=True) == (values, 2, True)
-    trainer.device = torch.device("cpu")
-    assert await pool.publish(2, compares=False) == (values, 0, False)
-    assert pool.adapter == "adapter"
-    pool.close()
 
 
 async def test_a_rank_performs_each_operation_of_its_pool_once_and_drops_what_rank_0_drops() -> (
@@ -126,83 +81,6 @@ async def test_a_rank_performs_each_operation_of_its_pool_once_and_drops_what_ra
     rank.close()
     assert not busy.done()
     may_end.set()
-
-
-class Other:
-    """Another rank; notes what rank 0 calls it for."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-
-    async def call(self, request: Any, *, timeout_s: float) -> None:
-        self.requests.append(request)
-
-
-async def test_operations_are_numbered_and_use_one_thread_and_every_rank_reads_its_part() -> None:
-    may_end = threading.Event()
-    fetched: list[Any] = []
-
-    async def fetch(request: Fetch, owners: list[int]) -> None:
-        fetched.extend((request, owners))
-
-    trainer: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        tensor_specs=list,
-        logprobs=lambda rows: may_end.wait(10),
-        owners=lambda heads, version: [version],
-    )
-    other = Other()
-    parts: Any = SimpleNamespace(fetch=fetch)
-    before = threading.enumerate()
-    pool = await TrainingPool.open(lambda: trainer, "life", parts, [other])
-    leading = [asyncio.create_task(pool.lead(Score(rows=[]))) for _ in range(2)]
-    for _ in range(20):  # until both wait for a thread
-        await asyncio.sleep(0)
-    names = [t.name for t in threading.enumerate() if t not in before]
-    may_end.set()
-    await asyncio.gather(*leading)
-    assert [name for name in names if name.startswith("trainer_")] == ["trainer_0"]
-    assert [request.number for request in other.requests] == [1, 2]
-    await pool.fetch([], 5, life=1, timeout_s=7.0)
-    assert fetched == [other.requests[2], [5]]
-    pool.close()
-
-
-async def test_a_rank_takes_part_in_every_operation_of_rank_0_and_has_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    did: list[Any] = []
-
-    class Trainer:
-        """Notes what it is asked."""
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *given: did.append((name, *given)) or []
-
-    def broadcast(name: torch.Tensor, src: int) -> None:
-        did.append(("broadcast", src))
-        name.copy_(torch.tensor(list(b"zero"), dtype=torch.uint8))
-
-    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(ranks.dist, "broadcast", broadcast)
-    trainer: Any = Trainer()
-    rank = await Rank.open(lambda: trainer, "one_", NO_PARTS)
-    save, restore = Save(version=1, directory="s"), Restore(directory="r")
-    operations = [Gather(), Score(rows=[]), save, restore, EnterDevice(), LeaveDevice(), Stop()]
-    for number, operation in enumerate(operations, 1):
-        await rank.accept(Perform(pool="zero", number=number, operation=operation))
-    await rank.follow()
-    rank.close()
-    assert did == [
-        ("broadcast", 0),
-        ("adapter",),
-        ("full_tensors",),
-        ("logprobs", []),
-        ("save", Path("s"), 1),
-        ("load", Path("r")),
-        ("enter_device",),
-        ("leave_device",),
-    ]
 
 
 def test_nccl_has_its_interface_before_the_first_group_of_a_process(
