@@ -1,7 +1,5 @@
 """`async-rl` in the process of a test."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A composition takes 0.2 s of processor time, and hundreds of tests need one. A c
 frozen, so they can share it. Tests of composition itself call async_rl/composition/compose.py.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ tests/e2e. Modules with live runs that measure time, or that use most of the mac
 together.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

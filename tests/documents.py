@@ -1,7 +1,5 @@
 """What the documents have in backquotes and in blocks of code."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -12,8 +12,6 @@ nothing. Another kind of processor makes some modules slower than others, so onl
 record is compared.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

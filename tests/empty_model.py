@@ -1,7 +1,5 @@
 """The directory of a model without weights, which passes the checks before a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes of a run as the supervisor and its readers see them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

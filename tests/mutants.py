@@ -14,8 +14,6 @@ No fault is made of a named limit, of texts for people and types, of `strict=Tru
 of what runs only as a program of its own, and of `<` against `<=` between readings of a clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

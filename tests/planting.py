@@ -1,7 +1,5 @@
 """Give a module of the product other code, in a fork of the process."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import importlib.util

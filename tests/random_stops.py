@@ -7,8 +7,6 @@ time, or has a race; so does the product, perhaps. Prints a line for each run an
 one was red; the output of a run is in build/stops/.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Tables of inputs in a file of YAML beside the tests that read them."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

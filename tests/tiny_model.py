@@ -1,7 +1,5 @@
 """A random model with a tokenizer and a chat template, for runs whose samples need not be right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs whose standard output has no reader, as after `async-rl launch ... | head`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ If it passes then, the run is green. The test is listed as unsteady with both ou
 into tests/unsteady.toml. A test of that file has been unsteady before, so its failure counts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Importing them takes two to eight seconds of processor time, the learner's modules included.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import runpy

@@ -2,8 +2,6 @@
 of tests/learner/test_steps_equal_the_oracle.py.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

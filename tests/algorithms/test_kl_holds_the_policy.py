@@ -5,8 +5,6 @@ choices of the configuration follow from them: an estimate in the reward is k1, 
 any but k1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import get_args
 

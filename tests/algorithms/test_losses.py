@@ -1,7 +1,5 @@
 """What the oracle of tests/learner/test_steps_equal_the_oracle.py does not see of the losses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows, functions and keyword settings that a Python program gives to `launch`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

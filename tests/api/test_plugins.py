@@ -1,7 +1,5 @@
 """A package of plug-ins is installed next to the product and checked (its run: test_own_run.py)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Importing the package, and a dry run, cost little."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Overrides given in Python mean the same as those of the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

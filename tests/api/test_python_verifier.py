@@ -1,7 +1,5 @@
 """A verifier that a Python program starts for itself."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """Runs as a Python program sees them, with a process that writes the files of a supervisor."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

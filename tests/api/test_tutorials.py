@@ -1,7 +1,5 @@
 """The files in docs/migrate.md and in own_environment.md and own_task.md of docs/tutorials work."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import re

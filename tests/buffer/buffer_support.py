@@ -2,8 +2,6 @@
 only moves when told.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

@@ -1,7 +1,5 @@
 """The buffer's service as most of its tests need it, and a command about a run."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

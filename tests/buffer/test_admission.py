@@ -1,7 +1,5 @@
 """Which groups may start, and how late."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

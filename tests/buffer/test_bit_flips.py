@@ -2,8 +2,6 @@
 changes nothing that the store contains.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sqlite3

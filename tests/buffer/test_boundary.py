@@ -2,8 +2,6 @@
 and the reason, and no message ends the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -1,7 +1,5 @@
 """The buffer's replies to generators and to the learner."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

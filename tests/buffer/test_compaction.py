@@ -2,8 +2,6 @@
 become sums; what the run needs of them does not change.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from buffer_support import (

@@ -2,8 +2,6 @@
 re-computations; its state as people see it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """`async-rl explain` and `async-rl plan` on a run of 12 steps whose times are known."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shutil

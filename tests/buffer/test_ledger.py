@@ -1,7 +1,5 @@
 """The reply of `async-rl ledger`, and the errors that its audit detects."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

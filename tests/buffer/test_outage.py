@@ -2,8 +2,6 @@
 there for training or for evaluation alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 of the learner, of which the newest alone may act.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Selected prompts: what the policies choose, and that a restarted buffer chooses the same."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

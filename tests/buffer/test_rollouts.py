@@ -1,7 +1,5 @@
 """What a run's store keeps of its trajectories, and what `async-rl rollouts` shows of them."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path

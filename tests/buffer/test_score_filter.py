@@ -1,7 +1,5 @@
 """Prompts that leave: who, how many, and from when on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """One store with its writer: what a flush promises, and what a file that cannot be written does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

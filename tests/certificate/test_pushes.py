@@ -1,7 +1,5 @@
 """What the records of pushes say about generators that missed one or kept other weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from async_rl.core import records

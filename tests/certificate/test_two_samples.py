@@ -2,8 +2,6 @@
 limit says.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A command in the process of a test."""
 
-from __future__ import annotations
-
 import pytest
 from command_line import Command, command_of
 

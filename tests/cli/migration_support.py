@@ -1,7 +1,5 @@
 """Configurations of other trainers in sources/, and what becomes of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

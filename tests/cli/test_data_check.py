@@ -1,7 +1,5 @@
 """Facts about `async-rl data check`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Facts about `async-rl doctor`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

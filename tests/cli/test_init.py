@@ -1,7 +1,5 @@
 """Facts about `async-rl init`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

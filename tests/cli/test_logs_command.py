@@ -1,7 +1,5 @@
 """Facts about `async-rl logs`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

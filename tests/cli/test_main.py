@@ -1,7 +1,5 @@
 """Facts about the script `async-rl`, its help, and how commands read their words and print."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """`async-rl migrate`: no key goes unmentioned, and each setting of a key has its own fate."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

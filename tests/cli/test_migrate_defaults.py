@@ -1,7 +1,5 @@
 """Every key that decides results has the source's default where the source is silent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 would read it, in the jail; what cannot be read is a line of the report.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

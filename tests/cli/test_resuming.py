@@ -1,7 +1,5 @@
 """The runs that `async-rl resume` accepts and refuses before anything starts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts about `async-rl serve`: what it serves, the address that it prints, what it refuses."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable
 from pathlib import Path

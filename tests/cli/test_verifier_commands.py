@@ -1,7 +1,5 @@
 """Facts about `async-rl verifier` and `async-rl verify`, from the outside."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is found in the first rows of data files before a run starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """generation.sampling and evaluation.sampling: what samples may draw."""
 
-from __future__ import annotations
-
 import pytest
 from composing import compose
 from tables import table

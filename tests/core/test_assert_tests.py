@@ -1,7 +1,5 @@
 """Tests of programs that cannot judge any program are found without running them."""
 
-from __future__ import annotations
-
 import pytest
 from tables import table
 

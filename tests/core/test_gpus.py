@@ -1,7 +1,5 @@
 """Facts about the GPUs that the driver reports, with a library that answers in NVML's place."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

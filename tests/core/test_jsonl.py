@@ -1,7 +1,5 @@
 """Files of lines are read from their end."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The columns of a row that name the language of its program and how printed text is compared."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 not fit the schema.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Configurations and files for the tests of data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedded task and its models: the files are what their makers make, and the makers right."""
 
-from __future__ import annotations
-
 from async_rl.data.files import read_rows
 from async_rl.data.prompts import embedded_rows
 from benchmarks.embedded import list_functions

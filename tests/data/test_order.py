@@ -1,7 +1,5 @@
 """The order of prompts is a function of k."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

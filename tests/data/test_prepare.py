@@ -1,7 +1,5 @@
 """Which embedded model a run has, what model.path may be, and the cache of what is made."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

@@ -1,7 +1,5 @@
 """The file of prepared prompts: the prompts of the data, at any size, at every start of the run."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Any

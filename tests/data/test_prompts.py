@@ -1,7 +1,5 @@
 """Prompts of the embedded task, and of rows of data files in every layout that is read."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources and selection of rows: patterns, URLs, ids, metadata, lengths."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

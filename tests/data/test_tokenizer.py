@@ -1,7 +1,5 @@
 """The tokenizer of a run: the model's or another one, with exact round trips, without torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

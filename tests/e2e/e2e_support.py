@@ -1,7 +1,5 @@
 """Start real runs as a person would, watch them from outside, and count what they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@ KEY`. It prints the name of each pause and goes on after a line on standard inpu
 what it got, as JSON. A process of its own, because the client's thread never ends.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """A run whose samples agents make, through the loss of each process that takes part."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -5,8 +5,6 @@ Order and moments of faults are tested in tests/world; here real processes die, 
 through files, as between machines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

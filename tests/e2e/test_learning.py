@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "conf=grpo_code",
         f"num_steps={NUM_STEPS}",
         "weights.probe_every_pushes=5",
-        # Before the first step, in the middle and at the end: 256 prompts take as long as two steps.
+        # At the start, in the middle and at the end: 256 prompts take as long as two steps.
         "evaluation.every_steps=20",
     )
     try:

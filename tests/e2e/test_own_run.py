@@ -6,8 +6,6 @@ The lines of docs/python.md start, follow and stop it, those of its notebook fol
 command line watches it. Its generator is killed while it sleeps. Then it is resumed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A pretrained model from a 4-bit file, converted and trained for two steps (`make real`)."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 loses every process by SIGKILL gets the same weights, bit for bit, as one that is left alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

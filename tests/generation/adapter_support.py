@@ -1,7 +1,5 @@
 """Adapters of a small random model, and the models that they make of it."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Drives one vLLM with three policies, and draws samples of a service from it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

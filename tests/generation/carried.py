@@ -2,8 +2,6 @@
 product. Nothing that is read can run code.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

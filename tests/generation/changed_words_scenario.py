@@ -1,7 +1,5 @@
 """Changed words in models of vLLM as they are on a GPU, whose layers are not packed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Drives one engine through everything the tests ask about, and returns what it said."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

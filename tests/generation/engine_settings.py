@@ -1,7 +1,5 @@
 """What vLLM would be told under other settings."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path

@@ -2,8 +2,6 @@
 said.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Pushes a model to a vLLM engine many times, and returns the memory of the process after each."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

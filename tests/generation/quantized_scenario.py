@@ -1,7 +1,5 @@
 """Scores rows with an engine of fewer bits before and after a push."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

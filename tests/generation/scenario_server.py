@@ -4,8 +4,6 @@ Reads lines with a folder, whose file `request` names a function and has its arg
 writes `answer` and `output` there. Answers each line with the exit code of the fork.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib

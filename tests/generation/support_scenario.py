@@ -1,7 +1,5 @@
 """Draws answers from every kind of support while weights are pushed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

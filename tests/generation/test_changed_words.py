@@ -1,7 +1,5 @@
 """Models of vLLM into which a broadcast writes the changed words only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The argument of vLLM that each setting of generation.vllm changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 and the supports as the learner does it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

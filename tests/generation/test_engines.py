@@ -6,8 +6,6 @@ place; and vLLM with two workers.
 The engine runs in `engine_scenario.py`; each test looks at one part of what that returned.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import time

@@ -1,7 +1,5 @@
 """The process around an engine: its variables and its cores."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 each attempt, and end tokens that do not end them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

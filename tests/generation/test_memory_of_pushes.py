@@ -1,7 +1,5 @@
 """The memory of a vLLM engine on a CPU does not grow with the number of pushes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

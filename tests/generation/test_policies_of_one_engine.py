@@ -4,8 +4,6 @@ of a training service: adapters from directories, a slot and the base model in o
 of prompts, stops.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

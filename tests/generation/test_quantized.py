@@ -3,8 +3,6 @@ reach them, they differ from the learner by no more than rounding, and only a he
 unrounded logits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -2,8 +2,6 @@
 source VLLM_TREE names (a directory `vllm` unpacked from a wheel).
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

@@ -2,8 +2,6 @@
 below one directory.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

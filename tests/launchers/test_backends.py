@@ -1,7 +1,5 @@
 """A launcher is added without a change elsewhere, and is asked what it can do, not which it is."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The forecast from recorded times, against cases that can be computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Played runs whose groups start as early as the age allows, or as late as the learner needs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

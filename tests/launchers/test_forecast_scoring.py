@@ -1,7 +1,5 @@
 """Scoring with a limited number of places, in the forecast and in what is read from a recording."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The list of qualifications, its verdicts and its report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

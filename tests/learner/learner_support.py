@@ -1,7 +1,5 @@
 """A tiny random Qwen3, made-up groups, and a way to look at the gradients of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

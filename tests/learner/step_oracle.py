@@ -5,8 +5,6 @@ The recorded parameters before each update are given to it, so it needs no optim
 are written in the tests and not read from conf/.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Attention of packed rows equals dense attention of separate sequences, in linear memory."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

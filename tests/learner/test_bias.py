@@ -2,8 +2,6 @@
 right.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

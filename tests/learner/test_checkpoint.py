@@ -1,7 +1,5 @@
 """Checkpoints of the learner: everything is restored, and what is not whole is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

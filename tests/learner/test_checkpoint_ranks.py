@@ -1,7 +1,5 @@
 """A checkpoint of two ranks is read by one, one of one rank by two, and nothing changes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compiled decoder blocks against eager ones, with the attention of a GPU."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A critic on the policy's backbone. What values depend on is that of the oracle of whole steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 learner computes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 the family is refused with the reason. The families are those of async_rl/planning/families.toml.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 right is shown in test_steps_equal_the_oracle.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

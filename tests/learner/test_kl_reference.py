@@ -1,7 +1,5 @@
 """The KL to the reference and the other statistics of a step whose tokens older weights sampled."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The learner's side of a support: log-probs, entropies and KL over what could be drawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

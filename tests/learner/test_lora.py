@@ -1,7 +1,5 @@
 """LoRA in the learner against full weights, an explicit W + B A, and PEFT."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

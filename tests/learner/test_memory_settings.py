@@ -2,8 +2,6 @@
 in test_gradients.py and test_sharding.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Moments in host memory: the same bits, one piece at a time on the device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From groups to targets: which tokens are rewarded with what, by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 setting of it.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

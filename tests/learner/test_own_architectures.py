@@ -2,8 +2,6 @@
 for learner and generators.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

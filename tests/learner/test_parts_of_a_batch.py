@@ -1,7 +1,5 @@
 """Ranks that have a part of a batch each compute what one rank with the whole batch computes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import threading

@@ -1,7 +1,5 @@
 """Sharded learners read their weights unit by unit: the same values, with the memory of a share."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import json

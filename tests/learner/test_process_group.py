@@ -1,7 +1,5 @@
 """Strangers cannot reach the process group of the learner's ranks."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """The reference curves: whether they are those of the configurations that ship, and their band."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The kernels of a layer, counted without a GPU, and the rate that follows from them."""
 
-from __future__ import annotations
-
 from transformers import Qwen3Config
 
 from benchmarks.roofline import Row, block_kernels

@@ -2,8 +2,6 @@
 oracle of whole steps computes such samples one path at a time.
 """
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

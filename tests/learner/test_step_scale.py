@@ -1,7 +1,5 @@
 """The learning rate follows the effective sample size of the batch's sequences."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

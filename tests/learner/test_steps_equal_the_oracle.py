@@ -6,8 +6,6 @@ minibatch has, statistics over tokens that nobody trains, terms that are 0 while
 reference are one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

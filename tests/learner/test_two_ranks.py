@@ -1,7 +1,5 @@
 """Ranks over gloo train as one does, each with rows of its own or with pieces of shared rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

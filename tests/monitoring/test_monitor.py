@@ -1,7 +1,5 @@
 """The supervisor's monitor: the alarm of a step without a reward, and late learners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

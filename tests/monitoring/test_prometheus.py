@@ -1,7 +1,5 @@
 """The metrics that a run exports to Prometheus."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Metrics per step from the counters in heartbeats."""
 
-from __future__ import annotations
-
 from members import member
 
 from async_rl.monitoring.rates import Rates

@@ -1,7 +1,5 @@
 """The output of `async-rl status` below the table: rates, the bottleneck, the flow, the rewards."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The live line, the plain lines and the status table, as text."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

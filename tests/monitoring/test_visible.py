@@ -1,7 +1,5 @@
 """Text of models and data cannot control the terminal that shows it."""
 
-from __future__ import annotations
-
 import io
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts about Weights & Biases."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ records in signatures.toml the parameters in the wheels of other versions than t
 Functions written in C++ (`torch.cat`) have no source in a wheel and are not compared.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools

@@ -1,7 +1,5 @@
 """The container recipes, as far as they can be checked without a container engine."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Without the packages of an extra, everything else works, and the rest names the extra."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

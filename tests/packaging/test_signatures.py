@@ -2,8 +2,6 @@
 transformers and vLLM, and in the oldest and newest allowed versions, whose signatures are recorded.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import tomllib

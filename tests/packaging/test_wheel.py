@@ -2,8 +2,6 @@
 files that the recipe of a container copies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The sizes of real models, as their config.json has them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

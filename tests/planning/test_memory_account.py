@@ -5,8 +5,6 @@ have the widths of real ones and few layers, which keeps the test fast; the benc
 layers.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Facts about which process runs where."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

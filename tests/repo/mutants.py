@@ -9,8 +9,6 @@ survives: the tests would not notice a product that ignores the setting. Tests, 
 nothing here.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import types

@@ -1,7 +1,5 @@
 """Run tests against a changed copy of the tree, one mutant at a time, and print which survive."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -6,8 +6,6 @@ stores the outputs in the notebooks and writes the pages. tests/repo/test_notebo
 a page is not that of its notebook; tests/e2e executes the notebooks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ setting; `make mutants` checks the claim. `@pytest.mark.covers("clip_ratio, eps_
 the test shows a knob of a source system, by its name in `source_knobs.yaml`.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator, Mapping

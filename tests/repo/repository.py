@@ -1,7 +1,5 @@
 """The tracked files of this repository, which the policy tests read."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess

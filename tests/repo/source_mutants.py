@@ -7,8 +7,6 @@ the snippet that replaces it, and the tests of which one must fail. A row whose 
 notice has `survives`, the reason.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import tomllib

@@ -5,8 +5,6 @@ that their name says. A command of a document about GPUs or clusters gets a mach
 needs.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The files, commands, settings, make targets and metrics that documents name exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

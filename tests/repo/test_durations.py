@@ -1,7 +1,5 @@
 """A module that grows by 30 percent fails the run, also on a slow machine."""
 
-from __future__ import annotations
-
 import random
 import re
 import subprocess

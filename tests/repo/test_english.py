@@ -4,8 +4,6 @@ Counted per 1,000 words in documents (without code), docstrings, comments, and s
 four words. A low rate is necessary for good English, not sufficient.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import io

@@ -1,7 +1,5 @@
 """Imports go down only, and each heavy dependency has its adapter."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -2,8 +2,6 @@
 is declared that nobody writes.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 

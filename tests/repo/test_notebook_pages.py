@@ -1,7 +1,5 @@
 """The pages of the notebooks are what the notebooks contain."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

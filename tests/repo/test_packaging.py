@@ -1,7 +1,5 @@
 """The lock, the project file and the folders agree."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

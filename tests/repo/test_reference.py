@@ -1,7 +1,5 @@
 """The pages of docs/ that are made from code are what the code makes."""
 
-from __future__ import annotations
-
 from repository import ROOT
 
 from async_rl.composition.schema import settings

@@ -1,7 +1,5 @@
 """Contents that no file may have."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -2,8 +2,6 @@
 and every knob of the two source systems has a test that shows it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

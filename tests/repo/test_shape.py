@@ -1,7 +1,5 @@
 """Files and functions stay small enough to hold one idea."""
 
-from __future__ import annotations
-
 import ast
 
 from repository import ROOT, name, product, syntax

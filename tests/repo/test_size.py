@@ -1,7 +1,5 @@
 """The product stays small enough for one person: three measures with limits that only fall."""
 
-from __future__ import annotations
-
 import subprocess
 import tomllib
 from itertools import pairwise

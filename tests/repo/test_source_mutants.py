@@ -1,7 +1,5 @@
 """The table of source mutants fits the source: each snippet occurs once, each test exists."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import Counter

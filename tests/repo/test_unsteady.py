@@ -1,7 +1,5 @@
 """A failure that does not repeat is listed and does not turn the run red; every other one does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A root file system of this machine's own files, and an engine that runs containers of it."""
 
-from __future__ import annotations
-
 import asyncio
 import glob
 import os

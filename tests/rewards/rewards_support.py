@@ -1,7 +1,5 @@
 """A judge in this process with everything that it can have, and short ways to ask it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence

@@ -3,8 +3,6 @@ verifier. Each must score right programs 1, wrong ones 0, and must never score a
 not be judged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -2,8 +2,6 @@
 verdict is a score.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -2,8 +2,6 @@
 verifier that says that it could not judge.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 

@@ -1,7 +1,5 @@
 """Rows in the layouts of public data sets: each is read, and judges a right and a wrong program."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

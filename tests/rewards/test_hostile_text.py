@@ -2,8 +2,6 @@
 with the text, and one that cannot promise that runs where it can be ended.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Clients without the token that hold connections, and a verifier with few descriptors."""
 
-from __future__ import annotations
-
 import itertools
 import resource
 import socket

@@ -2,8 +2,6 @@
 reading what the other prints; and about checkers of rows. What these decide is in programs.yaml.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

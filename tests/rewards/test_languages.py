@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from rewards_support import Jail
 from tables import table

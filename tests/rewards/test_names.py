@@ -3,8 +3,6 @@ free name that nothing else defines is the program's. Generated over every built
 import and every style of test, each with a program that forges and one that is right.
 """
 
-from __future__ import annotations
-
 import builtins
 import itertools
 

@@ -2,8 +2,6 @@
 in two forms.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import socket

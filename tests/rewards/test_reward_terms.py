@@ -2,8 +2,6 @@
 kinds in one row, and scores of steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -3,8 +3,6 @@ protocols, get right verdicts from a live server; what cannot be done is refused
 form that its client tries again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any

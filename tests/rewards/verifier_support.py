@@ -1,7 +1,5 @@
 """A verifier on a real socket, in this process, and the configuration its client needs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

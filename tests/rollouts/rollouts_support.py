@@ -1,7 +1,5 @@
 """A scripted policy, scorer and process for the tests of rollouts."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

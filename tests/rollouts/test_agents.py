@@ -1,7 +1,5 @@
 """Groups that agents make: real environments in processes of their own, over the real endpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """What all agents of a group read first is stored, sent and computed once."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

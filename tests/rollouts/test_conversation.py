@@ -2,8 +2,6 @@
 judged and what people see.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

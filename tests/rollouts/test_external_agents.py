@@ -1,7 +1,5 @@
 """Agents that the run does not start: programs take sessions over HTTP, and end them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

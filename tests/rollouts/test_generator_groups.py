@@ -1,7 +1,5 @@
 """Facts about how a generator makes a group from samples, with a scripted engine and scorer."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence

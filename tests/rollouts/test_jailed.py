@@ -1,7 +1,5 @@
 """Commands of agents in a jail, which hostile agents try to leave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A generator reports an outage only if a sample that was scored before fails too."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

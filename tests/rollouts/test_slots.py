@@ -1,7 +1,5 @@
 """The slots of a service's generators: both sides, the generators with scripted engines."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Reaching whoever serves under a name, across its lives, and a supervisor that was paused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

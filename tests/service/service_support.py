@@ -1,7 +1,5 @@
 """A played learner and played generators, and the real front around them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

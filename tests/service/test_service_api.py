@@ -1,7 +1,5 @@
 """Samples, checkpoints, origins, ends of sessions and bad input, over the real app."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import urllib.request

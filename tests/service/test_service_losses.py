@@ -1,7 +1,5 @@
 """The losses of the API against formulas of their own, in float64."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Order, exactly-once and futures of training runs, over the real app with a played learner."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from pathlib import Path

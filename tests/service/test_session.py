@@ -1,7 +1,5 @@
 """Training and sampling from Python: the real front with a played learner and generators."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -2,8 +2,6 @@
 is whole or not there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The real client, unmodified, against the real front with a played learner and generators."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Requests of training runs: what they compute, accumulate and refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

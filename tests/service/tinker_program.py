@@ -2,8 +2,6 @@
 them got, as JSON. A process of its own, because the client's thread never ends.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

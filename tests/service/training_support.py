@@ -1,7 +1,5 @@
 """A service's learner on a tiny random model, and requests as a client sends them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

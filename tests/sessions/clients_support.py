@@ -1,7 +1,5 @@
 """The real, unchanged packages `openai` and `anthropic` as clients of an endpoint, in one form."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import ssl

@@ -1,7 +1,5 @@
 """The endpoint as the real packages use it: every API alike, then what only one of them has."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

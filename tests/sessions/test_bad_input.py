@@ -2,8 +2,6 @@
 large request is refused before it is worked on, and holds up no other one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

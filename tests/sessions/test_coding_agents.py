@@ -1,7 +1,5 @@
 """Requests in the forms of Claude Code 2.1.197 and Codex CLI 0.171.0, written by us and shorter."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

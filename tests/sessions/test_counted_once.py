@@ -1,7 +1,5 @@
 """Nothing that the agent has not read is trained, and nothing counts twice."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

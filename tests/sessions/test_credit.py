@@ -2,8 +2,6 @@
 to the advantage of each token.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Environments and agents of the real packages verifiers, gymnasium, openai-agents and mcp."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

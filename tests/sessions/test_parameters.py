@@ -2,8 +2,6 @@
 tokens in the forms of the APIs: tests/generation compares them with those of the weights.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

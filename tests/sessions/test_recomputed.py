@@ -2,8 +2,6 @@
 token's version, and token by token on the keys and values that older weights left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import zlib

@@ -1,7 +1,5 @@
 """What a session serves is what it trains: ids, log-probs, versions, each token once."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Thinking apart from the answer, in the form of each API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

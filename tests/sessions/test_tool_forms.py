@@ -1,7 +1,5 @@
 """Tool calls in the forms of several models, read by vLLM's own parsers, served by every API."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

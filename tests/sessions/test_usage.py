@@ -1,7 +1,5 @@
 """The metrics of sessions: what agents did, and where their time went."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes whose heartbeats stop, starts that do not advance, and runs that stand still."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os

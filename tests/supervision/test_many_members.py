@@ -1,7 +1,5 @@
 """The supervisor's work per heartbeat and per change does not grow with the number of processes."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

@@ -2,8 +2,6 @@
 was full or nothing had started.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """A learner's pusher, and the little around it that it needs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

@@ -2,8 +2,6 @@
 has GPUs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import multiprocessing

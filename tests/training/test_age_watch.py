@@ -1,7 +1,5 @@
 """The learner warns of old data before it collapses, once, and says so in its activity."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

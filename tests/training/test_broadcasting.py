@@ -2,8 +2,6 @@
 becomes of the others when one is lost.
 """
 
-from __future__ import annotations
-
 import collections
 import threading
 from collections.abc import Callable, Iterator

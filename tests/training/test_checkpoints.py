@@ -1,7 +1,5 @@
 """The checkpoints that are kept, and the one that the learner resumes from."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Handovers of a shared device as learner and generators take them, with real pushes."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Copies of the checkpoints at an fsspec URL."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sqlite3

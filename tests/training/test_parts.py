@@ -1,7 +1,5 @@
 """Facts about how the ranks of the learner read a batch."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence

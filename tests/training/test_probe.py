@@ -2,8 +2,6 @@
 after pushes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

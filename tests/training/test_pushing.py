@@ -2,8 +2,6 @@
 written. tests/world has one that hangs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts about where a rank of the learner computes."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

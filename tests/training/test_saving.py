@@ -1,7 +1,5 @@
 """When the learner saves. `tests/world` states what it does around a checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import Future
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How the learner takes batches."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

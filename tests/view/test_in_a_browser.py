@@ -1,7 +1,5 @@
 """The web view in headless Chromium: pages are drawn without a violation of their policy."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

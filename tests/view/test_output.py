@@ -1,7 +1,5 @@
 """Commands on terminals that lack letters or width."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The pages of `async-rl view`: what they show, what they refuse, and that they only read."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

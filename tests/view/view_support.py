@@ -1,7 +1,5 @@
 """A directory with two runs as a run leaves it: store, metrics, settings, tokenizer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -2,8 +2,6 @@
 way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Generators that read files get what changed, and have every bit of the learner's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A version that went through a file is the version that was published, wherever the file is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The filter in front of a listener of gloo: whom it admits, and how many fit."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

@@ -2,8 +2,6 @@
 push and a new version; and whose handover a shared device is.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Each generator gets a version through a medium that reaches it."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from typing import Any

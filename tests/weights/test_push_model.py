@@ -1,7 +1,5 @@
 """The computed times of a push, and their table on the page."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.weights import push_model

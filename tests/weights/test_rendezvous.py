@@ -1,7 +1,5 @@
 """Where the ranks of a broadcast meet: what they share, and what a stranger on the machine gets."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

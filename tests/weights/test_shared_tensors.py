@@ -1,7 +1,5 @@
 """Facts about the shared block of weights."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

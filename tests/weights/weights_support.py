@@ -1,7 +1,5 @@
 """What the tests of a push share: the learner's side, members, seats and loads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

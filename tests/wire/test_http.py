@@ -1,7 +1,5 @@
 """The sockets of HTTP servers."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A power loss at every fourth sync of a run that launches, saves, prunes, copies to a mirror and resumes.
+"""A power loss at every fourth sync of a run that launches, saves, prunes, copies to a mirror and
+resumes.
 
 Between two syncs the disk keeps a drawn part of what is not synced (disk.py).
 """

@@ -1,7 +1,5 @@
 """One run for all tests of this folder (resumed_run.py), and copies of it that tests may change."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 damaged, and it was resumed.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

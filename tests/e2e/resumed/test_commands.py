@@ -1,7 +1,5 @@
 """Commands as a person types them, on a run that has ended."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

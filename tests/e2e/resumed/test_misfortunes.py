@@ -4,8 +4,6 @@ Ports that are taken, a store that another process holds, a machine that is gone
 full. All happen to copies of one run that has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

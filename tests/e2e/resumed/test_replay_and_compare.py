@@ -1,7 +1,5 @@
 """`async-rl replay` and `async-rl compare` on a run of two ranks that was killed twice."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

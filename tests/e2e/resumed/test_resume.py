@@ -1,7 +1,5 @@
 """A killed run ends as if nothing had happened, and refuses what it cannot continue with."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """The files that a trajectory passes from its prompt to the gradient."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

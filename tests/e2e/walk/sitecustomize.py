@@ -4,8 +4,6 @@ Python imports this module at its start if its directory is on PYTHONPATH. It co
 while the file `on` is in the directory that WALK names, so it does not slow down the imports.
 """
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import json

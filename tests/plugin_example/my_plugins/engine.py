@@ -1,7 +1,5 @@
 """The engine of transformers, which leaves a note when it starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from async_rl.config.run import RunConfig

@@ -1,7 +1,5 @@
 """A policy loss, an advantage and a correction."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A task of small programs: its rows, its rollout and its reward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
