@@ -38,8 +38,8 @@ def test_a_slow_or_fast_machine_fails_no_module_and_a_planted_one_is_named(slown
     for seed in range(50):
         seconds = played(slowness, seed)
         assert named(seconds) == []
-        module = "tests/test_7.py"
-        assert record()[module] > 20
+        module = max(record(), key=record().__getitem__)
+        assert record()[module] > 80
         assert named(seconds | {module: 1.6 * expected * record()[module]}) == [module]
 
 
@@ -48,7 +48,7 @@ def test_a_short_module_has_some_seconds_and_a_new_one_20() -> None:
     assert named(seconds | {"tests/test_new.py": 19.0}) == []
     assert named(seconds | {"tests/test_new.py": 21.0}) == ["tests/test_new.py"]
     short = min(seconds, key=seconds.__getitem__)
-    assert named(seconds | {short: 4.9}) == []
+    assert named(seconds | {short: 19.0}) == []
 
 
 @pytest.mark.slow
