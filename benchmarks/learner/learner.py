@@ -6,9 +6,9 @@ AdamW; no diagnostics, no critic, no reference (ppo_code has both). Both run in 
 alternating phases.
 
 Batches: responses of log-normal length, the longest 8 times the mean; responses of equal length;
-and responses of the embedded task. In the first two no prompt is shared and every group has both
-rewards, so the learner cannot skip any work. CPU seconds are compared, because other work on the
-machine affects them less than wall-clock seconds.
+and responses of the embedded task. In the first two a prompt has one token, so that nothing is
+shared, and every group has both rewards, so the learner cannot skip any work. CPU seconds are
+compared, because other work on the machine affects them less than wall-clock seconds.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.learner.learner [--rounds N] [--batch mix] [OVERRIDE
 ...]`.
@@ -117,17 +117,18 @@ def batches() -> dict[str, list[Group]]:
     """Return the batches of the comparison by name."""
     rng = np.random.default_rng(1)
 
-    def prompts(count: int, repeat: int) -> list[list[int]]:
+    def prompts(count: int, least: int, most: int) -> list[list[int]]:
         return [
             ids
-            for _ in range(count // repeat)
-            for ids in [rng.integers(0, VOCABULARY, rng.integers(16, 25)).tolist()] * repeat
+            for _ in range(count // GROUP_SIZE)
+            for ids in [rng.integers(0, VOCABULARY, rng.integers(least, most + 1)).tolist()]
+            * GROUP_SIZE
         ]
 
     return {
-        "mix": make_groups(prompts(64, 1), mixed_lengths(64, 64)),
-        "equal": make_groups([p[:16] for p in prompts(64, 1)], [112] * 64),
-        "embedded": make_groups(prompts(128, GROUP_SIZE), rng.integers(20, 46, 128).tolist()),
+        "mix": make_groups(prompts(64, 1, 1), mixed_lengths(64, 64)),
+        "equal": make_groups(prompts(64, 1, 1), [112] * 64),
+        "embedded": make_groups(prompts(128, 16, 24), rng.integers(20, 46, 128).tolist()),
     }
 
 
