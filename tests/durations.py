@@ -29,9 +29,7 @@ import pytest
 
 GROWTH = 1.3
 LEAST_S = 20.0
-"""Below that a module's seconds vary by the imports and servers that it happens to be the first to
-need.
-"""
+"""Below that a module's seconds vary by imports and servers that it is the first to need."""
 RATED_S = 3.0
 """Modules that take less do not count for the speed of the machine, for the same reason."""
 NEW_S = 20.0
