@@ -30,7 +30,7 @@ $(PACKAGES):
 	@$(PYTHON) -m venv $(VENV)
 # In two halves beside each other: most of the time pip unpacks and compiles on one core.
 	@grep == $(LOCK) | split -n r/2 - $(VENV)/lock.
-	@$(PIP) --no-deps --require-hashes -r $(VENV)/lock.aa & half=$$!; code=0; $(PIP) --no-deps --require-hashes -r $(VENV)/lock.ab || code=1; wait $$half && [ $$code = 0 ] \
+	@printf '%s\n' aa ab | xargs -P 2 -I{} $(PIP) --no-deps --require-hashes -r $(VENV)/lock.{} \
 		|| { echo "error: the environment could not be made; docs/quickstart.md says what it needs"; exit 1; }
 	@$(if $(GPU),touch $(VENV)/.gpu)
 	@touch $@
