@@ -2,9 +2,11 @@
 with the text, and one that cannot promise that runs where it can be ended.
 """
 
+import ast
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tables import table
@@ -25,6 +27,7 @@ from async_rl.rewards.verifier.languages import source_names
 from async_rl.rewards.verifier.outcomes import printable
 from async_rl.sandbox.comparison import Comparison
 
+ROOT = Path(responses.__file__).parents[1]
 SIZE = 1 << 18
 GSM8K = AnswerTest(rule="gsm8k", expected="#### 7")
 MATH = AnswerTest(rule="math", expected="7")
@@ -56,6 +59,16 @@ LINEAR: dict[str, Callable[[str], object]] = {
 }
 PIECES = table(__file__, "pieces")
 """Reader -> texts whose repetition it must read in linear time."""
+ENDABLE = {"rewards/responses.py:re.search": "the rule regex: runs in text_process.py"}
+"""Regular expressions without a bound, and the process that can be ended."""
+READERS = table(__file__, "readers")
+"""Regular expressions that read what a policy wrote, and their reader in LINEAR."""
+
+
+def _seconds(read: Callable[[str], object], text: str) -> float:
+    started = time.process_time()
+    read(text)
+    return time.process_time() - started
 
 
 @pytest.mark.parametrize("name", PIECES)
@@ -63,10 +76,26 @@ def test_time_of_a_reader_grows_linearly_with_a_hostile_text(name: str) -> None:
     for start in ("", "<think>", "#### ", "```python\n", "f'"):
         for piece in PIECES[name]:
             text = start + piece * (SIZE // len(piece))
-            started = time.process_time()
-            LINEAR[name](text)
             # Of 256 KB, which is 64,000 tokens, a quadratic reader takes minutes.
-            assert time.process_time() - started < 5.0, (name, start, piece)
+            assert _seconds(LINEAR[name], text) < 5.0, (name, start, piece)
+
+
+def test_every_regular_expression_over_model_output_has_a_bound() -> None:
+    found = {place for folder in ("rewards", "rollouts", "generation") for place in _places(folder)}
+    assert found == {*ENDABLE, *READERS}
+
+
+def _places(folder: str) -> Iterator[str]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute() as used)):
+                    if ast.unparse(used) == "re.compile":
+                        yield f"{file}:{ast.unparse(target)}"
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name)):
+                    if name not in ("compile", "escape"):
+                        yield f"{file}:re.{name}"
 
 
 def test_no_more_than_the_limit_is_parsed_beginning_with_the_last_block() -> None:

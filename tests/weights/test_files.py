@@ -115,6 +115,22 @@ def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to(
         SharedTensorsReader(replace(manifest, path=str(tmp_path / name)))
 
 
+def test_a_version_that_is_overwritten_while_it_is_written_is_not_sent(
+    tmp_path: Path, weights: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push that has missed its deadline leaves a thread that still reads the block."""
+    manifest = weights.write(1, TENSORS.values())
+    verify = SharedTensorsReader.verify_unchanged
+
+    def late(reader: SharedTensorsReader) -> None:
+        weights.write(1, TENSORS.values())
+        verify(reader)
+
+    monkeypatch.setattr(SharedTensorsReader, "verify_unchanged", late)
+    with pytest.raises(WeightsError, match="version 1 was overwritten"):
+        sender(tmp_path).write(manifest)
+
+
 def test_a_replaced_learner_deletes_no_new_file(tmp_path: Path, weights: SharedTensors) -> None:
     old = sender(tmp_path / "life_9")
     new = sender(tmp_path / "life_10")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from async_rl.core.errors import WeightsError
+from async_rl.protocol.weights import TensorEntry
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, verify_block
-from async_rl.weights.tensors import checksum, layout, summed, tensor_spec
+from async_rl.weights.tensors import checksum, layout, summed, tensor_of, tensor_spec
 
 
 def arrays(seed: int) -> list[npt.NDArray[np.uint8]]:
@@ -51,6 +52,23 @@ def test_flipped_bytes_are_noticed_by_the_checksum() -> None:
 
 
 def test_a_version_overwritten_during_its_check_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with block() as writer:
+        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
+        verify_block(manifest)
+        verify = SharedTensorsReader.verify
+
+        def late(reader: SharedTensorsReader) -> None:
+            verify(reader)
+            writer.write(1, map(torch.from_numpy, arrays(2)))
+
+        monkeypatch.setattr(SharedTensorsReader, "verify", late)
+        with pytest.raises(WeightsError, match="was overwritten while it was read"):
+            verify_block(manifest)
+
+
+def test_a_version_that_is_overwritten_during_its_check_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with block() as writer:
         manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
         verify_block(manifest)
@@ -117,3 +135,15 @@ def test_nothing_is_left_in_shared_memory_or_open_after_close() -> None:
     assert "async_rl_weights" not in Path("/proc/self/maps").read_text()
     assert set(os.listdir("/dev/shm")) == shm
     assert len(os.listdir("/proc/self/fd")) == fds
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "said"),
+    [("int8", [8], "dtype int8"), ("float32", [3], "does not fit 8 bytes")],
+)
+def test_a_tensor_that_does_not_fit_its_announcement_is_refused(
+    dtype: str, shape: list[int], said: str
+) -> None:
+    entry = TensorEntry(name="w", dtype=dtype, shape=shape, offset=0, size_bytes=8)
+    with pytest.raises(WeightsError, match=said):
+        tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
