@@ -52,7 +52,7 @@ def join(
     """
 
     def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-        return private_gloo(store, rank, size, host=host, timeout=timeout)
+        return private_gloo(store, rank, size, host=host, timeout=timeout)[0]
 
     dist.Backend.register_backend(BACKEND, gloo, devices=["cpu"])
     # gloo as well on GPUs: offloaded gradients and announced operations are in host memory, and

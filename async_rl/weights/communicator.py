@@ -91,8 +91,9 @@ def private_gloo(
     host: str,
     timeout: timedelta,
     warm_up: Callable[[Any], None] | None = None,
-) -> Any:
-    """Return a ProcessGroupGloo at this address, whose listener only its ranks can reach.
+) -> tuple[Any, Callable[[], None]]:
+    """Return a ProcessGroupGloo at this address, whose listener only its ranks can reach, and a
+    function that closes its connections, below a broadcast too.
 
     warm_up: uses the group as it will be used later; only the ranks that it needs connect. None =
     each rank connects to all, one after another, which takes a second each (weights/gate.py).
@@ -123,7 +124,8 @@ class GlooCommunicator:
         self._store = store
         timeout = timedelta(seconds=seat.timeout_s)
         # gloo broadcasts in a tree: 4 connections per rank instead of 15 for 16 ranks.
-        self._ranks: Any = private_gloo(
+        self._ranks: Any
+        self._ranks, self._hang_up = private_gloo(
             store,
             rank,
             seat.world_size,
@@ -140,7 +142,10 @@ class GlooCommunicator:
         return lambda: None
 
     def cancel(self) -> None:
-        """A member that leaves closes its connections, which ends a broadcast of gloo."""
+        """Let a broadcast fail now, from any thread. gloo itself notices a member that closes its
+        connections, and not one whose machine has vanished.
+        """
+        self._hang_up()
 
     def _send(
         self, ranks: Any, flat: torch.Tensor, senders: Iterable[int], timeout: timedelta

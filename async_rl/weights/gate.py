@@ -72,8 +72,9 @@ def connect_privately(
     *,
     listen: Callable[[], Device],
     connect: Callable[[Device], Group],
-) -> Group:
-    """Return `connect(listen())`, where only ranks of the group can reach what `listen` opened.
+) -> tuple[Group, Callable[[], None]]:
+    """Return `connect(listen())`, where only ranks of the group can reach what `listen` opened, and
+    a function that closes this rank's connections, also below a call that waits for a lost rank.
 
     store: of torch, shared by the ranks only. listen: opens one listening socket and does not
     accept yet. connect: returns once all ranks are connected. Raises InfrastructureError if there
@@ -99,7 +100,7 @@ def connect_privately(
     finally:
         gate.close()
     gate.check()
-    return group
+    return group, gate.hang_up
 
 
 def rank_problems(num_ranks: int, *, per_machine: int) -> Iterator[str]:
@@ -163,6 +164,15 @@ class _Gate:
                     " it was closed; find and end that process, then try again"
                 )
 
+    def hang_up(self) -> None:
+        """Close the connections of this rank to the other ranks; calls that use them fail."""
+        for end in _sockets(psutil.CONN_ESTABLISHED):
+            ends = (tuple(end.laddr), tuple(end.raddr))
+            if ends[0] == self._address or ends in self._announced:
+                # gloo may close it at the same time.
+                with contextlib.suppress(OSError):
+                    _shut(end.fd)
+
     def _watch(self) -> None:
         while not self._is_over.wait(_LOOK_S):
             self._announce()
@@ -180,6 +190,15 @@ class _Gate:
                 self._announced.add(dial)
                 number = self._store.add(_dials(end.raddr), 1)
                 self._store.set(_dial(end.raddr, number), msgspec.json.encode(end.laddr))
+
+
+def _shut(fd: int) -> None:
+    # Not a copy of the descriptor: gloo relies on its own one being the last, and would abort.
+    connection = socket.socket(fileno=fd)
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    finally:
+        connection.detach()
 
 
 def _dials(target: _End) -> str:

@@ -34,7 +34,7 @@ class Seated:
         return self._communicator
 
     def cancel(self) -> None:
-        """Let a broadcast over NCCL fail now, from any thread."""
+        """Let a broadcast fail now, from any thread."""
         communicator = self._communicator
         if communicator is not None:
             communicator.cancel()

@@ -24,7 +24,7 @@ from async_rl.weights.routes import Receivers
 
 class Generator:
     """misfortune: what happens at tensor 3 of version 1: "dies", which closes its connections as
-    the kernel does, or "hangs".
+    the kernel does, "hangs", or "vanishes": hangs, and the directory knows that it has left.
     """
 
     def __init__(self, *, misfortune: str = "", devices: tuple[str, ...] = ("cpu",)) -> None:
@@ -51,7 +51,9 @@ class Generator:
 
     def _met_by(self, misfortune: str) -> Callable[[], None]:
         def meet() -> None:
-            if misfortune == "hangs":
+            if misfortune == "vanishes":
+                self._loop.call_soon_threadsafe(self.on_death)
+            if misfortune in ("hangs", "vanishes"):
                 self._is_over.wait()
             if misfortune:
                 raise EOFError
@@ -63,6 +65,7 @@ class Generator:
         assert isinstance(request.source, Seat)
         self.seats.append(request.source)
         self.is_asked.set()
+        self._loop = asyncio.get_running_loop()
         try:
             self._pipe.send_bytes(encode(request))
             said = await asyncio.to_thread(self._pipe.recv)

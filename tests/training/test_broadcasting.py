@@ -130,6 +130,17 @@ async def test_a_learner_that_ends_leaves_no_member_in_a_communicator_that_it_ha
     assert [g.digests for g in generators.values()] == [expected(0)] * 2
 
 
+async def test_a_machine_that_vanishes_during_a_broadcast_keeps_nobody_waiting(fleet: Make) -> None:
+    """Its connections stay open, and half of the limit is longer than the test may take."""
+    generators = {"a": Generator(), "b": Generator(misfortune="vanishes"), "c": Generator()}
+    learner = fleet(generators, "timeouts.start_s=3000")
+    async with learner.running():
+        learner.serve(*generators)
+        await learner.push(0, 1)
+        generators["b"].end()
+    assert [generators[name].digests for name in "ac"] == [expected(0, 1)] * 2
+
+
 @pytest.mark.parametrize(("misfortune", "num_ranks"), [("dies", 2), ("hangs", 1)])
 async def test_the_others_get_the_version_in_another_load_when_one_is_lost(
     misfortune: str, num_ranks: int, fleet: Make

@@ -82,7 +82,7 @@ def test_announced_ranks_are_connected_and_nobody_after_them(opened: list[socket
             other = listeners[1 - rank].getsockname()
             return [socket.create_connection(other, timeout=10), listener.accept()[0]]
 
-        return gate.connect_privately(store, 2, listen=listen, connect=meet)
+        return gate.connect_privately(store, 2, listen=listen, connect=meet)[0]
 
     with ThreadPoolExecutor(2) as ranks:
         first, second = ranks.map(connect, (0, 1))
@@ -125,7 +125,7 @@ def test_a_user_who_may_not_set_filters_can_have_one_rank_and_is_told_about_seve
         opened[-1].listen()
         return opened[-1]
 
-    group = gate.connect_privately(None, 1, listen=listen, connect=lambda it: it)
+    group, _ = gate.connect_privately(None, 1, listen=listen, connect=lambda it: it)
     assert group is opened[0]
     assert f"any local user can connect to gloo's listener {group.getsockname()}" in caplog.text
     assert list(gate.rank_problems(1, per_machine=1)) == []
@@ -147,7 +147,7 @@ def test_the_listener_is_found_although_others_open_and_close_theirs(
             listening(opened)
         return opened[-1]
 
-    found = gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
+    found, _ = gate.connect_privately(None, 1, listen=listen, connect=lambda listener: listener)
     assert found is opened[-1]
     assert not connects(found, ("127.0.0.1", 0))
 
