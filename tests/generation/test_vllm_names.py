@@ -15,8 +15,8 @@ from async_rl.config.base import replace
 from async_rl.config.checks.vllm_extra import extra_problems
 from async_rl.config.generation import TOOL_PARSER, VllmConfig
 from async_rl.core.errors import ConfigError
-from async_rl.generation.vllm import installed
-from async_rl.generation.vllm.installed import VERSION
+from async_rl.generation import environment
+from async_rl.generation.environment import VERSION
 from async_rl.launchers.preflight import vllm
 from benchmarks.qualification.vllm_names import missing, uses
 
@@ -54,9 +54,9 @@ def test_versions_outside_of_the_range_are_refused_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for version, expected in table(__file__, "versions_outside_of_the_range"):
-        monkeypatch.setattr(installed, "installed_version", lambda version=version: version)
-        assert (not installed.version_problem()) is expected, version
-    monkeypatch.setattr(installed, "installed_version", lambda: "0.35.2")
+        monkeypatch.setattr(environment, "installed_version", lambda version=version: version)
+        assert (not environment.version_problem()) is expected, version
+    monkeypatch.setattr(environment, "installed_version", lambda: "0.35.2")
     [problem] = vllm.vllm_problems([])
     assert problem.startswith("vLLM 0.35.2 is installed; this release supports 0.32.0 and later")
     assert "install vllm==0.32.0" in problem
