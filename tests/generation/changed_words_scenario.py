@@ -17,8 +17,7 @@ from async_rl.generation.vllm.changed_words import change_words, has_plain_weigh
 from async_rl.generation.vllm.opening import engine_args
 from async_rl.generation.vllm.worker import _second_model
 from async_rl.protocol.weights import Manifest
-from async_rl.weights.changes import compared
-from async_rl.weights.tensors import layout, tensor_spec
+from async_rl.weights.tensors import compared, layout, tensor_spec
 
 SIZES = {
     "vocab_size": 256,

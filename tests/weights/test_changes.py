@@ -17,12 +17,11 @@ from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Manifest, Seat, StoredFile
 from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.changes import compared, listed
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import life_of
 from async_rl.weights.outgoing import buckets
 from async_rl.weights.routes import Receivers, Route
-from async_rl.weights.tensors import tensor_spec
+from async_rl.weights.tensors import compared, listed, tensor_spec
 
 NUM_WORDS = 200_000
 
@@ -101,7 +100,7 @@ def test_changes_lead_from_old_to_new(some: set[int], others: list[int], pieces:
     new[[*some, *others]] ^= 0x4001
     with pytest.MonkeyPatch.context() as patch:
         # Positions cross the borders between pieces.
-        patch.setattr("async_rl.weights.changes.PIECE", NUM_WORDS // pieces)
+        patch.setattr("async_rl.weights.tensors.PIECE", NUM_WORDS // pieces)
         changes = compared(old, new)
     assert changes.shape[1] <= len({*some, *others}) + 7 + 2 * (pieces + 1)
     positions, words = listed(changes, NUM_WORDS)

@@ -15,8 +15,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
 from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.core.sequences import divided
 from async_rl.protocol.weights import Manifest
-from async_rl.weights.changes import listed
-from async_rl.weights.tensors import Tensors, dtype_of
+from async_rl.weights.tensors import Tensors, dtype_of, listed
 
 _MARKED_BYTES = 512 << 20
 """Of tensors with marks at a time; a larger tensor goes alone."""
