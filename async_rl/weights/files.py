@@ -23,8 +23,8 @@ import torch
 from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile, TensorEntry
-from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.lora import Adapter
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
 from async_rl.weights.tensors import CODES, Changes, checksum, part_of, require_checksum

@@ -18,8 +18,8 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
-from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.lora import Adapter
 from async_rl.weights.membership import Life, Load, Membership
 from async_rl.weights.tensors import Tensors
 

@@ -17,7 +17,7 @@ from async_rl.core.errors import DataError
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.service import Sample
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.adapters import Adapter, write_peft
+from async_rl.weights.lora import Adapter, write_peft
 from async_rl.weights.tensors import checksum, layout, tensor_spec
 
 LAST = 4

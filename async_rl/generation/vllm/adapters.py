@@ -22,8 +22,8 @@ from async_rl.core.errors import WeightsError
 from async_rl.generation.vllm.engine import VllmEngine
 from async_rl.generation.vllm.llm import Llm
 from async_rl.protocol.weights import Manifest, Source, StoredFile
-from async_rl.weights.adapters import write_peft
 from async_rl.weights.files import opened
+from async_rl.weights.lora import write_peft
 from async_rl.weights.tensors import checksum
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
