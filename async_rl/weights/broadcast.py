@@ -42,7 +42,7 @@ from async_rl.protocol.weights import Manifest, MapBlock, Mapped, Seat, SendPart
 from async_rl.weights.communicator import device_name
 from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.outgoing import BUCKET_BYTES
+from async_rl.weights.receiving import BUCKET_BYTES
 from async_rl.weights.rendezvous import Rendezvous
 from async_rl.weights.sending import SendingRank
 from async_rl.weights.tensors import Changes

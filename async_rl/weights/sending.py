@@ -22,8 +22,7 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import Manifest, MapBlock, Mapped, SendPart, StopSending
 from async_rl.weights.block import SharedTensorsReader
 from async_rl.weights.communicator import Communicator, begin, device_name
-from async_rl.weights.outgoing import Outgoing, Unstaged, buckets, senders
-from async_rl.weights.receiving import Seated
+from async_rl.weights.receiving import Outgoing, Seated, Unstaged, buckets, senders
 from async_rl.wire.rpc import Handler
 
 T = TypeVar("T")

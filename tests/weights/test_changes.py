@@ -19,7 +19,7 @@ from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import life_of
-from async_rl.weights.outgoing import buckets
+from async_rl.weights.receiving import buckets
 from async_rl.weights.routes import Receivers, Route
 from async_rl.weights.tensors import compared, listed, tensor_spec
 
