@@ -30,8 +30,14 @@ from async_rl.core.support import Alternatives
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import one_completion, require_version
 from async_rl.generation.vllm.llm import Llm
-from async_rl.generation.vllm.logprobs import completion_of, prompt_scores, scores_of
-from async_rl.generation.vllm.sampling import EARLIER, adapter_in, params_of
+from async_rl.generation.vllm.sampling import (
+    EARLIER,
+    adapter_in,
+    completion_of,
+    params_of,
+    prompt_scores,
+    scores_of,
+)
 from async_rl.generation.vllm.truncation import LIMITS
 from async_rl.protocol.generator import Completion, LoadReport, Scores
 from async_rl.protocol.service import Sample, Sampled
