@@ -32,13 +32,13 @@ from async_rl.generation.engine import one_completion, require_version
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.sampling import (
     EARLIER,
+    LIMITS,
     adapter_in,
     completion_of,
     params_of,
     prompt_scores,
     scores_of,
 )
-from async_rl.generation.vllm.truncation import LIMITS
 from async_rl.protocol.generator import Completion, LoadReport, Scores
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source

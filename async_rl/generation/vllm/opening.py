@@ -118,7 +118,7 @@ def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
     if truncated := [support for support in supports_of(config) if support.is_truncated]:
         # The second model runner calls processors before the temperature.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
+        settings["logits_processors"] = ["async_rl.generation.vllm.sampling:Truncation"]
         widths = [s.top_k * s.is_recorded for s in truncated]
         settings["max_logprobs"] = max(MOST_TOP, *widths)
     if config.agent.is_service:

@@ -5,18 +5,29 @@ Written against vLLM 0.32.
 The tokens of a sample and the likeliest ones at their positions, with their log-probs.
 
 Written against vLLM 0.32.
+
+top-k and top-p inside vLLM: exactly k tokens remain, also among equal logits.
+
+vLLM keeps all tokens whose logit equals the k-th, which in bfloat16 are often several, and reports
+k of them. So a record of the tokens that remained would be incomplete.
+
+Written against vLLM 0.32.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from async_rl.batching.support import truncate
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.generator import Completion, Scores
@@ -135,3 +146,33 @@ def _columns(flat: FlatLogprobs, num_top: int) -> Scores:
         ids=np.array(flat.token_ids, np.int32).reshape(shape),
         logprobs=np.array(flat.logprobs, np.float32).reshape(shape),
     )
+
+
+LIMITS = "limits"
+"""Extra argument of a request: top_k and top_p."""
+
+
+class Truncation(LogitsProcessor):
+    """Applies the limits of a request after the temperature."""
+
+    def __init__(self, *_: object) -> None:
+        self._limits: dict[int, tuple[int, float]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """The likeliest token always remains."""
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests to their rows."""
+        process_dict_updates(
+            self._limits,
+            batch_update,
+            lambda params, *_: (params.extra_args or {}).get(LIMITS),
+        )
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Exclude tokens: float32 [B, V], in place."""
+        for limits in set(self._limits.values()):
+            rows = [row for row, own in self._limits.items() if own == limits]
+            logits[rows] = truncate(logits[rows], *limits)
+        return logits
