@@ -21,9 +21,8 @@ from async_rl.core.support import MOST_TOP
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu, version_problem
-from async_rl.generation.vllm.adapters import LORA_RANKS, AppliedAdapter, linear_layers
 from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.engine import VllmEngine
+from async_rl.generation.vllm.engine import LORA_RANKS, AppliedAdapter, VllmEngine, linear_layers
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
 
