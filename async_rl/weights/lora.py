@@ -1,5 +1,5 @@
-"""LoRA adapters: W + alpha / rank * B A in place of W, for chosen linear layers (arXiv 2106.09685
-eq. 3), by PEFT.
+"""LoRA adapters inside a model, as a value, and as PEFT's files: W + alpha / rank * B A in place of
+W, for chosen linear layers (arXiv 2106.09685 eq. 3).
 
 Invariants
 - Base weights are frozen. B is 0 at first, so an adapter starts as the model itself.
@@ -8,8 +8,6 @@ Invariants
 - `merged_weights` has the names and shapes of the model without adapter; `adapter_weights` has the
   names and shapes of PEFT's files, which vLLM reads too.
 PEFT is imported only for a model with an adapter: importing it takes seconds.
-
-An adapter as a value, its file, and PEFT's directory with that file.
 """
 
 import contextlib
@@ -30,6 +28,19 @@ from async_rl.core.frozen import frozen
 _ONLY = "default"
 """The adapter of a model with one."""
 _PREFIX = "base_model.model."
+
+
+@frozen
+class Adapter:
+    """One version of an adapter. tensors: whole, float32, with the names of PEFT's files."""
+
+    tensors: Mapping[str, Tensor]
+    scaling: float
+
+    def to_bytes(self) -> bytes:
+        """Return a safetensors file with the tensors."""
+        content: bytes = save(dict(self.tensors), {"format": "pt"})
+        return content
 
 
 def add_adapter(
@@ -169,6 +180,26 @@ def whole_adapter(lm: nn.Module, config: ModelConfig) -> Adapter | None:
     return Adapter(tensors=tensors, scaling=config.adapter.alpha / config.adapter.rank)
 
 
+def write_peft(directory: Path, content: bytes, scaling: float, **facts: str | None) -> None:
+    """Write the file of an adapter as PEFT's directory. facts: further fields of PEFT's
+    configuration.
+    """
+    downs = {name: x for name, x in load(content).items() if name.endswith(".lora_A.weight")}
+    rank = next(iter(downs.values())).shape[0]
+    described = {
+        "peft_type": "LORA",
+        "r": rank,
+        # PEFT's form has no scaling; its readers compute it as lora_alpha / r.
+        "lora_alpha": round(scaling * rank),
+        # For example base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight.
+        "target_modules": sorted({name.split(".")[-3] for name in downs}),
+        **facts,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text(json.dumps(described))
+    (directory / "adapter_model.safetensors").write_bytes(content)
+
+
 def _adapted(lm: nn.Module) -> Iterator[Any]:
     from peft.tuners.lora import LoraLayer
 
@@ -193,36 +224,3 @@ def _linears(lm: Any) -> Iterator[tuple[str, str, nn.Linear]]:
         if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name:
             owner, _, leaf = name.removesuffix(".base_layer").rpartition(".")
             yield owner.rpartition(".")[2], leaf, module
-
-
-@frozen
-class Adapter:
-    """One version of an adapter. tensors: whole, float32, with the names of PEFT's files."""
-
-    tensors: Mapping[str, Tensor]
-    scaling: float
-
-    def to_bytes(self) -> bytes:
-        """Return a safetensors file with the tensors."""
-        content: bytes = save(dict(self.tensors), {"format": "pt"})
-        return content
-
-
-def write_peft(directory: Path, content: bytes, scaling: float, **facts: str | None) -> None:
-    """Write the file of an adapter as PEFT's directory. facts: further fields of PEFT's
-    configuration.
-    """
-    downs = {name: x for name, x in load(content).items() if name.endswith(".lora_A.weight")}
-    rank = next(iter(downs.values())).shape[0]
-    described = {
-        "peft_type": "LORA",
-        "r": rank,
-        # PEFT's form has no scaling; its readers compute it as lora_alpha / r.
-        "lora_alpha": round(scaling * rank),
-        # For example base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight.
-        "target_modules": sorted({name.split(".")[-3] for name in downs}),
-        **facts,
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps(described))
-    (directory / "adapter_model.safetensors").write_bytes(content)

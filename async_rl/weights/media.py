@@ -1,13 +1,11 @@
-"""The two halves of a medium that carries weights: a `Sender` in the learner, and a context manager
-that yields the tensors in each rank of a generator. The shared block, the simplest medium, is at
-the end.
+"""The learner's half of a medium that carries weights: a `Sender`. That of the shared block, the
+simplest medium, is the class itself; the generators' halves are in `weights/receiving.py`.
 
-To add a medium, write one file next to this one with both halves, add its address to
-`protocol/weights.py`, and register it in `weights/routes.py`.
+To add a medium, write both halves, add its address to `protocol/weights.py`, and register the
+sender in `weights/routes.py`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,10 +16,9 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
-from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.weights.block import SharedTensors
 from async_rl.weights.lora import Adapter
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.tensors import Tensors
 
 LONGEST_S = 86_400.0
 """Far above what a sender may take: a load has limits for each piece, and one for each member that
@@ -132,12 +129,3 @@ def folder_of(config: WeightsConfig, run_dir: Path, life: int) -> str:
     path = transfer.path if isinstance(transfer, AutoTransfer | FileTransfer) else None
     root = run_dir / "weights" if path is None else f"{path}/{run_dir.name}"
     return f"{root}/life_{life}"
-
-
-@contextmanager
-def receive_block(manifest: Manifest) -> Iterator[Tensors]:
-    """Yield views of the block. Verify its checksum before with `verify_block`."""
-    with SharedTensorsReader(manifest) as reader:
-        # The header once more: a learner that wrote during the reading has torn the views.
-        yield reader.tensors()
-        reader.verify_unchanged()

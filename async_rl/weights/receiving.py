@@ -1,91 +1,26 @@
-"""The receiving ranks of a broadcast, as weights/broadcast.py describes it.
+"""The generators' half of every medium, and the pieces in which a broadcast arrives.
 
-The pieces of a broadcast: buckets of whole tensors, contiguous parts of the block as
-`block.layout` arranges it, and over NCCL their way through the GPUs of the learner, which train.
-
-A copy from ordinary memory, or on the default stream, waits for everything that training has
-enqueued there: each piece would wait for the rest of a step. So the block is page-locked, and
-copies and NCCL follow a stream of their own, with a high priority.
-Invariant: two pieces are under way at most. While NCCL sends one, the next one is copied.
+A piece of a broadcast (weights/broadcast.py) is a bucket of whole tensors, a contiguous part of the
+block as `tensors.layout` arranges it, or a part of one that is larger than a piece.
 """
 
 import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from async_rl.config.run import PIECE_BYTES
-from async_rl.core.errors import BroadcastBroken
+from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import divided, one_ahead
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.weights import Manifest, Seat, TensorEntry
-from async_rl.weights.communicator import Communicator, begin, join
+from async_rl.protocol.weights import Manifest, Seat, SharedBlock, Source, StoredFile, TensorEntry
+from async_rl.weights.block import SharedTensorsReader
+from async_rl.weights.communicator import Communicator, begin, device_name, join
 from async_rl.weights.tensors import Tensors, require_checksum, tensor_of, word_sum
-
-
-class Outgoing:
-    """Two buffers on the GPU, kept between versions.
-
-    piece_bytes: size of the largest piece. cuda: torch.cuda, or a recorder of its calls.
-    """
-
-    def __init__(self, device: torch.device, *, piece_bytes: int, cuda: Any = torch.cuda) -> None:
-        self._cuda = cuda
-        # The lowest number is the highest priority: the copies start before kernels of a step that
-        # are enqueued already.
-        self._stream = cuda.Stream(device, priority=-1)
-        with cuda.stream(self._stream):
-            # Here: torch's cache then gives no memory that another stream may still use.
-            buffers = [torch.empty(piece_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._turns = itertools.cycle(buffers)
-        # After the newest copy to one of them.
-        self._copied = cuda.Event()
-
-    def in_use(self) -> AbstractContextManager[object]:
-        """Make the stream the current one of this thread, for NCCL too."""
-        stream: AbstractContextManager[object] = self._cuda.stream(self._stream)
-        return stream
-
-    def stage(self, source: torch.Tensor) -> torch.Tensor:
-        """uint8 [N], page-locked -> a copy on the GPU, complete for work of the current stream."""
-        flat = self.room(source.numel()).copy_(source, non_blocking=True)
-        self._copied.record(self._cuda.current_stream(flat.device))
-        return flat
-
-    def room(self, num_bytes: int) -> torch.Tensor:
-        """Return uint8 [num_bytes] on the GPU, for a piece that another rank sends.
-
-        The piece before the previous one must be sent: this one gets its buffer.
-        """
-        buffer: torch.Tensor = next(self._turns)
-        return buffer[:num_bytes]
-
-    @property
-    def is_copying(self) -> bool:
-        """The newest piece has not reached the GPU, so NCCL waits for this rank."""
-        return not self._copied.query()
-
-
-class Unstaged:
-    """The same between main memories, where pieces are sent from the block."""
-
-    def in_use(self) -> AbstractContextManager[object]:
-        """Do nothing."""
-        return nullcontext()
-
-    def stage(self, source: torch.Tensor) -> torch.Tensor:
-        """Return the source."""
-        return source
-
-    def room(self, num_bytes: int) -> torch.Tensor:
-        """Return uint8 [num_bytes]."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
 
 BUCKET_BYTES = {"gloo": 64 << 20, "nccl": PIECE_BYTES}
 """Largest piece. Large enough that the latency of a call does not count: main memory sends about 2
@@ -236,3 +171,45 @@ class BroadcastReceiver(Seated):
             # On its device: to read it here would wait for the engine's copies.
             checksums.append(word_sum(flat))
             yield from bucket.tensors(flat)
+
+
+class Receivers:
+    """All media in one rank of a generator.
+
+    rank: among the ranks of this generator; device: of the engine's model.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.device_name = device_name(device)
+        """The device that receives weights here, as in Register."""
+        self._broadcast = BroadcastReceiver(rank, device)
+
+    def receive(
+        self, manifest: Manifest, source: Source, *, takes_changes: bool = False
+    ) -> AbstractContextManager[Tensors]:
+        """Yield all tensors, to be read to the end; leaving the block verifies them.
+
+        takes_changes: lists of changed words may come instead, if the source is a seat with a
+        difference. Raises WeightsError if the bytes differ from the manifest, BroadcastBroken if a
+        broadcast failed.
+        """
+        match source:
+            case SharedBlock():
+                return _receive_block(manifest)
+            case Seat():
+                return self._broadcast.receive(manifest, source, takes_changes=takes_changes)
+            case StoredFile():
+                raise WeightsError("FileReader.localize turns a file into a block before")
+
+    def close(self) -> None:
+        """Close the connections of broadcasts."""
+        self._broadcast.leave()
+
+
+@contextmanager
+def _receive_block(manifest: Manifest) -> Iterator[Tensors]:
+    """Yield views of the block. Verify its checksum before with `verify_block`."""
+    with SharedTensorsReader(manifest) as reader:
+        # The header once more: a learner that wrote during the reading has torn the views.
+        yield reader.tensors()
+        reader.verify_unchanged()

@@ -1,12 +1,11 @@
-"""Tensors as bytes: their place in a block, their types, and sums of their words.
-
-The differences between two versions of a tensor, word by word, lossless.
+"""Tensors as bytes: their place in a block, their types, the sums of their words, and the words that
+differ between two versions.
 
 An optimizer step at the learning rates of reinforcement learning is smaller than half the distance
-between two neighbouring bfloat16 numbers for most weights, so most weights stay as they are.
-Format: int16 [2, C]. The first row has, for each changed 16-bit word, the number of unchanged words
-before it, the second row has the new words. One word in 32,768 is listed whether it changed or not,
-so that each gap fits.
+between two neighbouring bfloat16 numbers for most weights, so most words stay as they are. Format
+of a list of changes: int16 [2, C]. The first row has, for each changed 16-bit word, the number of
+unchanged words before it, the second row has the new words. One word in 32,768 is listed whether it
+changed or not, so that each gap fits. The list is lossless.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,16 +20,19 @@ from async_rl.core.errors import WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.protocol.weights import Difference, Manifest, TensorEntry
 
-Tensors = Iterator[tuple[str, torch.Tensor]]
+Tensors = Iterator[tuple[str, Tensor]]
 """Each tensor of a version with its Hugging Face name."""
 
 # A cache line, and a multiple of the 8 bytes that the checksum adds.
 ALIGN = 64
 CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int16": "I16", "uint8": "U8"}
 """The names that safetensors has for torch's dtypes. Media carry these only."""
+_STRIDE = 1 << 15
+PIECE = 1 << 24
+"""Words compared at a time: positions take 8 bytes per word."""
 
 
-def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> TensorEntry:
+def tensor_spec(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> TensorEntry:
     """Return the entry of a tensor, before `layout` gives it a place in the block. dtype: in the
     block, None = the dtype of the tensor.
     """
@@ -44,7 +46,7 @@ def tensor_spec(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = Non
     )
 
 
-def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def tensor_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a tensor of any dtype: uint8 [size], a view if it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
@@ -57,12 +59,12 @@ def dtype_of(entry: TensorEntry) -> torch.dtype:
     return dtype
 
 
-def part_of(block: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+def part_of(block: Tensor, entry: TensorEntry) -> Tensor:
     """uint8 [size of the block] -> the bytes of a tensor in it, a view."""
     return block[entry.offset : entry.offset + entry.size_bytes]
 
 
-def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
+def tensor_of(entry: TensorEntry, flat: Tensor) -> Tensor:
     """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError."""
     dtype = dtype_of(entry)
     try:
@@ -93,7 +95,7 @@ def checksum(content: bytes) -> int:
     return int(word_sum(torch.frombuffer(bytearray(content), dtype=torch.uint8))) % 2**64
 
 
-def word_sum(tensor: torch.Tensor) -> torch.Tensor:
+def word_sum(tensor: Tensor) -> Tensor:
     """Return the tensor's part of the checksum of a block, int64 [] on its device: the sum of its
     64-bit words modulo 2^64, the last one filled up with zeros as in the block.
     """
@@ -106,7 +108,7 @@ def word_sum(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int64).sum()
 
 
-def summed(tensors: Iterable[torch.Tensor], sums: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+def summed(tensors: Iterable[Tensor], sums: list[Tensor]) -> Iterator[Tensor]:
     """Yield the tensors, and add the sum of each to `sums`."""
     for tensor in tensors:
         sums.append(word_sum(tensor))
@@ -120,11 +122,6 @@ def require_checksum(manifest: Manifest, actual: int, source: str) -> None:
             f"checksum of version {manifest.version} {source} is {actual}, announced"
             f" {manifest.checksum}"
         )
-
-
-_STRIDE = 1 << 15
-PIECE = 1 << 24
-"""Words compared at a time: positions take 8 bytes per word."""
 
 
 @frozen

@@ -19,8 +19,8 @@ from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.files import FileReader, FileSender
 from async_rl.weights.membership import life_of
-from async_rl.weights.receiving import buckets
-from async_rl.weights.routes import Receivers, Route
+from async_rl.weights.receiving import Receivers, buckets
+from async_rl.weights.routes import Route
 from async_rl.weights.tensors import compared, listed, tensor_spec
 
 NUM_WORDS = 200_000

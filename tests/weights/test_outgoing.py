@@ -19,7 +19,7 @@ from async_rl.weights import broadcast, receiving, sending
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.membership import life_of
-from async_rl.weights.receiving import Outgoing
+from async_rl.weights.sending import Outgoing
 from async_rl.weights.tensors import tensor_spec
 
 GPU = torch.device("meta")

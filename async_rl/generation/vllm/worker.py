@@ -44,7 +44,7 @@ from async_rl.generation.vllm.changed_words import (
 )
 from async_rl.generation.vllm.cpu import use_own_parts
 from async_rl.protocol.weights import Manifest, Seat, Source
-from async_rl.weights.routes import Receivers
+from async_rl.weights.receiving import Receivers
 from async_rl.weights.tensors import Tensors
 
 # The module is imported before the model is loaded.
