@@ -46,7 +46,7 @@ from async_rl.rollouts.rollout import Rollouts
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.rollouts.slots import Slots
 from async_rl.runtime.context import ProcessContext
-from async_rl.weights.files import FileReader
+from async_rl.weights.receiving import FileReader
 
 
 async def run(context: ProcessContext) -> None:

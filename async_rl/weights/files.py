@@ -1,5 +1,5 @@
-"""Versions as safetensors files at any fsspec URL, for generators that do not share the learner's
-memory.
+"""Versions as safetensors files at any fsspec URL: the learner's half, for generators that do not
+share its memory.
 
 A file has one version, its tensors in the manifest's order, version and checksum in its metadata;
 any reader of safetensors opens it. Calls block for as long as the storage takes.
@@ -11,27 +11,22 @@ content, or its block after changes, with the manifest of the push.
 
 import asyncio
 import contextlib
-import json
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import fsspec
-import numpy as np
 import torch
 
-from async_rl.core.errors import BaseMissing, ConfigError, WeightsError
+from async_rl.core.errors import ConfigError
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile, TensorEntry
-from async_rl.weights.block import SharedTensors, SharedTensorsReader
+from async_rl.protocol.weights import Manifest, StoredFile
+from async_rl.weights.block import SharedTensorsReader
 from async_rl.weights.lora import Adapter
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership
-from async_rl.weights.tensors import CODES, Changes, checksum, part_of, require_checksum
+from async_rl.weights.tensors import Changes, checksum, part_of, version_header
 
 _SUFFIX = ".safetensors"
-# The format aligns the data to 8 bytes, and readers map it into memory.
-_ALIGN = 8
 Buffer = bytes | memoryview
 T = TypeVar("T")
 
@@ -161,109 +156,8 @@ def _remove_earlier_lives(fs: fsspec.AbstractFileSystem, folder: str) -> None:
             fs.rm(path, recursive=True)
 
 
-@contextlib.contextmanager
-def opened(source: StoredFile, manifest: Manifest) -> Iterator[IO[bytes]]:
-    """Open the file of a version. Raises WeightsError if it cannot be read."""
-    try:
-        with fsspec.open(source.url, "rb") as file:
-            yield file
-    except (OSError, ValueError, ImportError) as error:
-        raise WeightsError(
-            f"version {manifest.version} cannot be read from {source.url}"
-            f" (weights.transfer.path): {error}"
-        ) from error
-
-
-class FileReader:
-    """Reads a file once per generator, into a block that all of its ranks map.
-
-    The block is reused as long as the tensors keep their shapes.
-    """
-
-    def __init__(self) -> None:
-        self._block: SharedTensors | None = None
-        self._tensors: list[TensorEntry]  # of the block
-        self._one_at_a_time = threading.Lock()
-
-    def localize(self, manifest: Manifest, source: Source) -> tuple[Manifest, Source]:
-        """Fetch the version if it is in a file; return the source for its ranks."""
-        if not isinstance(source, StoredFile):
-            return manifest, source
-        return self.fetch(source, manifest), SHARED_BLOCK
-
-    def fetch(self, source: StoredFile, manifest: Manifest) -> Manifest:
-        """Read the file into the block and return the manifest of the block.
-
-        Raises WeightsError unless the result has the manifest's checksum. It is the subclass
-        BaseMissing if the file has changes that do not fit the block: another file may then help.
-        """
-        with self._one_at_a_time:
-            with opened(source, manifest) as file:
-                local = self._read(file, source, manifest)
-            try:
-                require_checksum(manifest, local.checksum, f"from {source.url}")
-            except WeightsError as error:
-                # The block is neither version now; all tensors will replace it.
-                self.close()
-                if source.difference is None:
-                    raise
-                raise BaseMissing(str(error)) from error
-        return local
-
-    def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
-        if self._block is None or self._tensors != manifest.tensors:
-            self.close()
-            self._block = SharedTensors(manifest.tensors)
-            self._tensors = manifest.tensors
-        difference = source.difference
-        content = manifest if difference is None else difference.manifest
-        expected = _header(content)
-        if file.read(len(expected)) != expected:
-            raise WeightsError(
-                f"{source.url} does not have the version {manifest.version} that the learner"
-                " announced"
-            )
-        sizes = (entry.size_bytes for entry in content.tensors)
-        # torch takes no read-only memory.
-        data = (np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes)
-        tensors = map(torch.from_numpy, data)
-        if difference is None:
-            return self._block.write(manifest.version, tensors)
-        return self._block.change(manifest.version, difference, tensors)
-
-    def close(self) -> None:
-        """Free the block."""
-        if self._block is not None:
-            self._block.close()
-            self._block = None
-
-
 def _pieces(manifest: Manifest, block: torch.Tensor) -> Iterator[Buffer]:
     """Yield the content of a file with the tensors of a block, uint8 [its size]."""
-    yield _header(manifest)
+    yield version_header(manifest)
     for entry in manifest.tensors:
         yield part_of(block, entry).numpy().data
-
-
-def _header(manifest: Manifest) -> bytes:
-    facts = {"version": str(manifest.version), "checksum": str(manifest.checksum)}
-    return header(manifest.tensors, facts)
-
-
-def header(specs: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    """Return the start of a safetensors file: size of the JSON in 8 bytes, then the JSON, padded
-    with spaces.
-    """
-    entries: dict[str, object] = {"__metadata__": metadata}
-    end = 0
-    for spec in specs:
-        begin = end
-        end = begin + spec.size_bytes
-        entries[spec.name] = {
-            "dtype": CODES[spec.dtype],
-            "shape": spec.shape,
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % _ALIGN)
-    return len(text).to_bytes(8, "little") + text

@@ -9,18 +9,29 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import IO
 
+import fsspec
+import numpy as np
 import torch
 
 from async_rl.config.run import PIECE_BYTES
-from async_rl.core.errors import BroadcastBroken, WeightsError
+from async_rl.core.errors import BaseMissing, BroadcastBroken, WeightsError
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import divided, one_ahead
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.weights import Manifest, Seat, SharedBlock, Source, StoredFile, TensorEntry
-from async_rl.weights.block import SharedTensorsReader
+from async_rl.protocol.weights import (
+    SHARED_BLOCK,
+    Manifest,
+    Seat,
+    SharedBlock,
+    Source,
+    StoredFile,
+    TensorEntry,
+)
+from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.communicator import Communicator, begin, device_name, join
-from async_rl.weights.tensors import Tensors, require_checksum, tensor_of, word_sum
+from async_rl.weights.tensors import Tensors, require_checksum, tensor_of, version_header, word_sum
 
 BUCKET_BYTES = {"gloo": 64 << 20, "nccl": PIECE_BYTES}
 """Largest piece. Large enough that the latency of a call does not count: main memory sends about 2
@@ -171,6 +182,83 @@ class BroadcastReceiver(Seated):
             # On its device: to read it here would wait for the engine's copies.
             checksums.append(word_sum(flat))
             yield from bucket.tensors(flat)
+
+
+@contextmanager
+def opened(source: StoredFile, manifest: Manifest) -> Iterator[IO[bytes]]:
+    """Open the file of a version. Raises WeightsError if it cannot be read."""
+    try:
+        with fsspec.open(source.url, "rb") as file:
+            yield file
+    except (OSError, ValueError, ImportError) as error:
+        raise WeightsError(
+            f"version {manifest.version} cannot be read from {source.url}"
+            f" (weights.transfer.path): {error}"
+        ) from error
+
+
+class FileReader:
+    """Reads a file once per generator, into a block that all of its ranks map.
+
+    The block is reused as long as the tensors keep their shapes.
+    """
+
+    def __init__(self) -> None:
+        self._block: SharedTensors | None = None
+        self._tensors: list[TensorEntry]  # of the block
+        self._one_at_a_time = threading.Lock()
+
+    def localize(self, manifest: Manifest, source: Source) -> tuple[Manifest, Source]:
+        """Fetch the version if it is in a file; return the source for its ranks."""
+        if not isinstance(source, StoredFile):
+            return manifest, source
+        return self.fetch(source, manifest), SHARED_BLOCK
+
+    def fetch(self, source: StoredFile, manifest: Manifest) -> Manifest:
+        """Read the file into the block and return the manifest of the block.
+
+        Raises WeightsError unless the result has the manifest's checksum. It is the subclass
+        BaseMissing if the file has changes that do not fit the block: another file may then help.
+        """
+        with self._one_at_a_time:
+            with opened(source, manifest) as file:
+                local = self._read(file, source, manifest)
+            try:
+                require_checksum(manifest, local.checksum, f"from {source.url}")
+            except WeightsError as error:
+                # The block is neither version now; all tensors will replace it.
+                self.close()
+                if source.difference is None:
+                    raise
+                raise BaseMissing(str(error)) from error
+        return local
+
+    def _read(self, file: IO[bytes], source: StoredFile, manifest: Manifest) -> Manifest:
+        if self._block is None or self._tensors != manifest.tensors:
+            self.close()
+            self._block = SharedTensors(manifest.tensors)
+            self._tensors = manifest.tensors
+        difference = source.difference
+        content = manifest if difference is None else difference.manifest
+        expected = version_header(content)
+        if file.read(len(expected)) != expected:
+            raise WeightsError(
+                f"{source.url} does not have the version {manifest.version} that the learner"
+                " announced"
+            )
+        sizes = (entry.size_bytes for entry in content.tensors)
+        # torch takes no read-only memory.
+        data = (np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes)
+        tensors = map(torch.from_numpy, data)
+        if difference is None:
+            return self._block.write(manifest.version, tensors)
+        return self._block.change(manifest.version, difference, tensors)
+
+    def close(self) -> None:
+        """Free the block."""
+        if self._block is not None:
+            self._block.close()
+            self._block = None
 
 
 class Receivers:

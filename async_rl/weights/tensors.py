@@ -1,5 +1,5 @@
-"""Tensors as bytes: their place in a block, their types, the sums of their words, and the words that
-differ between two versions.
+"""Tensors as bytes: their place in a block, their types, the sums of their words, the words
+that differ between two versions, and the start of a safetensors file.
 
 An optimizer step at the learning rates of reinforcement learning is smaller than half the distance
 between two neighbouring bfloat16 numbers for most weights, so most words stay as they are. Format
@@ -8,7 +8,8 @@ unchanged words before it, the second row has the new words. One word in 32,768 
 changed or not, so that each gap fits. The list is lossless.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ Tensors = Iterator[tuple[str, Tensor]]
 ALIGN = 64
 CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int16": "I16", "uint8": "U8"}
 """The names that safetensors has for torch's dtypes. Media carry these only."""
+# safetensors aligns the data to 8 bytes, and readers map it into memory.
+_FILE_ALIGN = 8
 _STRIDE = 1 << 15
 PIECE = 1 << 24
 """Words compared at a time: positions take 8 bytes per word."""
@@ -213,3 +216,28 @@ def listed(changes: Tensor, num_words: int) -> tuple[Tensor, Tensor]:
             f"the changes reach word {int(positions[-1])} of a tensor of {num_words} words"
         )
     return positions, words
+
+
+def version_header(manifest: Manifest) -> bytes:
+    """Return the start of the file of a version."""
+    facts = {"version": str(manifest.version), "checksum": str(manifest.checksum)}
+    return header(manifest.tensors, facts)
+
+
+def header(specs: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    """Return the start of a safetensors file: size of the JSON in 8 bytes, then the JSON, padded
+    with spaces.
+    """
+    entries: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for spec in specs:
+        begin = end
+        end = begin + spec.size_bytes
+        entries[spec.name] = {
+            "dtype": CODES[spec.dtype],
+            "shape": spec.shape,
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % _FILE_ALIGN)
+    return len(text).to_bytes(8, "little") + text

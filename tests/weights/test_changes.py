@@ -17,9 +17,9 @@ from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Manifest, Seat, StoredFile
 from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.files import FileReader, FileSender
+from async_rl.weights.files import FileSender
 from async_rl.weights.membership import life_of
-from async_rl.weights.receiving import Receivers, buckets
+from async_rl.weights.receiving import FileReader, Receivers, buckets
 from async_rl.weights.routes import Route
 from async_rl.weights.tensors import compared, listed, tensor_spec
 

@@ -15,8 +15,9 @@ from weights_support import exporter, learner_side
 from async_rl.core.errors import BlockUnreachable, WeightsError
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.files import FileReader, FileSender
+from async_rl.weights.files import FileSender
 from async_rl.weights.lora import Adapter
+from async_rl.weights.receiving import FileReader
 from async_rl.weights.tensors import checksum, tensor_spec
 
 TENSORS = {

@@ -56,8 +56,8 @@ from async_rl.protocol.generator import Completion, LoadReport, Scores
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source, StoredFile
 from async_rl.weights.block import verify_block
-from async_rl.weights.files import opened
 from async_rl.weights.lora import write_peft
+from async_rl.weights.receiving import opened
 from async_rl.weights.tensors import checksum
 
 _PROBE = Sampling(temperature=0.0, max_new_tokens=1, alternatives=Alternatives(num_prompt_top=0))
