@@ -10,7 +10,7 @@ from composing import compose
 from generation_support import END_TOKENS, make_model, model_of, weights_of, worst_difference
 
 from async_rl.core.types import Sampling
-from async_rl.generation.hf import seed_of
+from async_rl.generation.engine import seed_of
 from async_rl.generation.opener import engine_opener
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
