@@ -1,10 +1,8 @@
-"""The process that hosts an engine: its cores and its environment variables.
+"""The process that hosts an engine: its cores, its environment variables, and the version of vLLM
+that is installed.
 
 vLLM, torch and OpenMP read these variables once, when they are imported or first used, so the
-generator process sets them before `engine_opener`.
-
-The version of the installed vLLM, which a generator and a preflight compare with the supported
-versions.
+generator process sets them before `engine_opener`. Nothing here imports vLLM, which takes seconds.
 """
 
 import os
@@ -15,6 +13,8 @@ from async_rl.config.run import RunConfig
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
+VERSION = "0.32.0"
+"""The first supported version of vLLM, as in pyproject.toml. Later ones of its series are too."""
 
 
 def uses_gpu(config: RunConfig) -> bool:
@@ -75,10 +75,6 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
 
 
-VERSION = "0.32.0"
-"""The first supported version of vLLM, as in pyproject.toml. Later ones of its series are too."""
-
-
 def version_problem() -> str:
     """Return why the installed vLLM is not supported; empty if it is, or if none is installed."""
     version = installed_version()
@@ -92,7 +88,6 @@ def version_problem() -> str:
 
 def installed_version() -> str:
     """Return the version of the installed vLLM, from its package's metadata; empty if unknown."""
-    # From the metadata of the package: an import of vLLM takes seconds.
     for package in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(package)

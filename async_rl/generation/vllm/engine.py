@@ -1,20 +1,16 @@
 """The vLLM engine: token ids in, token ids out, weights changed between two steps.
 
+Several policies may share one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
+Slot 0 is this run's policy; the other slots are for programs of a service (rollouts/slots.py).
+
 Invariants
-- The label of a token is the version of the weights that sampled it: label and weights change
-  together, with no step in flight.
+- The label of a token names the version of every policy: label and weights change together, with no
+  step in flight, so a token shows the version that sampled it.
 - A new version never reads the prefix cache of an older one (scheduler.py).
+- An adapter that cannot be read, or that vLLM refuses, changes nothing for any policy.
 
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
-
-Several policies on one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
-
-Invariants
-- Slot 0 is this run's policy; the other slots are for programs of a service (rollouts/slots.py).
-- The label of the LLM's weights has the version of every slot, so a token's label shows the version
-  of the policy that sampled it, even if a slot was loaded during the request.
-- An adapter that cannot be read, or that vLLM refuses, changes nothing for any policy.
 
 Written against vLLM 0.32.
 """
@@ -31,10 +27,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from safetensors import safe_open
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from async_rl.batching.support import spans_of
 from async_rl.core.codec import encode
@@ -44,15 +38,15 @@ from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import one_completion, require_version
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.sampling import (
-    EARLIER,
-    LIMITS,
     adapter_in,
     completion_of,
+    kept_tokens,
     params_of,
     prompt_scores,
+    rollout_params,
     scores_of,
 )
-from async_rl.protocol.generator import Completion, LoadReport, Scores
+from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.service import Sample, Sampled
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source, StoredFile
 from async_rl.weights.block import verify_block
@@ -91,37 +85,7 @@ class VllmEngine:
         """
         self._require_usable()
         support = sampling.support
-        truncates = sampling.temperature > 0 and support.is_truncated
-        extra: dict[str, object] | None = None
-        if truncates:
-            extra = {LIMITS: (support.top_k, support.top_p)}
-        elif sampling.drafts:
-            extra = {EARLIER: sampling.drafts}
-        alternatives = sampling.alternatives
-        num_kept = support.top_k if truncates and support.is_recorded else 0
-        num_columns = max(num_kept, alternatives.num_top)
-        grammar = None
-        if support.grammar:
-            grammar = StructuredOutputsParams(**{support.grammar_kind: support.grammar})
-        params = SamplingParams(
-            n=num_samples,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens,
-            min_tokens=min(support.min_tokens, sampling.max_new_tokens),
-            logit_bias=support.logit_bias or None,
-            structured_outputs=grammar,
-            extra_args=extra,
-            stop_token_ids=list(self._end_token_ids),
-            ignore_eos=not self._end_token_ids,
-            logprobs=num_columns,
-            prompt_logprobs=alternatives.num_prompt_top,
-            flat_logprobs=True,
-            detokenize=False,
-            # With DELTA, vLLM would send each sample in parts, which are not read before its end.
-            output_kind=RequestOutputKind.CUMULATIVE,
-            # In tokens: vLLM then reports a sample at its first token and at its end only.
-            stream_interval=1 << 30,
-        )
+        params = rollout_params(sampling, num_samples, self._end_token_ids)
         outputs = self._vllm.outputs(request_id, prompt_token_ids, params, lora=self._lora)
         first_s: dict[int, float] = {}
         async with aclosing(outputs):
@@ -135,11 +99,10 @@ class VllmEngine:
                             f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with"
                             " the tokens of the model; simplify it"
                         )
-                    scores = scores_of(sample, num_columns)
-                    done = completion_of(
-                        sample, scores, self._versions(sample), alternatives.num_top
-                    )
-                    kept = _kept_tokens(scores) if num_kept else []
+                    scores = scores_of(sample, params.logprobs)
+                    num_top = sampling.alternatives.num_top
+                    done = completion_of(sample, scores, self._versions(sample), num_top)
+                    kept = kept_tokens(sampling, scores)
                     prompt = prompt_scores(output, params.prompt_logprobs)
                     yield msgspec.structs.replace(
                         done,
@@ -272,22 +235,6 @@ class VllmEngine:
         self._vllm.require_clean()
 
 
-def _kept_tokens(scores: Scores) -> list[IntArray]:
-    """Return the tokens with a probability above 0 at each position, ascending."""
-    rows = zip(scores.ids, scores.logprobs, strict=True)
-    return [np.unique(ids[row > -np.inf]) for ids, row in rows]
-
-
-def _require_whole(broken: list[str]) -> None:
-    """Raise BroadcastBroken if one of the workers reports it."""
-    for reason in filter(None, broken):
-        raise BroadcastBroken(reason)
-
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The bounds of the rank that vLLM can be started with."""
-
-
 class AppliedAdapter(VllmEngine):
     """The policy of one slot."""
 
@@ -314,25 +261,6 @@ class AppliedAdapter(VllmEngine):
         return "apply_adapter", ()
 
 
-def linear_layers(model_path: Path) -> list[str]:
-    """Return the names of the linear layers inside the model's blocks, for example q_proj.
-
-    Without a list vLLM would wrap the head too, and fail for a probe (vLLM 0.32): the wrapped head
-    takes one row per request.
-    """
-    names = set()
-    for file in model_path.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118  # not a mapping
-                layer, _, leaf = name.rpartition(".")
-                is_matrix = len(weights.get_slice(name).get_shape()) == 2
-                # Blocks are numbered; embedding and head are outside them.
-                is_inside = any(part.isdigit() for part in layer.split("."))
-                if leaf == "weight" and is_matrix and is_inside:
-                    names.add(layer.rpartition(".")[2])
-    return sorted(names)
-
-
 def _fetch_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None:
     """Fetch an adapter and write it as PEFT does. Raises WeightsError if it does not match
     the manifest.
@@ -347,3 +275,9 @@ def _fetch_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None
             " changed after it was written"
         )
     write_peft(directory, content, source.scaling)
+
+
+def _require_whole(broken: list[str]) -> None:
+    """Raise BroadcastBroken if one of the workers reports it."""
+    for reason in filter(None, broken):
+        raise BroadcastBroken(reason)
