@@ -13,9 +13,8 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from async_rl.composition.compose import compose
 from async_rl.core.errors import AsyncRLError
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.vllm.changed_words import change_words, has_plain_weights
+from async_rl.generation.vllm.model import change_words, has_plain_weights, second_model
 from async_rl.generation.vllm.opening import engine_args
-from async_rl.generation.vllm.worker import _second_model
 from async_rl.protocol.weights import Manifest
 from async_rl.weights.tensors import compared, layout, tensor_spec
 
@@ -73,7 +72,7 @@ def changed(family: str, more: dict[str, Any], scratch: Path) -> dict[str, Any]:
         if not torch.distributed.is_initialized():
             init_distributed_environment(1, 0, f"file://{scratch}/ranks", 0, "gloo")
             ensure_model_parallel_initialized(1, 1)
-        models: list[Any] = [_second_model(config) for _ in range(2)]
+        models: list[Any] = [second_model(config) for _ in range(2)]
         for model, tensors in zip(models, (before, after), strict=True):
             model.load_weights(iter(tensors.items()))
         lists = ((n, compared(words(before[n]), words(after[n]))) for n in after)
