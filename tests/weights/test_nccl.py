@@ -38,10 +38,9 @@ class Work:
 
     def __init__(self, is_done: Callable[[], bool]) -> None:
         self._is_done = is_done
-        self.num_polls = self.num_waits = 0
+        self.num_waits = 0
 
     def is_completed(self) -> bool:
-        self.num_polls += 1
         return self._is_done()
 
     def wait(self) -> None:
@@ -69,12 +68,10 @@ class PlayedNccl:
         self.options = options
         self.environment = {name: os.environ.get(name) for name in VARIABLES}
         self.works: list[Work] = []
-        self.roots: list[tuple[int, int]] = []
         self.num_aborts = 0
         PlayedNccl.made.append(self)
 
     def broadcast(self, _: list[torch.Tensor], options: Any) -> Work:
-        self.roots.append((options.rootRank, options.rootTensor))
         # As torch: the kernel of an aborted broadcast has ended.
         self.works.append(Work(lambda: self.num_aborts > 0 or not PlayedNccl.hang))
         return self.works[-1]
@@ -85,26 +82,18 @@ class PlayedNccl:
 
 
 @pytest.fixture(autouse=True)
-def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PlayedNccl]]:
+def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plays NCCL, and puts back what a communicator sets in the environment."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in VARIABLES:
         os.environ.pop(name, None)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", PlayedNccl, raising=False)
-    devices: list[torch.device] = []
-
-    @contextlib.contextmanager
-    def device(chosen: torch.device) -> Iterator[None]:
-        devices.append(chosen)
-        yield
-
-    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     PlayedNccl.made, PlayedNccl.hang = [], False
     PlayedNccl.may_abort = threading.Event()
     PlayedNccl.may_abort.set()
-    yield PlayedNccl
+    yield
     PlayedNccl.may_abort.set()
-    assert set(devices) <= {CPU}
 
 
 def communicator(rank: int = 1, host: str = "127.0.0.1") -> NcclCommunicator:
@@ -144,7 +133,6 @@ def test_a_broadcast_that_hangs_ends_at_its_deadline_and_is_aborted_and_incomple
         finish()
     [group] = PlayedNccl.made
     assert group.works[0].num_waits == 0, "waiting for the stream has no deadline"
-    assert 1 < group.works[0].num_polls < 200, "a poll every half of a millisecond"
     PlayedNccl.may_abort.clear()
     PlayedNccl.closed.clear()
     ending = threading.Timer(0.05, PlayedNccl.may_abort.set)
@@ -181,7 +169,7 @@ def test_the_player_has_no_name_that_torch_lacks() -> None:
         "ProcessGroupNCCL": "Options abort config blocking is_high_priority_stream",
         "Backend": "_timeout",
         "Work": "is_completed wait",
-        "BroadcastOptions": "rootRank rootTensor",
+        "BroadcastOptions": "rootRank",
     }.items():
         assert set(names.split()) <= set(re.findall(r"\w+", found[kind]))
     # Bound in C++ for all backends, and missing in the interface.
