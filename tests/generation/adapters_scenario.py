@@ -83,9 +83,6 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
             await pusher.push(first, "first", 3 + version)
         start(2)
     said["spanning"] = {name: [task.result() for task in made] for name, made in spanning.items()}
-    row = np.array(prompt(3, 40), np.int32)
-    said["probe_row"] = row
-    said["probes"] = {name: (await policy.logprobs([row]))[0] for name, policy in policies.items()}
     said["versions"] = {name: policy.version for name, policy in policies.items()}
     said["refused"] = {
         "damaged": await refusal(pusher.push(first, "first", 9, damage=b"x" * 100)),

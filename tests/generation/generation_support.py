@@ -3,6 +3,7 @@ said.
 """
 
 import functools
+import importlib
 import json
 import os
 import signal
@@ -14,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
-from carried import decode, encode
+import yaml
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -35,27 +37,15 @@ END_TOKENS = (2, 3, 4, 5)
 
 
 SUPPORTED_PROMPT = list(range(20, 40))
-_SCHEMA = (
-    '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},'
-    ' "required": ["a", "b"]}'
-)
 SUPPORTS = {
-    "all": Support(),
-    "length": Support(min_tokens=30),
-    "schema": Support(grammar=_SCHEMA),
-    "ebnf": Support(grammar='root ::= "[" [a-z]* "]" | "(" root ")"'),
-    "tag": Support(
-        grammar='{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content":'
-        f' {{"type": "json_schema", "json_schema": {_SCHEMA}}}, "end": "</f>"}}}}'
-    ),
-    "top_p": Support(top_k=20, top_p=0.8),
-    "mixed": Support(
-        top_k=9, top_p=0.95, min_tokens=40, logit_bias={70: 4.0, 12: -3.0}, grammar=_SCHEMA
-    ),
-    # The grammar ends before the length: the end is all that is left then.
-    "short": Support(min_tokens=20, logit_bias={1: -5.0}, grammar="[a-z]{1,6}"),
+    name: Support(**fields)
+    for name, fields in yaml.safe_load(
+        Path(__file__).with_name("supports.yaml").read_text()
+    ).items()
 }
 """Every kind of support, and mixtures."""
+KIND = "$kind"
+"""The key of a map that stands for a value that MessagePack does not have."""
 SUPPORTED_ENDS = (1, 7)
 NEEDS_NO_TOKENS = (
     '{"$defs": {"g": {"items": {"properties": {"k": {"type": "string", "pattern": "^a{1,255}$"}}}'
@@ -190,13 +180,11 @@ def replay(
     models: Mapping[int, Any],
     prompt: Sequence[int],
     token_ids: Sequence[int],
-    versions: Sequence[int],
-    temperature: float,
-    *,
-    keeps_cache: bool = True,
+    *rest: Any,
+    **how: Any,
 ) -> Any:
-    """float32 log-prob of each new token."""
-    table = replayed(models, prompt, token_ids, versions, temperature, keeps_cache=keeps_cache)
+    """float32 log-prob of each new token. rest, how: of `replayed`."""
+    table = replayed(models, prompt, token_ids, *rest, **how)
     return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
 
 
@@ -294,3 +282,56 @@ def merged_model(model: Any, policy: str, version: int, *, rank: int = RANK) -> 
             up, down = tensors[layer + "lora_B.weight"], tensors[layer + "lora_A.weight"]
             state[name] += SCALING * (up @ down)
     return with_weights(model, state)
+
+
+def encode(value: Any) -> bytes:
+    """Return MessagePack of what scenarios ask and answer: plain values, arrays and structs of
+    the product. Nothing that is read can run code.
+    """
+    return msgspec.msgpack.encode(_plain(value))
+
+
+def decode(data: bytes) -> Any:
+    """Return what was encoded."""
+    return _whole(msgspec.msgpack.decode(data))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+            kind = type(value)
+            return {KIND: f"{kind.__module__}:{kind.__name__}", "fields": fields}
+        case np.ndarray():
+            content = {"dtype": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
+            return {KIND: "array", **content}
+        case np.generic():
+            return value.item()
+        case Path():
+            return {KIND: "path", "text": str(value)}
+        case dict():
+            return {KIND: "dict", "items": [[_plain(k), _plain(v)] for k, v in value.items()]}
+        case tuple() | set():
+            return {KIND: type(value).__name__, "items": [_plain(each) for each in value]}
+        case list():
+            return [_plain(each) for each in value]
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    match value:
+        case {"fields": fields}:
+            module, _, name = value[KIND].partition(":")
+            kind: Any = getattr(importlib.import_module(module), name)
+            assert issubclass(kind, msgspec.Struct), kind
+            return kind(**{name: _whole(each) for name, each in fields.items()})
+        case {"dtype": dtype, "shape": shape, "data": data}:
+            return np.frombuffer(data, dtype).reshape(shape).copy()
+        case {"text": text}:
+            return Path(text)
+        case {"items": items}:
+            kinds: dict[str, Any] = {"dict": dict, "tuple": tuple, "set": set}
+            return kinds[value[KIND]](map(_whole, items))
+    return value

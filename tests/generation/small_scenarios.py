@@ -1,6 +1,7 @@
-"""Short scenarios of an engine: its settings, fewer bits, and its memory after many pushes."""
+"""Short scenarios of vLLM: settings, fewer bits, memory after many pushes, and changed words."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -8,13 +9,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
+import yaml
 from generation_support import QUANTIZED_ROWS, make_model, publisher_of, weights_of
+from transformers import PretrainedConfig, PreTrainedModel
+from vllm.config import set_current_vllm_config
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 
-from async_rl.composition.compose import compose_unchecked
+from async_rl.composition.compose import compose, compose_unchecked
+from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Alternatives, Sampling
+from async_rl.generation.engine import read_model_facts
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
+from async_rl.generation.vllm import opening
+from async_rl.generation.vllm.llm import Llm
+from async_rl.generation.vllm.model import change_words, has_plain_weights, second_model
+from async_rl.protocol.weights import Manifest
+from async_rl.weights.tensors import compared, layout, tensor_spec
 
+FAMILIES = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text())["families"]
 LARGE = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 7}
 
 
@@ -75,10 +90,6 @@ def told(model: Path, settings: list[list[str]]) -> list[dict[str, Any]]:
 
 
 async def told_once(model: Path, overrides: list[str]) -> dict[str, Any]:
-    # vLLM reads the variables of prepare_environment at import.
-    from async_rl.generation.vllm import opening
-    from async_rl.generation.vllm.llm import Llm
-
     config = compose_unchecked("grpo_code", overrides)
     asked: dict[str, Any] = {}
 
@@ -100,3 +111,62 @@ async def told_once(model: Path, overrides: list[str]) -> dict[str, Any]:
         pass
     is_plain = (str, int, float, list, dict, type(None))
     return {name: value for name, value in asked.items() if isinstance(value, is_plain)}
+
+
+def changed(family: str, sizes: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """sizes: of a random model of a family of transformers."""
+    torch.manual_seed(3)
+    kind: type[PretrainedConfig] = getattr(transformers, f"{family}Config")
+    made: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(kind(**sizes))
+    source = made.to(torch.bfloat16)
+    path = scratch / family
+    source.save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    overrides = [f"model.path={path}", "model.dtype=bfloat16", "hardware=cpu"]
+    config = opening.engine_args(
+        compose("grpo_code", overrides), path, read_model_facts(path), 0
+    ).create_engine_config()
+    before = {name: p.detach().clone() for name, p in source.named_parameters()}
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    for tensor in after.values():
+        chosen = torch.rand(tensor.shape) < 0.02
+        tensor[chosen] = torch.randn(int(chosen.sum())).to(tensor.dtype)
+    entries, total_bytes = layout(tensor_spec(name, tensor) for name, tensor in after.items())
+    manifest = Manifest(version=2, path="", tensors=entries, total_bytes=total_bytes, checksum=0)
+
+    def words(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(-1).view(torch.int16)
+
+    with set_current_vllm_config(config), torch.no_grad():
+        if not torch.distributed.is_initialized():
+            init_distributed_environment(1, 0, f"file://{scratch}/ranks", 0, "gloo")
+            ensure_model_parallel_initialized(1, 1)
+        models: list[Any] = [second_model(config) for _ in range(2)]
+        for model, tensors in zip(models, (before, after), strict=True):
+            model.load_weights(iter(tensors.items()))
+        lists = ((n, compared(words(before[n]), words(after[n]))) for n in after)
+        is_plain = has_plain_weights(models[0])
+        if not is_plain:
+            return {"is_plain": False}
+        change_words(models[0], manifest, lists)
+        expected = dict(models[1].named_parameters())
+        partly = iter(
+            [("model.embed_tokens.weight", compared(*2 * [words(before[entries[0].name])]))]
+        )
+        try:
+            change_words(models[0], manifest, partly)
+            refused = ""
+        except AsyncRLError as error:
+            refused = str(error)
+        return {
+            "is_plain": True,
+            "refused": refused,
+            "equal": all(
+                torch.equal(words(parameter), words(expected[name]))
+                for name, parameter in models[0].named_parameters()
+            ),
+        }
+
+
+def changed_words(scratch: Path) -> dict[str, dict[str, Any]]:
+    return {family: changed(family, sizes, scratch) for family, sizes in FAMILIES.items()}

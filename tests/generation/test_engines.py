@@ -67,9 +67,7 @@ def test_logprobs_are_those_of_the_tempered_distribution(case: Case) -> None:
     assert worst_difference(case.at, case.said["at_version_0"]) < TOLERANCE
 
 
-def test_each_token_of_a_request_that_spans_pushes_is_labelled_with_the_weights_that_drew_it(
-    case: Case,
-) -> None:
+def test_each_token_is_labelled_with_the_weights_that_drew_it(case: Case) -> None:
     groups = case.said["spanning"]
     assert len(versions_in(groups)) >= 4, "the pushes were to fall into the groups' life"
     for group in groups:
@@ -165,9 +163,7 @@ def test_vllm_shares_a_prefill_frees_what_is_left_and_says_that_it_died(case: Ca
     assert case.said["load_after_death"].startswith("Unavailable")
 
 
-def test_two_workers_receive_each_version_and_end_with_a_generator_that_is_killed(
-    tmp_path: Path,
-) -> None:
+def test_two_workers_get_each_version_and_end_with_a_killed_generator(tmp_path: Path) -> None:
     path = tmp_path / "model"
     at = functools.partial(model_of, make_model(path))
     said = run_scenario("engine_scenario:main", "parallel", path, is_killed=True)

@@ -11,20 +11,10 @@ from async_rl.generation.engine import read_model_facts, seed_of
 from async_rl.generation.environment import prepare_environment
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Restores what `prepare_environment` sets."""
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    return monkeypatch
-
-
-def test_the_variables_of_the_process_follow_the_configuration_and_its_cores(
-    environment: pytest.MonkeyPatch,
-) -> None:
+def test_variables_of_the_process_follow_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[list[int]] = []
-    environment.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
-    environment.setitem(os.environ, "VLLM_CPU_KVCACHE_SPACE", "40")
-    environment.delitem(os.environ, "TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
+    monkeypatch.setattr(os, "environ", {"VLLM_CPU_KVCACHE_SPACE": "40"})
     prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=false"]), [4, 5, 6])
     assert pinned == [[4, 5, 6]]
     assert os.environ["OMP_NUM_THREADS"] == "3"

@@ -68,8 +68,8 @@ def test_an_engine_of_fewer_bits_rounds_the_weights_of_each_push(tmp_path: Path,
 
 
 def test_a_model_that_gets_what_changed_equals_one_that_gets_all(tmp_path: Path) -> None:
-    said = run_scenario("changed_words_scenario:main", tmp_path)
-    assert said.pop("Qwen3 with experts") == {"is_plain": False}, "its kernels read other words"
+    said = run_scenario("small_scenarios:changed_words", tmp_path)
+    assert said.pop("Qwen3Moe") == {"is_plain": False}, "its kernels read other words"
     assert len(said) == 6
     for family, found in said.items():
         assert found["equal"], family

@@ -17,6 +17,7 @@ from async_rl.weights.files import FileSender
 from async_rl.weights.media import Sender
 from async_rl.weights.membership import Load
 from async_rl.weights.routes import Route, open_senders
+from benchmarks.weights import push_model
 
 VERSION_3 = replace(MANIFEST, version=3)
 LOAD = load(1, ("g", 1), version=3)
@@ -133,3 +134,7 @@ def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads_from_whe
     assert seconds_until_late(monkeypatch, 0.0, 1000.0)[0] == 60
     seat = replace(SEAT, timeout_s=45.0)
     assert seconds_until_late(monkeypatch, 0.0, 1000.0, seat)[0] == 90, "twice its patience"
+
+
+def test_the_page_has_the_computed_times_of_the_default_rates() -> None:
+    assert push_model.table(push_model.Rates()) in push_model.PAGE.read_text()

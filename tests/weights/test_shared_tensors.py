@@ -8,11 +8,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from weights_support import publisher
 
 from async_rl.core.errors import WeightsError
 from async_rl.protocol.weights import TensorEntry
 from async_rl.weights.block import SharedTensors, SharedTensorsReader, verify_block
-from async_rl.weights.tensors import checksum, layout, summed, tensor_of, tensor_spec
+from async_rl.weights.tensors import (
+    checksum,
+    compared,
+    layout,
+    listed,
+    summed,
+    tensor_of,
+    tensor_spec,
+)
+
+NUM_WORDS = 200_000
 
 
 def arrays(seed: int) -> list[npt.NDArray[np.uint8]]:
@@ -112,3 +125,51 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
     entry = TensorEntry(name="w", dtype="float32", shape=[3], offset=0, size_bytes=8)
     with pytest.raises(WeightsError, match="does not fit 8 bytes"):
         tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sets(st.integers(0, NUM_WORDS - 1), max_size=200),
+    st.sampled_from([[], [0], [254], [32_767], [32_768, 65_536], list(range(50_000, 90_000))]),
+    st.integers(1, 5),
+)
+def test_changes_lead_from_old_to_new(some: set[int], others: list[int], pieces: int) -> None:
+    old = torch.arange(NUM_WORDS).to(torch.int16)
+    new = old.clone()
+    new[[*some, *others]] ^= 0x4001
+    with pytest.MonkeyPatch.context() as patch:
+        # Positions cross the borders between pieces.
+        patch.setattr("async_rl.weights.tensors.PIECE", NUM_WORDS // pieces)
+        changes = compared(old, new)
+    assert changes.shape[1] <= len({*some, *others}) + 7 + 2 * (pieces + 1)
+    positions, words = listed(changes, NUM_WORDS)
+    old[positions] = words
+    assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_changed", "compares", "is_few"),
+    [
+        (torch.bfloat16, 373, True, True),
+        # The first and the last word of a tensor are listed in any case.
+        (torch.bfloat16, 374, True, False),
+        (torch.bfloat16, 1, False, False),
+        (torch.float32, 1, True, False),
+    ],
+)
+def test_few_changes_of_16_bit_words_are_listed_where_that_is_asked_for(
+    dtype: torch.dtype, num_changed: int, compares: bool, is_few: bool
+) -> None:
+    tensors = [torch.zeros(1_000, dtype=dtype)]
+    with publisher(tensors) as weights:
+        weights.write(0, tensors, compares=True)
+        tensors[0][1 : 1 + num_changed] = 1
+        weights.write(1, tensors, compares=compares)
+        assert (weights.changes is not None) is is_few
+
+
+@pytest.mark.parametrize("gaps", [[299], [0, -1]])
+def test_changes_that_reach_beyond_a_tensor_are_refused(gaps: list[int]) -> None:
+    changes = torch.tensor([gaps, [1] * len(gaps)], dtype=torch.int16)
+    with pytest.raises(WeightsError, match="of a tensor of 10 words"):
+        listed(changes, 10)

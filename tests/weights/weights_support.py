@@ -1,6 +1,6 @@
 """What the tests of a push share: the learner's side, members, seats and loads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights.block import SharedTensors
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load
+from async_rl.weights.tensors import tensor_spec
 
 CPU = torch.device("cpu")
 MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
@@ -77,3 +79,8 @@ async def seats(one: Sender, new: Load, members: Mapping[Life, Member]) -> dict[
 async def seat_of(one: Sender, new: Load, *devices: str) -> Any:
     """Start a load of one member and return its seat. devices: one CPU by default."""
     return (await seats(one, new, {("g", 1): member(*devices or ["cpu"])}))["g", 1]
+
+
+def publisher(tensors: Sequence[torch.Tensor]) -> SharedTensors:
+    """A block for these tensors."""
+    return SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)])
