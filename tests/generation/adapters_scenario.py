@@ -24,8 +24,6 @@ LAST = 4
 
 
 class Pusher:
-    """Writes the files of adapters as a learner does."""
-
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder = folder
         self.model = model
@@ -35,13 +33,7 @@ class Pusher:
         return Adapter(tensors=tensors, scaling=SCALING).to_bytes()
 
     async def push(
-        self,
-        engine: Any,
-        policy: str,
-        version: int,
-        *,
-        rank: int = RANK,
-        damage: bytes = b"",
+        self, engine: Any, policy: str, version: int, rank: int = RANK, damage: bytes = b""
     ) -> None:
         content = self.adapter(policy, version, rank)
         path = self.folder / f"{policy}-{version}-{rank}.safetensors"

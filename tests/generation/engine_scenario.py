@@ -25,11 +25,9 @@ from async_rl.generation import environment
 from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
-from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import broadcast
 from async_rl.weights.broadcast import Broadcaster
-from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
 
 LAST = 6
@@ -44,7 +42,6 @@ EXTRA = [
     # A prompt is prefilled in two steps.
     "long_prefill_token_threshold=48",
 ]
-CONFIG = compose("grpo_code", ["weights.transfer=collective"])
 # The embedded model then needs several buckets.
 broadcast.BUCKET_BYTES["gloo"] = 1 << 20
 
@@ -78,30 +75,25 @@ class Scenario:
         self.model = model
         self.said: dict[str, Any] = {}
         self.publisher = publisher_of(weights_of(model, 0))
-        exporter: Any = SimpleNamespace(block=self.publisher)
-        self.broadcaster = Broadcaster(
-            LearnerSide(
-                config=CONFIG.weights,
-                folder="",
-                life="test",
-                host="127.0.0.1",
-                device=torch.device("cpu"),
-                exporter=exporter,
-                push_s=60,
-            )
+        learner: Any = SimpleNamespace(
+            config=compose("grpo_code", ["weights.transfer=collective"]).weights,
+            life="test",
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            exporter=SimpleNamespace(block=self.publisher),
+            push_s=60,
         )
+        self.broadcaster = Broadcaster(learner)
 
     def manifest(self, version: int) -> Any:
         return self.publisher.write(version, weights_of(self.model, version).values())
 
     async def push(self, version: int) -> LoadReport:
-        """Even versions by the shared block, odd ones by broadcast."""
         if version % 2 == 0:
             return await self.engine.load_weights(self.manifest(version))
         return await self.broadcast(version)
 
     async def broadcast(self, version: int) -> LoadReport:
-        """Send a version as a learner does to generators on other machines."""
         manifest = self.manifest(version)
         seat = await self.seat(version)
         sending = asyncio.create_task(self.broadcaster.send(manifest))
@@ -110,15 +102,9 @@ class Scenario:
         return report
 
     async def seat(self, version: int) -> Seat:
-        member = Member(
-            name=LIFE[0],
-            role="generator",
-            pid=LIFE[1],
-            address="tcp://127.0.0.1:1",
-            state="",
-            since_s=0.0,
-            devices=await self.engine.weight_devices(),
-        )
+        devices = await self.engine.weight_devices()
+        address = "tcp://127.0.0.1:1"
+        member: Any = SimpleNamespace(name=LIFE[0], pid=LIFE[1], address=address, devices=devices)
         load = Load(number=version, version=version, members=frozenset([LIFE]), missing=set())
         self.broadcaster.join(load, [member])
         return await self.broadcaster.source(NO_TENSORS, load, LIFE)
@@ -237,7 +223,6 @@ def has_steps_to_count(engine: Any) -> bool:
 
 
 def count_steps(engine: Any) -> Callable[[], int]:
-    """How often the engine's model has run, from now on."""
     steps: list[None] = []
     if type(engine).__name__ == "HfEngine":
         engine._model.register_forward_pre_hook(lambda *_: steps.append(None))

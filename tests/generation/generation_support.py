@@ -18,15 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import transformers
 import yaml
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 from async_rl.core.support import Support
 from async_rl.weights.block import SharedTensors
@@ -34,15 +27,9 @@ from async_rl.weights.tensors import tensor_spec
 
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""
-
-
 SUPPORTED_PROMPT = list(range(20, 40))
-SUPPORTS = {
-    name: Support(**fields)
-    for name, fields in yaml.safe_load(
-        Path(__file__).with_name("supports.yaml").read_text()
-    ).items()
-}
+_FIELDS = yaml.safe_load(Path(__file__).with_name("supports.yaml").read_text())
+SUPPORTS = {name: Support(**fields) for name, fields in _FIELDS.items()}
 """Every kind of support, and mixtures."""
 KIND = "$kind"
 """The key of a map that stands for a value that MessagePack does not have."""
@@ -55,7 +42,6 @@ NEEDS_NO_TOKENS = (
 RANK, SCALING = 8, 2.0
 SLOTS = 6
 PROMPT = np.arange(20, 32, dtype=np.int32)
-"""Of the samples of a service."""
 _PREFIX = "base_model.model."
 QUANTIZED_ROWS = [list(range(start, start + 48)) for start in (20, 90)]
 
@@ -72,8 +58,7 @@ def make_speaker(path: Path) -> Any:
 
 
 def model_from(path: Path) -> Any:
-    """Return a model that was written."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def run_scenario(name: str, *arguments: object, is_killed: bool = False) -> Any:
@@ -121,7 +106,7 @@ def make_model(
 ) -> Any:
     """Write a random Qwen3 whose distributions are far from uniform."""
     torch.manual_seed(7)
-    kinds: tuple[Any, Any] = (Qwen3Config, Qwen3ForCausalLM)
+    kinds: tuple[Any, Any] = (transformers.Qwen3Config, transformers.Qwen3ForCausalLM)
     values = {
         "vocab_size": 200,
         "hidden_size": 64,
@@ -133,7 +118,7 @@ def make_model(
         "max_position_embeddings": 512,
     }
     if has_experts:
-        kinds = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
+        kinds = (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM)
         # All of them compute each token: a rounding cannot decide between two.
         values |= {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
     config = kinds[0](
@@ -158,12 +143,10 @@ def weights_of(model: Any, version: int) -> dict[str, torch.Tensor]:
 
 
 def publisher_of(tensors: Mapping[str, torch.Tensor]) -> SharedTensors:
-    """A block for these tensors."""
     return SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
 
 
 def with_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """A copy of the model with these weights."""
     copy = type(model)(model.config).float().eval()
     copy.load_state_dict(tensors, strict=False)
     copy.tie_weights()
@@ -172,7 +155,6 @@ def with_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 @functools.cache
 def model_of(model: Any, version: int) -> Any:
-    """A model with the weights of a version."""
     return with_weights(model, weights_of(model, version))
 
 
@@ -211,7 +193,7 @@ def replayed(
         return torch.stack([alone[version][t] for t, version in enumerate(versions)])
     inputs = [*prompt, *token_ids[:-1]]
     first = len(prompt) - 1
-    cache = DynamicCache()
+    cache = transformers.DynamicCache()
     rows = []
     start = 0
     while start < len(inputs):
@@ -252,14 +234,12 @@ def worst_difference(
 
 
 def versions_in(groups: Sequence[Mapping[str, Any]]) -> set[int]:
-    """The versions of all tokens of groups."""
     return {v for it in groups for sample in it["samples"] for v in sample.versions.tolist()}
 
 
 def adapter_of(
     model: Any, policy: str, version: int, *, rank: int = RANK
 ) -> dict[str, torch.Tensor]:
-    """The adapter of a version of a policy under the names of PEFT's files."""
     noise = torch.Generator().manual_seed(zlib.crc32(f"{policy} {version}".encode()))
     tensors = {}
     for name, module in model.named_modules():
@@ -273,7 +253,6 @@ def adapter_of(
 
 @functools.cache
 def merged_model(model: Any, policy: str, version: int, *, rank: int = RANK) -> Any:
-    """A model with base weights and adapter in one."""
     tensors = adapter_of(model, policy, version, rank=rank)
     state = {name: p.detach().clone() for name, p in model.named_parameters()}
     for name in state:
@@ -292,7 +271,6 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return what was encoded."""
     return _whole(msgspec.msgpack.decode(data))
 
 

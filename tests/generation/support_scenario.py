@@ -1,7 +1,6 @@
 """Draws answers from every kind of support while weights are pushed."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from generation_support import (
 )
 
 from async_rl.composition.compose import compose_unchecked
-from async_rl.core.support import NO_ALTERNATIVES, Alternatives, Support
+from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
@@ -32,27 +31,14 @@ DRAFTS = (
 
 
 async def drawn(
-    engine: Any,
-    name: str,
-    support: Support,
-    max_new_tokens: int = 100,
-    drafts: bytes = b"",
-    alternatives: Alternatives = NO_ALTERNATIVES,
-    prompt: Sequence[int] = SUPPORTED_PROMPT,
+    engine: Any, name: str, support: Support, *, prompt: Any = SUPPORTED_PROMPT, **how: Any
 ) -> list[Completion]:
-    sampling = Sampling(
-        temperature=TEMPERATURE,
-        max_new_tokens=max_new_tokens,
-        support=support,
-        drafts=drafts,
-        alternatives=alternatives,
-    )
+    how = {"max_new_tokens": 100, **how}
+    sampling = Sampling(temperature=TEMPERATURE, support=support, **how)
     return [done async for done in engine.generate(name, prompt, NUM_SAMPLES, sampling)]
 
 
-async def scenario(
-    engine: Any, model: Any, supports: dict[str, Support], *, has_drafts: bool
-) -> dict[str, Any]:
+async def scenario(engine: Any, model: Any, supports: dict[str, Support], has_drafts: bool) -> Any:
     with publisher_of(weights_of(model, 0)) as publisher:
 
         async def push(version: int) -> None:
@@ -62,7 +48,8 @@ async def scenario(
         # Grammars are compiled before the push.
         kinds = []
         for name, support in supports.items():
-            first = await drawn(engine, f"first-{name}", support, 40 if has_drafts else 1)
+            num = 40 if has_drafts else 1
+            first = await drawn(engine, f"first-{name}", support, max_new_tokens=num)
             earlier = b"".join(done.token_ids.tobytes() for done in first) if has_drafts else b""
             kinds.append(drawn(engine, name, support, drafts=earlier))
         shown = Alternatives(num_top=3, num_prompt_top=2)
@@ -98,12 +85,9 @@ async def main(kind: str, path: Path) -> dict[str, Any]:
     limits = """generation.sampling=["top_k=20","top_p=0.9"]"""
     if kind == "drafts":
         # vLLM has neither a bias nor processors of logits next to drafts.
-        supports = {
-            name: support
-            for name, support in SUPPORTS.items()
-            if not support.logit_bias and not support.is_truncated
-        }
         limits = f"generation.vllm.extra=['{DRAFTS}']"
+        plain = (it for it in SUPPORTS.items() if not (it[1].logit_bias or it[1].is_truncated))
+        supports = dict(plain)
     overrides = [
         f"generation.engine={'hf' if kind == 'hf' else 'vllm'}",
         limits,
@@ -116,7 +100,6 @@ async def main(kind: str, path: Path) -> dict[str, Any]:
     prepare_environment(config, [])
     engine = await engine_opener(config, path)()
     try:
-        has_drafts = kind == "drafts"
-        return await scenario(engine, model_from(path), supports, has_drafts=has_drafts)
+        return await scenario(engine, model_from(path), supports, kind == "drafts")
     finally:
         await engine.close()

@@ -39,8 +39,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Case(NamedTuple):
-    """An engine, the model of each version, and what the engine said."""
-
     kind: str
     at: Callable[[int], Any]
     said: dict[str, Any]

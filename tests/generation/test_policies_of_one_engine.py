@@ -36,7 +36,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def worst(model: Any, policy: str, said: dict[str, Any]) -> float:
-    """Largest difference in nats between what was said and a recomputation."""
     return worst_difference(functools.partial(merged_model, model, policy), said)
 
 
@@ -74,7 +73,6 @@ def test_an_adapter_that_cannot_be_used_changes_nothing(case: Case) -> None:
 
 
 def check(model: Any, said: Any) -> None:
-    """Every log-prob is the model's."""
     first, *rest = PROMPT.tolist()
     expected = replay({0: model}, [first], rest, [0] * len(rest), 1.0)
     assert np.isnan(said.prompt.logprobs[0]).all()

@@ -69,11 +69,8 @@ def test_an_engine_of_fewer_bits_rounds_the_weights_of_each_push(tmp_path: Path,
 
 def test_a_model_that_gets_what_changed_equals_one_that_gets_all(tmp_path: Path) -> None:
     said = run_scenario("small_scenarios:changed_words", tmp_path)
-    assert said.pop("Qwen3Moe") == {"is_plain": False}, "its kernels read other words"
-    assert len(said) == 6
-    for family, found in said.items():
-        assert found["equal"], family
-        assert "parameters got no weights" in found["refused"], family
+    assert said.pop("Qwen3Moe") == "not plain", "its kernels read other words"
+    assert list(said.values()) == ["equal"] * 6, said
 
 
 def test_pushes_leave_no_copies_of_the_model(tmp_path: Path) -> None:

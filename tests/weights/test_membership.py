@@ -16,14 +16,6 @@ ALL = {A, B, C}
 LOADED, GAVE_UP, FAILED = Answer
 
 
-def fleet_of(*lives: Life) -> Membership:
-    fleet = Membership()
-    fleet.follow(lives)
-    assert fleet.behind() == set(), "there is no version yet"
-    fleet.publish(1)
-    return fleet
-
-
 @pytest.mark.parametrize(
     ("answers", "cut_off", "tries_next"),
     [
@@ -40,7 +32,10 @@ def test_a_lost_member_is_cut_off_and_those_who_gave_up_with_it_try_again(
     answers: dict[Life, Answer], cut_off: set[Life], tries_next: set[Life]
 ) -> None:
     members = ALL if len(answers) > 1 else set(answers)
-    fleet = fleet_of(*members)
+    fleet = Membership()
+    fleet.follow(members)
+    assert fleet.behind() == set(), "there is no version yet"
+    fleet.publish(1)
     load = fleet.begin(members)
     cut: set[Life] = set()
     for life, answer in answers.items():

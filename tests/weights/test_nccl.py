@@ -23,16 +23,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
-from weights_support import CPU, MEMBER, SEAT, exporter, learner_side, load, seat_of
+from weights_support import CPU, MEMBER, SEAT, exporter, learner_side, load, publisher, seat_of
 
 from async_rl.core.errors import BroadcastBroken, SenderLate
 from async_rl.weights import broadcast, receiving, sending
-from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import NcclCommunicator, begin
 from async_rl.weights.membership import life_of
 from async_rl.weights.sending import Outgoing
-from async_rl.weights.tensors import tensor_spec
 
 VARIABLES = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -171,8 +169,6 @@ GPU = torch.device("meta")
 
 
 class Recorder:
-    """torch.cuda and NCCL."""
-
     device = GPU
 
     def __init__(self) -> None:
@@ -234,7 +230,7 @@ class Learner:
         self._num_loads = 0
 
     async def send(self) -> None:
-        with SharedTensors([tensor_spec("t", torch.zeros(250))]) as block:
+        with publisher([torch.zeros(250)]) as block:
             self.exporter.block.content = block.content[:-124]
             await self.sender.send(block.write(1, [torch.zeros(250)]))
 

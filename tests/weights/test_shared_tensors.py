@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,39 +27,33 @@ from async_rl.weights.tensors import (
 NUM_WORDS = 200_000
 
 
-def arrays(seed: int) -> list[npt.NDArray[np.uint8]]:
-    generator = np.random.default_rng(seed)
-    return [generator.integers(0, 256, size, dtype=np.uint8) for size in (12, 1000, 7)]
-
-
-def block() -> SharedTensors:
-    bytes_ = [torch.empty(shape, dtype=torch.uint8) for shape in ((10, 100), (7,))]
-    return SharedTensors(map(tensor_spec, "abc", [torch.empty(3), *bytes_]))
+def made(seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(3), torch.randint(256, (10, 100), dtype=torch.uint8), torch.randn(7).half()]
 
 
 def test_a_reader_sees_exactly_what_was_written_and_cannot_change_it() -> None:
-    with block() as writer:
-        manifest = writer.write(5, map(torch.from_numpy, arrays(0)))
+    with publisher(made(0)) as writer:
+        manifest = writer.write(5, made(1))
         for _ in range(2):
             with SharedTensorsReader(manifest) as reader:
                 reader.verify()
-                places = [(e.offset, e.offset + e.size_bytes) for e in manifest.tensors]
-                found = [bytes(reader.content[begin:end]) for begin, end in places]
+                found = [view.clone() for _, view in reader.tensors()]
                 reader.content[:] = 9
-            assert found == [bytes(a) for a in arrays(0)]
+            assert all(map(torch.equal, found, made(1)))
     entries, total = layout(map(tensor_spec, "ab", [torch.empty(3), torch.empty(250)]))
     assert ([e.offset for e in entries], total) == ([64, 128], 128 + 1024), "cache lines"
 
 
 def test_a_version_overwritten_during_its_check_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with block() as writer:
-        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
+    with publisher(made(0)) as writer:
+        manifest = writer.write(1, made(1))
         verify_block(manifest)
         verify = SharedTensorsReader.verify
 
         def late(reader: SharedTensorsReader) -> None:
             verify(reader)
-            writer.write(1, map(torch.from_numpy, arrays(2)))
+            writer.write(1, made(2))
 
         monkeypatch.setattr(SharedTensorsReader, "verify", late)
         with pytest.raises(WeightsError, match="was overwritten while it was read"):
@@ -75,12 +68,12 @@ def test_a_block_that_memory_cannot_hold_is_refused_and_leaves_nothing_open() ->
 
 
 def test_a_tensor_of_the_wrong_size_is_refused_and_leaves_the_block_incomplete() -> None:
-    first, second, third = arrays(0)
-    with block() as writer:
-        manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
+    first, second, third = made(0)
+    with publisher(made(0)) as writer:
+        manifest = writer.write(1, made(1))
         for _ in range(2):
-            with pytest.raises(WeightsError, match="b has 999 bytes, 1000"):
-                writer.write(1, map(torch.from_numpy, [first, second[:999], third]))
+            with pytest.raises(WeightsError, match="1 has 900 bytes, 1000"):
+                writer.write(1, [first, second[:9], third])
             with pytest.raises(WeightsError, match="not a complete version 1"):
                 SharedTensorsReader(manifest)
 
@@ -97,7 +90,7 @@ def test_sums_of_the_source_are_the_checksum_of_a_block_that_has_the_same_bytes(
     given = [torch.randn(shape, generator=generator).to(torch.bfloat16) for shape in shapes]
     # A part of a tensor, as of one expert, that begins within a word.
     given.append(torch.randn(9, generator=generator).to(torch.bfloat16)[1:])
-    with SharedTensors(tensor_spec(str(i), tensor) for i, tensor in enumerate(given)) as writer:
+    with publisher(given) as writer:
         added_up = writer.write(1, given)
         sums: list[torch.Tensor] = []
         assert writer.write(2, summed(given, sums), sums).checksum == added_up.checksum
@@ -110,8 +103,8 @@ def test_sums_of_the_source_are_the_checksum_of_a_block_that_has_the_same_bytes(
 def test_nothing_is_left_in_shared_memory_or_open_after_close() -> None:
     gc.collect()
     shm, fds = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
-    writer = block()
-    manifest = writer.write(1, map(torch.from_numpy, arrays(1)))
+    writer = publisher(made(0))
+    manifest = writer.write(1, made(1))
     assert Path(manifest.path).stat().st_mode & 0o777 == 0o600, "/proc shows it to other users"
     reader = SharedTensorsReader(manifest)
     reader.close()

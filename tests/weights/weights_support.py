@@ -44,7 +44,6 @@ def member(*devices: str) -> Member:
 
 
 def exporter(**facts: Any) -> Any:
-    """The learner's ranks, as a sender sees them."""
     block = SimpleNamespace(changes=None, content=torch.zeros(0))
     return SimpleNamespace(**{"block": block, "others": [], "adapter": None, **facts})
 
@@ -52,7 +51,6 @@ def exporter(**facts: Any) -> Any:
 def learner_side(
     *overrides: str, device: torch.device = CPU, folder: str = "memory://weights", **facts: Any
 ) -> LearnerSide:
-    """The facts of a learner with these settings."""
     config = compose_unchecked("grpo_code", overrides)
     return LearnerSide(
         config=config.weights,
@@ -70,7 +68,6 @@ def load(number: int, *lives: Life, version: int = 1) -> Load:
 
 
 async def seats(one: Sender, new: Load, members: Mapping[Life, Member]) -> dict[Life, Any]:
-    """Start a load of these members and return their seats."""
     named = [replace(it, name=name, pid=pid) for (name, pid), it in members.items()]
     one.join(new, named)
     return {life: await one.source(MANIFEST, new, life) for life in members}
@@ -82,5 +79,4 @@ async def seat_of(one: Sender, new: Load, *devices: str) -> Any:
 
 
 def publisher(tensors: Sequence[torch.Tensor]) -> SharedTensors:
-    """A block for these tensors."""
     return SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)])
