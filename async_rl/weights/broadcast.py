@@ -1,7 +1,7 @@
 """A broadcast: the learner sends the block to all ranks of the generators that load together, in
 pieces of bounded size.
 
-A bucket is a contiguous part of the block as `block.layout` arranges it, with whole tensors. It is
+A bucket is a contiguous part of the block as `tensors.layout` arranges it, with whole tensors. It is
 one piece, unless it is a tensor that is larger than a piece.
 Invariants
 - A communicator is kept as long as the same lives load together and each of their loads was
