@@ -1,8 +1,8 @@
 """A broadcast: the learner sends the block to all ranks of the generators that load together, in
 pieces of bounded size.
 
-A bucket is a contiguous part of the block as `tensors.layout` arranges it, with whole tensors. It is
-one piece, unless it is a tensor that is larger than a piece.
+A bucket is a contiguous part of the block as `tensors.layout` arranges it, with whole tensors. It
+is one piece, unless it is a tensor that is larger than a piece.
 Invariants
 - A communicator is kept as long as the same lives load together and each of their loads was
   whole. Any other set of lives, and any broken load, gets a new communicator. Its name has the

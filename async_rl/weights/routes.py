@@ -10,8 +10,7 @@ from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.broadcast import Broadcaster
-from async_rl.weights.files import FileSender
-from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender
+from async_rl.weights.media import LONGEST_S, Caller, FileSender, LearnerSide, Sender
 from async_rl.weights.membership import Load, life_of
 
 _log = logging.getLogger(__name__)

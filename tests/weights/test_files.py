@@ -16,8 +16,8 @@ from async_rl.core.errors import BlockUnreachable, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
-from async_rl.weights.files import FileSender
 from async_rl.weights.lora import Adapter
+from async_rl.weights.media import FileSender
 from async_rl.weights.membership import life_of
 from async_rl.weights.receiving import FileReader
 from async_rl.weights.routes import Route

@@ -14,8 +14,7 @@ from async_rl.core.errors import BlockUnreachable, DeadlineExceeded, WeightsErro
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights import routes
-from async_rl.weights.files import FileSender
-from async_rl.weights.media import Sender
+from async_rl.weights.media import FileSender, Sender
 from async_rl.weights.routes import Route, open_senders
 from benchmarks.weights import push_model
 
