@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -142,3 +143,14 @@ def require_version(version: int) -> None:
         raise WeightsError(
             "the engine has no version of the weights yet; push one before requesting tokens"
         )
+
+
+def seed_of(request_id: str, seed: int) -> int:
+    """Return the seed of a request, which does not depend on the attempt to generate its group. So
+    a resumed run repeats itself.
+
+    request_id: the group, the attempt, and the rest, with points between them.
+    """
+    group, _, rest = request_id.partition(".")
+    # hash() of a text differs between processes.
+    return zlib.crc32(f"{seed} {group} {rest.partition('.')[2]}".encode())

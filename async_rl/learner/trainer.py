@@ -37,8 +37,7 @@ from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.sharding import reshard
 from async_rl.learner.update import Updater
 from async_rl.protocol.weights import TensorEntry
-from async_rl.weights.adapters import Adapter, write_peft
-from async_rl.weights.lora import merged_weights, whole_adapter
+from async_rl.weights.lora import Adapter, merged_weights, whole_adapter, write_peft
 from async_rl.weights.tensors import tensor_spec
 
 

@@ -111,7 +111,7 @@ def gpu_memory_mb(config: RunConfig, role: Role, shape: ModelShape) -> int:
     if role == "learner" and config.learner.gpus_each > 0:
         memory = learner_memory(config, shape)
         sent = 0
-        # The two pieces of a broadcast (weights/outgoing.py), which is sent while steps run.
+        # The two pieces of a broadcast (weights/sending.py), which is sent while steps run.
         is_sent = config.weights.transfer.kind in {"auto", "collective"}
         if is_sent and config.learner.gpus_each >= 1:
             sent = 2 * min(PIECE_BYTES, dtype_bytes(config) * shape.num_parameters)

@@ -117,7 +117,7 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     published: float = shape.num_parameters * dtype_bytes(config)
     kind = config.weights.transfer.kind
     is_broadcast = kind in {"auto", "collective"} and config.learner.gpus_each > 0
-    # Lists of changed words (weights/changes.py) are made for files and for broadcasts of GPUs.
+    # Lists of changed words (weights/tensors.py) are made for files and for broadcasts of GPUs.
     if dtype_bytes(config) == 2 and (kind == "filesystem" or is_broadcast):
         published *= 1 + 2 * MOST_CHANGED
     return LearnerMemory(

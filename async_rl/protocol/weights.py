@@ -41,7 +41,7 @@ class Manifest(Value):
 
 class Difference(Value):
     """What changed since version `base`. manifest: of the lists, int16 [2, C] for each tensor of
-    the version, as weights/changes.py makes them.
+    the version, as weights/tensors.py makes them.
     """
 
     base: int

@@ -26,9 +26,9 @@ from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
 from async_rl.rewards.child_process import ChildEnded, ChildProcess
 from async_rl.rollouts.agent_worker import Done, Task
-from async_rl.rollouts.jailed import CHUNK_BYTES, Start, in_jail
+from async_rl.rollouts.environments import CHUNK_BYTES, Start, in_jail
 from async_rl.sessions.endpoint import Endpoint, for_agent
-from async_rl.sessions.offers import Offers
+from async_rl.sessions.open_sessions import Offers
 
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""

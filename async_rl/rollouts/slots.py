@@ -24,7 +24,7 @@ from async_rl.generation.engine import Engine, Serves
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.rollouts.sleeping import Sleeping
+from async_rl.rollouts.turns import Sleeping
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 

@@ -30,12 +30,13 @@ from async_rl.learner.loading import load_policy, recompute_activations
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Moments
 from async_rl.service.forms import Adam, LoraConfig
-from async_rl.weights.adapters import Adapter, write_peft
 from async_rl.weights.lora import (
+    Adapter,
     adapter_weights,
     add_adapter,
     merged_weights,
     targets_of,
+    write_peft,
 )
 
 _WHOLE = "model.safetensors"

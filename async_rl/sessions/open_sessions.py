@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator
 
 from starlette.requests import Request
 
+from async_rl.sessions.calls import Usage, means_of
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.session import Session
-from async_rl.sessions.usage import Usage, means_of
 
 _AGENT = "sk"
 _OWNER = "session"

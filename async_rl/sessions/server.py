@@ -28,8 +28,7 @@ from async_rl.sessions.errors import HANDLERS, Refused
 from async_rl.sessions.forms.anthropic_messages import count_tokens
 from async_rl.sessions.forms.form import lines, lines_after, lines_until, read
 from async_rl.sessions.forms.openai_responses import known_response
-from async_rl.sessions.offers import LONGEST_WAIT_S, Offers
-from async_rl.sessions.open_sessions import Sessions, token_of
+from async_rl.sessions.open_sessions import LONGEST_WAIT_S, Offers, Sessions, token_of
 from async_rl.sessions.requests import (
     END,
     FORMS,

@@ -41,9 +41,9 @@ from async_rl.training.operations import (
     Stop,
 )
 from async_rl.training.taking import Parts
-from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.communicator import choose_interface
+from async_rl.weights.lora import Adapter
 from async_rl.weights.media import Caller
 from async_rl.weights.tensors import summed
 

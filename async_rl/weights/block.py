@@ -23,12 +23,14 @@ from async_rl.core.closing import Closing
 from async_rl.core.errors import BaseMissing, BlockUnreachable, WeightsError
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.weights import Difference, Manifest, TensorEntry
-from async_rl.weights.changes import Changes, Comparison, listed
 from async_rl.weights.tensors import (
     ALIGN,
+    Changes,
+    Comparison,
     Tensors,
     dtype_of,
     layout,
+    listed,
     part_of,
     require_checksum,
     tensor_bytes,

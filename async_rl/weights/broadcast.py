@@ -1,8 +1,8 @@
 """A broadcast: the learner sends the block to all ranks of the generators that load together, in
 pieces of bounded size.
 
-A bucket is a contiguous part of the block as `block.layout` arranges it, with whole tensors. It is
-one piece, unless it is a tensor that is larger than a piece.
+A bucket is a contiguous part of the block as `tensors.layout` arranges it, with whole tensors. It
+is one piece, unless it is a tensor that is larger than a piece.
 Invariants
 - A communicator is kept as long as the same lives load together and each of their loads was
   whole. Any other set of lives, and any broken load, gets a new communicator. Its name has the
@@ -39,13 +39,13 @@ from async_rl.core.errors import (
 )
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, MapBlock, Mapped, Seat, SendPart, StopSending
-from async_rl.weights.changes import Changes
 from async_rl.weights.communicator import device_name
 from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender
 from async_rl.weights.membership import Life, Load, Membership, life_of
-from async_rl.weights.outgoing import BUCKET_BYTES
+from async_rl.weights.receiving import BUCKET_BYTES
 from async_rl.weights.rendezvous import Rendezvous
 from async_rl.weights.sending import SendingRank
+from async_rl.weights.tensors import Changes
 
 _log = logging.getLogger(__name__)
 _CPU = "cpu"

@@ -1,5 +1,5 @@
-"""LoRA adapters: W + alpha / rank * B A in place of W, for chosen linear layers (arXiv 2106.09685
-eq. 3), by PEFT.
+"""LoRA adapters inside a model, as a value, and as PEFT's files: W + alpha / rank * B A in place of
+W, for chosen linear layers (arXiv 2106.09685 eq. 3).
 
 Invariants
 - Base weights are frozen. B is 0 at first, so an adapter starts as the model itself.
@@ -11,20 +11,36 @@ PEFT is imported only for a model with an adapter: importing it takes seconds.
 """
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from async_rl.config.generation import LoraAdapter, ModelConfig
 from async_rl.core.errors import ConfigError
-from async_rl.weights.adapters import Adapter
+from async_rl.core.frozen import frozen
 
 _ONLY = "default"
 """The adapter of a model with one."""
 _PREFIX = "base_model.model."
+
+
+@frozen
+class Adapter:
+    """One version of an adapter. tensors: whole, float32, with the names of PEFT's files."""
+
+    tensors: Mapping[str, Tensor]
+    scaling: float
+
+    def to_bytes(self) -> bytes:
+        """Return a safetensors file with the tensors."""
+        content: bytes = save(dict(self.tensors), {"format": "pt"})
+        return content
 
 
 def add_adapter(
@@ -162,6 +178,26 @@ def whole_adapter(lm: nn.Module, config: ModelConfig) -> Adapter | None:
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         tensors[name] = whole.to("cpu", copy=True).contiguous()
     return Adapter(tensors=tensors, scaling=config.adapter.alpha / config.adapter.rank)
+
+
+def write_peft(directory: Path, content: bytes, scaling: float, **facts: str | None) -> None:
+    """Write the file of an adapter as PEFT's directory. facts: further fields of PEFT's
+    configuration.
+    """
+    downs = {name: x for name, x in load(content).items() if name.endswith(".lora_A.weight")}
+    rank = next(iter(downs.values())).shape[0]
+    described = {
+        "peft_type": "LORA",
+        "r": rank,
+        # PEFT's form has no scaling; its readers compute it as lora_alpha / r.
+        "lora_alpha": round(scaling * rank),
+        # For example base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight.
+        "target_modules": sorted({name.split(".")[-3] for name in downs}),
+        **facts,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text(json.dumps(described))
+    (directory / "adapter_model.safetensors").write_bytes(content)
 
 
 def _adapted(lm: nn.Module) -> Iterator[Any]:

@@ -4,21 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-
-import torch
 
 from async_rl.core.errors import BaseMissing, BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Manifest, Seat, SharedBlock, Source, StoredFile
+from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.broadcast import Broadcaster
-from async_rl.weights.communicator import device_name
-from async_rl.weights.files import FileSender
-from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender, receive_block
+from async_rl.weights.media import LONGEST_S, Caller, FileSender, LearnerSide, Sender
 from async_rl.weights.membership import Load, life_of
-from async_rl.weights.receiving import BroadcastReceiver
-from async_rl.weights.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -36,39 +29,6 @@ def open_senders(learner: LearnerSide) -> list[Sender]:
     # Engines that apply adapters read them from files; no other medium carries an adapter.
     kind = "filesystem" if learner.is_applied else learner.config.transfer.kind
     return [sender(learner) for sender in SENDERS[kind]]
-
-
-class Receivers:
-    """All media in one rank of a generator.
-
-    rank: among the ranks of this generator; device: of the engine's model.
-    """
-
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self.device_name = device_name(device)
-        """The device that receives weights here, as in Register."""
-        self._broadcast = BroadcastReceiver(rank, device)
-
-    def receive(
-        self, manifest: Manifest, source: Source, *, takes_changes: bool = False
-    ) -> AbstractContextManager[Tensors]:
-        """Yield all tensors, to be read to the end; leaving the block verifies them.
-
-        takes_changes: lists of changed words may come instead, if the source is a seat with a
-        difference. Raises WeightsError if the bytes differ from the manifest, BroadcastBroken if a
-        broadcast failed.
-        """
-        match source:
-            case SharedBlock():
-                return receive_block(manifest)
-            case Seat():
-                return self._broadcast.receive(manifest, source, takes_changes=takes_changes)
-            case StoredFile():
-                raise WeightsError("FileReader.localize turns a file into a block before")
-
-    def close(self) -> None:
-        """Close the connections of broadcasts."""
-        self._broadcast.leave()
 
 
 class Route:

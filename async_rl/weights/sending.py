@@ -3,15 +3,22 @@ in a thread of its own next to training.
 
 Every sending rank has the whole block in its memory: rank 0 writes it, and the other ranks of its
 machine map it. Each sends every n-th piece and receives the pieces in between, which it discards.
+Over NCCL pieces pass through the rank's GPU, which trains. A copy from ordinary memory, or on the
+default stream, waits for everything that training has enqueued there: each piece would wait for the
+rest of a step. So the block is page-locked, and copies and NCCL follow a stream of their own, with
+a high priority.
+Invariant: two pieces are under way at most. While NCCL sends one, the next one is copied.
 """
 
 import asyncio
 import functools
+import itertools
 import mmap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -22,8 +29,7 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import Manifest, MapBlock, Mapped, SendPart, StopSending
 from async_rl.weights.block import SharedTensorsReader
 from async_rl.weights.communicator import Communicator, begin, device_name
-from async_rl.weights.outgoing import Outgoing, Unstaged, buckets, senders
-from async_rl.weights.receiving import Seated
+from async_rl.weights.receiving import Seated, buckets, senders
 from async_rl.wire.rpc import Handler
 
 T = TypeVar("T")
@@ -161,6 +167,65 @@ class SendingRank(Seated):
     def _unmap(self) -> None:
         if self._mapped is not None:
             self._mapped.close()
+
+
+class Outgoing:
+    """Two buffers on the GPU, kept between versions.
+
+    piece_bytes: size of the largest piece. cuda: torch.cuda, or a recorder of its calls.
+    """
+
+    def __init__(self, device: torch.device, *, piece_bytes: int, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        # The lowest number is the highest priority: the copies start before kernels of a step that
+        # are enqueued already.
+        self._stream = cuda.Stream(device, priority=-1)
+        with cuda.stream(self._stream):
+            # Here: torch's cache then gives no memory that another stream may still use.
+            buffers = [torch.empty(piece_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._turns = itertools.cycle(buffers)
+        # After the newest copy to one of them.
+        self._copied = cuda.Event()
+
+    def in_use(self) -> AbstractContextManager[object]:
+        """Make the stream the current one of this thread, for NCCL too."""
+        stream: AbstractContextManager[object] = self._cuda.stream(self._stream)
+        return stream
+
+    def stage(self, source: torch.Tensor) -> torch.Tensor:
+        """uint8 [N], page-locked -> a copy on the GPU, complete for work of the current stream."""
+        flat = self.room(source.numel()).copy_(source, non_blocking=True)
+        self._copied.record(self._cuda.current_stream(flat.device))
+        return flat
+
+    def room(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 [num_bytes] on the GPU, for a piece that another rank sends.
+
+        The piece before the previous one must be sent: this one gets its buffer.
+        """
+        buffer: torch.Tensor = next(self._turns)
+        return buffer[:num_bytes]
+
+    @property
+    def is_copying(self) -> bool:
+        """The newest piece has not reached the GPU, so NCCL waits for this rank."""
+        return not self._copied.query()
+
+
+class Unstaged:
+    """The same between main memories, where pieces are sent from the block."""
+
+    def in_use(self) -> AbstractContextManager[object]:
+        """Do nothing."""
+        return nullcontext()
+
+    def stage(self, source: torch.Tensor) -> torch.Tensor:
+        """Return the source."""
+        return source
+
+    def room(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 [num_bytes]."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 def _pieces(manifest: Manifest, most_bytes: int) -> Iterator[tuple[int, int]]:

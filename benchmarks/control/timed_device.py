@@ -29,7 +29,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import Sampling
 from async_rl.generation.engine import OpenEngine
-from async_rl.generation.hf.engine import hf_opener
+from async_rl.generation.hf import hf_opener
 from async_rl.protocol.generator import Completion
 
 SHORTEST, LONGEST = 8, 40

@@ -1,5 +1,5 @@
 """Compare the tokens per second of vLLM with merged weights, with an adapter of its own LoRA, and
-with the products of adapters that generators use on a CPU (generation/vllm/cpu.py).
+with the products of adapters that generators use on a CPU (generation/vllm/worker.py).
 
 Run: `python -m benchmarks.generation.lora_serving [--model DIR] [--groups N] [--rounds N] [--core
 N]`. Without a model a random one has the shape of the embedded model. The adapter has rank 16 in

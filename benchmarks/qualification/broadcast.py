@@ -20,7 +20,7 @@ from async_rl.core.errors import AsyncRLError, BroadcastBroken
 from async_rl.core.os import die_with_parent
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights import outgoing
+from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import device_name
@@ -117,7 +117,7 @@ class _Learner:
         self.publisher = SharedTensors(specs, None if device.type == "cpu" else torch.cuda)
         exporter: Any = SimpleNamespace(block=self.publisher)
         # The tensors need several buckets; those of a GPU do so as it is.
-        outgoing.BUCKET_BYTES["gloo"] = 2 << 20
+        receiving.BUCKET_BYTES["gloo"] = 2 << 20
         given = with_defaults(settings, ["weights.transfer=collective"])
         self.broadcaster = Broadcaster(
             LearnerSide(

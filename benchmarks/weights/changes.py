@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from async_rl.weights.block import SharedTensors
-from async_rl.weights.files import FileReader, FileSender
-from async_rl.weights.media import LearnerSide
+from async_rl.weights.media import FileSender, LearnerSide
 from async_rl.weights.membership import Load
+from async_rl.weights.receiving import FileReader
 from async_rl.weights.tensors import tensor_spec
 from benchmarks.figures import figure
 

@@ -42,7 +42,7 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
     """Run a generator without work: it prints its address and loads each pushed version."""
     from async_rl.generation.environment import prepare_environment
     from async_rl.generation.opener import engine_opener
-    from async_rl.weights.files import FileReader
+    from async_rl.weights.receiving import FileReader
 
     config = settings(model, f"generation.engine={kind}")
     prepare_environment(config, [])

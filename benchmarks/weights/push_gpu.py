@@ -38,7 +38,7 @@ from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import Manifest, Seat, SendPart, TensorEntry
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.communicator import Communicator, begin, choose_interface, join
-from async_rl.weights.outgoing import BUCKET_BYTES, buckets
+from async_rl.weights.receiving import BUCKET_BYTES, buckets
 from async_rl.weights.rendezvous import Rendezvous
 from async_rl.weights.sending import SendingRank
 from async_rl.weights.tensors import summed, tensor_spec

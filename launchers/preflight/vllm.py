@@ -9,7 +9,7 @@ from pathlib import Path
 
 from async_rl.composition.problems import hint
 from async_rl.config.generation import PARSERS, THINKING_PARSER, TOOL_PARSER
-from async_rl.generation.vllm.installed import version_problem
+from async_rl.generation.environment import version_problem
 
 ARGUMENT = "engine argument"
 _NAMES = {

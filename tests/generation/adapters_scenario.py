@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from adapter_support import PROMPT, RANK, SCALING, SLOTS, adapter_of
-from engine_scenario import group, prepare, prompt, refusal, sampling
-from generation_support import model_from
+from engine_scenario import NO_TENSORS, group, prepare, prompt, refusal, sampling
+from generation_support import PROMPT, RANK, SCALING, SLOTS, adapter_of, model_from
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -16,39 +16,30 @@ from async_rl.composition.compose import compose
 from async_rl.core.errors import DataError
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.service import Sample
-from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.weights.adapters import Adapter, write_peft
-from async_rl.weights.tensors import checksum, layout, tensor_spec
+from async_rl.protocol.weights import StoredFile
+from async_rl.weights.lora import Adapter, write_peft
+from async_rl.weights.tensors import checksum
 
 LAST = 4
 
 
 class Pusher:
-    """Writes the files of adapters as a learner does."""
-
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder = folder
         self.model = model
 
-    def manifest(self, version: int) -> Manifest:
-        specs = [tensor_spec(name, tensor) for name, tensor in self.model.named_parameters()]
-        entries, total_bytes = layout(specs)
-        return Manifest(
-            version=version, path="", tensors=entries, total_bytes=total_bytes, checksum=0
-        )
-
-    def content(self, policy: str, version: int, rank: int) -> bytes:
+    def adapter(self, policy: str, version: int, rank: int = RANK) -> bytes:
         tensors = adapter_of(self.model, policy, version, rank=rank)
         return Adapter(tensors=tensors, scaling=SCALING).to_bytes()
 
-    def stored(self, policy: str, version: int, *, rank: int = RANK) -> StoredFile:
-        content = self.content(policy, version, rank)
+    async def push(
+        self, engine: Any, policy: str, version: int, rank: int = RANK, damage: bytes = b""
+    ) -> None:
+        content = self.adapter(policy, version, rank)
         path = self.folder / f"{policy}-{version}-{rank}.safetensors"
-        path.write_bytes(content)
-        return StoredFile(url=path.as_uri(), scaling=SCALING, checksum=checksum(content))
-
-    async def push(self, engine: Any, policy: str, version: int) -> None:
-        report = await engine.load_weights(self.manifest(version), self.stored(policy, version))
+        path.write_bytes(damage or content)
+        stored = StoredFile(url=path.as_uri(), scaling=SCALING, checksum=checksum(content))
+        report = await engine.load_weights(replace(NO_TENSORS, version=version), stored)
         assert report.version == version == engine.version
         assert report.pause_s > 0
 
@@ -84,86 +75,57 @@ async def play(engine: Any, pusher: Pusher) -> dict[str, Any]:
             await pusher.push(first, "first", 3 + version)
         start(2)
     said["spanning"] = {name: [task.result() for task in made] for name, made in spanning.items()}
-    row = np.array(prompt(3, 40), np.int32)
-    said["probe_row"] = row
-    said["probes"] = {name: (await policy.logprobs([row]))[0] for name, policy in policies.items()}
     said["versions"] = {name: policy.version for name, policy in policies.items()}
-    said["refused"] = await refusals(first, pusher)
+    said["refused"] = {
+        "damaged": await refusal(pusher.push(first, "first", 9, damage=b"x" * 100)),
+        "rank": await refusal(pusher.push(first, "first", 9, rank=4 * RANK)),
+    }
     said["after_refusals"] = await group(first, "after", prompt(10), 2, sampling())
     await pusher.push(first, "third", 0)
     said["third_at_0"] = await group(first, "third", prompt(10), 2, sampling())
-    said["own_at_end"] = await group(own, "own", prompt(10), 2, sampling())
     return said
 
 
-async def refusals(engine: Any, pusher: Pusher) -> dict[str, str]:
-    """What an adapter that cannot be used is answered; nothing changes by it."""
-    manifest, stored = pusher.manifest(9), pusher.stored("first", 9)
-    Path(stored.url.removeprefix("file://")).write_bytes(b"x" * 100)
-    large = pusher.stored("first", 9, rank=4 * RANK)
-    return {
-        "damaged": await refusal(engine.load_weights(manifest, stored)),
-        "gone": await refusal(
-            engine.load_weights(manifest, StoredFile(url="file:///nowhere/x", scaling=1.0))
-        ),
-        "rank": await refusal(engine.load_weights(manifest, large)),
-    }
-
-
-class Drawing:
-    """Requests with names of their own."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.count = 0
-
-    async def __call__(self, **settings: Any) -> Any:
-        self.count += 1
-        request = {
-            "request_id": f"sample-{self.count}",
-            "token_ids": PROMPT,
-            "num_samples": 2,
-            "max_tokens": 8,
-            "temperature": 1.0,
-        }
-        try:
-            return await self.engine.sample(Sample(**(request | settings)))
-        except DataError as error:
-            return str(error)
+async def draw(engine: Any, name: str, **settings: Any) -> Any:
+    request = {"num_samples": 2, "max_tokens": 8, "temperature": 1.0, "token_ids": PROMPT}
+    try:
+        return await engine.sample(Sample(request_id=name, **(request | settings)))
+    except DataError as error:
+        return str(error)
 
 
 async def draw_samples(engine: Any, pusher: Pusher) -> dict[str, Any]:
-    draw = Drawing(engine)
     # More than the slots, of several ranks; the last ones of them stay in all slots.
     names = [f"a{index}" for index in range(SLOTS + 1)]
     adapters = {name: str(pusher.folder / name) for name in names}
     for index, (name, folder) in enumerate(adapters.items()):
-        write_peft(Path(folder), pusher.content(name, 0, 8 + 8 * (index % 2)), SCALING)
+        write_peft(Path(folder), pusher.adapter(name, 0, 8 + 8 * (index % 2)), SCALING)
     place = engine.places[0]
-    manifest = Manifest(version=7, path="", tensors=[], total_bytes=0, checksum=0)
-    await place.load_weights(manifest, StoredFile(url=adapters["a0"]))
-    said: dict[str, Any] = {"in_turn": {}}
-    for name, directory in adapters.items():
-        said["in_turn"][name] = await draw(adapter=directory, version=3, num_prompt_top=0)
-    slot = Drawing(place)
-    slot.count = 1000
+    await place.load_weights(replace(NO_TENSORS, version=7), StoredFile(url=adapters["a0"]))
+    said: dict[str, Any] = {}
+    said["in_turn"] = {
+        name: await draw(engine, name, adapter=directory, version=3, num_prompt_top=0)
+        for name, directory in adapters.items()
+    }
     mixed = await asyncio.gather(
-        draw(num_prompt_top=0),
-        *(draw(adapter=adapters[name], num_prompt_top=0) for name in names[-2:]),
-        slot(policy="run", num_prompt_top=0),
+        draw(engine, "base", num_prompt_top=0),
+        *(draw(engine, name, adapter=adapters[name], num_prompt_top=0) for name in names[-2:]),
+        draw(place, "a0", policy="run", num_prompt_top=0),
     )
     said["mixed"] = dict(zip(["base", *names[-2:], "a0"], mixed, strict=True))
-    said["seeded"] = [await draw(seed=5) for _ in range(2)]
-    said["greedy"] = await draw(temperature=0.0, num_samples=3, stop_ids=())
+    said["seeded"] = [await draw(engine, f"seed-{number}", seed=5) for number in range(2)]
+    said["greedy"] = await draw(engine, "greedy", temperature=0.0, num_samples=3, stop_ids=())
     first = said["seeded"][0].sequences[0].token_ids.tolist()
-    said["stop_text"] = await draw(seed=5, num_samples=1, stop_texts=(f"w{first[2]}",), stop_ids=())
-    said["stop_id"] = await draw(seed=5, num_samples=1, stop_ids=(first[1],))
-    said["no_stop"] = await draw(stop_ids=(), max_tokens=40)
+    one = {"seed": 5, "num_samples": 1}
+    text = f"w{first[2]}"
+    said["stop_text"] = await draw(engine, "text", **one, stop_texts=(text,), stop_ids=())
+    said["stop_id"] = await draw(engine, "id", **one, stop_ids=(first[1],))
+    said["no_stop"] = await draw(engine, "none", stop_ids=(), max_tokens=40)
     said["refused_samples"] = [
-        await draw(token_ids=np.zeros(600, np.int32)),
-        await draw(token_ids=np.array([5000], np.int32)),
-        await draw(top_p=3.0),
-        await draw(adapter=str(pusher.folder / "nowhere")),
+        await draw(engine, "long", token_ids=np.zeros(600, np.int32)),
+        await draw(engine, "other", token_ids=np.array([5000], np.int32)),
+        await draw(engine, "top_p", top_p=3.0),
+        await draw(engine, "lost", adapter=str(pusher.folder / "nowhere")),
     ]
     return said
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import psutil
 import torch
-from generation_support import model_from, weights_of
+from generation_support import model_from, publisher_of, weights_of
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
@@ -25,14 +25,10 @@ from async_rl.generation import environment
 from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
-from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import broadcast
-from async_rl.weights.block import SharedTensors
 from async_rl.weights.broadcast import Broadcaster
-from async_rl.weights.media import LearnerSide
 from async_rl.weights.membership import Load
-from async_rl.weights.tensors import tensor_spec
 
 LAST = 6
 NUM_SPANNING = 6
@@ -46,7 +42,6 @@ EXTRA = [
     # A prompt is prefilled in two steps.
     "long_prefill_token_threshold=48",
 ]
-CONFIG = compose("grpo_code", ["weights.transfer=collective"])
 # The embedded model then needs several buckets.
 broadcast.BUCKET_BYTES["gloo"] = 1 << 20
 
@@ -79,33 +74,26 @@ class Scenario:
         self.engine = engine
         self.model = model
         self.said: dict[str, Any] = {}
-        self.publisher = SharedTensors(
-            [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
+        self.publisher = publisher_of(weights_of(model, 0))
+        learner: Any = SimpleNamespace(
+            config=compose("grpo_code", ["weights.transfer=collective"]).weights,
+            life="test",
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            exporter=SimpleNamespace(block=self.publisher),
+            push_s=60,
         )
-        exporter: Any = SimpleNamespace(block=self.publisher)
-        self.broadcaster = Broadcaster(
-            LearnerSide(
-                config=CONFIG.weights,
-                folder="",
-                life="test",
-                host="127.0.0.1",
-                device=torch.device("cpu"),
-                exporter=exporter,
-                push_s=60,
-            )
-        )
+        self.broadcaster = Broadcaster(learner)
 
     def manifest(self, version: int) -> Any:
         return self.publisher.write(version, weights_of(self.model, version).values())
 
     async def push(self, version: int) -> LoadReport:
-        """Even versions by the shared block, odd ones by broadcast."""
         if version % 2 == 0:
             return await self.engine.load_weights(self.manifest(version))
         return await self.broadcast(version)
 
     async def broadcast(self, version: int) -> LoadReport:
-        """Send a version as a learner does to generators on other machines."""
         manifest = self.manifest(version)
         seat = await self.seat(version)
         sending = asyncio.create_task(self.broadcaster.send(manifest))
@@ -114,15 +102,9 @@ class Scenario:
         return report
 
     async def seat(self, version: int) -> Seat:
-        member = Member(
-            name=LIFE[0],
-            role="generator",
-            pid=LIFE[1],
-            address="tcp://127.0.0.1:1",
-            state="",
-            since_s=0.0,
-            devices=await self.engine.weight_devices(),
-        )
+        devices = await self.engine.weight_devices()
+        address = "tcp://127.0.0.1:1"
+        member: Any = SimpleNamespace(name=LIFE[0], pid=LIFE[1], address=address, devices=devices)
         load = Load(number=version, version=version, members=frozenset([LIFE]), missing=set())
         self.broadcaster.join(load, [member])
         return await self.broadcaster.source(NO_TENSORS, load, LIFE)
@@ -136,9 +118,7 @@ class Scenario:
         # The ranks of a broadcast take a second to connect, which the groups below would not live.
         await self.broadcast(0)
         said["spanning"] = await self.spanning()
-        said["after_pushes"] = [
-            await group(engine, f"after-{i}", prompt(10), 2, sampling()) for i in range(2)
-        ]
+        said["after_pushes"] = await group(engine, "after", prompt(10), 2, sampling())
         said["trained_again"] = await self.trained_again()
         if has_steps_to_count(engine):
             said["rested"] = await self.rested()
@@ -158,12 +138,11 @@ class Scenario:
         is room.
         """
         async with asyncio.TaskGroup() as tasks:
-            groups = [
-                tasks.create_task(
-                    group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())
-                )
+            making = [
+                group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())
                 for i in range(NUM_SPANNING)
             ]
+            groups = [tasks.create_task(each) for each in making]
             for version in range(1, LAST + 1):
                 report = await self.push(version)
                 assert report.version == version
@@ -181,48 +160,36 @@ class Scenario:
         return said
 
     async def rested(self) -> dict[str, Any]:
-        """A rest in the midst of two groups, and a third that is asked for meanwhile; then the
-        version after.
+        """A rest in the midst of a group, and a group that is asked for meanwhile; then the version
+        after.
         """
         num_steps = count_steps(self.engine)
         await self.engine.load_weights(self.manifest(LAST - 2))
-        async with asyncio.TaskGroup() as tasks:
-            groups = [
-                tasks.create_task(
-                    group(self.engine, f"rest-{i}", prompt(30 + i, 40 + i), 4, sampling())
-                )
-                for i in range(2)
-            ]
-            while num_steps() < 5:
-                await self.engine.logprobs([np.array(prompt(3), np.int32)])
-            await self.engine.sleep()
-            steps_before = num_steps()
-            await self.engine.sleep()
-            groups.append(
-                tasks.create_task(
-                    group(self.engine, "rest-late", prompt(33), 2, sampling(max_new_tokens=5))
-                )
-            )
-            manifest = self.manifest(LAST - 1)
-            for _ in range(30):  # time in which an engine that does not rest would step
-                manifest = await asyncio.to_thread(self.manifest, LAST - 1)
-            steps_at_rest = num_steps() - steps_before
-            await self.engine.load_weights(manifest)
+        making = group(self.engine, "rest", prompt(30, 40), 4, sampling())
+        begun = asyncio.create_task(making)
+        while num_steps() < 5:
+            await self.engine.logprobs([np.array(prompt(3), np.int32)])
+        await self.engine.sleep()
+        steps_before = num_steps()
+        await self.engine.sleep()
+        making = group(self.engine, "late", prompt(33), 2, sampling(max_new_tokens=5))
+        late = asyncio.create_task(making)
+        for _ in range(30):  # time in which an engine that does not rest would step
+            manifest = await asyncio.to_thread(self.manifest, LAST - 1)
+        num_at_rest = num_steps() - steps_before
+        await self.engine.load_weights(manifest)
+        said = {"steps": num_at_rest, "begun": await begun, "late": await late}
         await self.engine.load_weights(self.manifest(LAST))
-        return {"steps_at_rest": steps_at_rest, "groups": [task.result() for task in groups]}
+        return said
 
     async def bad_blocks(self) -> None:
         good = self.manifest(LAST + 1)
         self.said["wrong_checksum"] = await refusal(
             self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1))
         )
-        lonely = msgspec.structs.replace(
-            await self.seat(LAST + 1),
-            communicator="of two who do not come",
-            world_size=3,
-            timeout_s=0.5,
-        )
-        self.said["broken_broadcast"] = await refusal(self.engine.load_weights(good, lonely))
+        lonely = {"communicator": "of two who do not come", "world_size": 3, "timeout_s": 0.5}
+        seat = msgspec.structs.replace(await self.seat(LAST + 1), **lonely)
+        self.said["broken_broadcast"] = await refusal(self.engine.load_weights(good, seat))
         if has_steps_to_count(self.engine):
             lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
             self.said["lacking_a_tensor"] = await refusal(self.engine.load_weights(lacking))
@@ -241,7 +208,6 @@ async def loaded_in_place(scenario: Scenario) -> dict[str, Any]:
 
 
 async def on_two_workers(scenario: Scenario) -> dict[str, Any]:
-    """Push to both workers."""
     engine = scenario.engine
     said: dict[str, Any] = {"devices": await engine.weight_devices()}
     await engine.load_weights(scenario.manifest(0))
@@ -257,7 +223,6 @@ def has_steps_to_count(engine: Any) -> bool:
 
 
 def count_steps(engine: Any) -> Callable[[], int]:
-    """How often the engine's model has run, from now on."""
     steps: list[None] = []
     if type(engine).__name__ == "HfEngine":
         engine._model.register_forward_pre_hook(lambda *_: steps.append(None))

@@ -3,62 +3,46 @@ said.
 """
 
 import functools
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
-from carried import decode, encode
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+import transformers
+import yaml
 
 from async_rl.core.support import Support
+from async_rl.weights.block import SharedTensors
+from async_rl.weights.tensors import tensor_spec
 
 END_TOKENS = (2, 3, 4, 5)
 """Four of them, so that samples of a random model end now and then."""
-
-
 SUPPORTED_PROMPT = list(range(20, 40))
-_SCHEMA = (
-    '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},'
-    ' "required": ["a", "b"]}'
-)
-SUPPORTS = {
-    "all": Support(),
-    "length": Support(min_tokens=30),
-    "schema": Support(grammar=_SCHEMA),
-    "ebnf": Support(grammar='root ::= "[" [a-z]* "]" | "(" root ")"'),
-    "tag": Support(
-        grammar='{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content":'
-        f' {{"type": "json_schema", "json_schema": {_SCHEMA}}}, "end": "</f>"}}}}'
-    ),
-    "top_p": Support(top_k=20, top_p=0.8),
-    "mixed": Support(
-        top_k=9, top_p=0.95, min_tokens=40, logit_bias={70: 4.0, 12: -3.0}, grammar=_SCHEMA
-    ),
-    # The grammar ends before the length: the end is all that is left then.
-    "short": Support(min_tokens=20, logit_bias={1: -5.0}, grammar="[a-z]{1,6}"),
-}
+_FIELDS = yaml.safe_load(Path(__file__).with_name("supports.yaml").read_text())
+SUPPORTS = {name: Support(**fields) for name, fields in _FIELDS.items()}
 """Every kind of support, and mixtures."""
+KIND = "$kind"
+"""The key of a map that stands for a value that MessagePack does not have."""
 SUPPORTED_ENDS = (1, 7)
 NEEDS_NO_TOKENS = (
     '{"$defs": {"g": {"items": {"properties": {"k": {"type": "string", "pattern": "^a{1,255}$"}}}'
     '}}, "properties": {"g": {"$ref": "#/$defs/g"}}}'
 )
 """A schema that xgrammar 0.2.8 compiles without the tokens of a model only."""
+RANK, SCALING = 8, 2.0
+SLOTS = 6
+PROMPT = np.arange(20, 32, dtype=np.int32)
+_PREFIX = "base_model.model."
 QUANTIZED_ROWS = [list(range(start, start + 48)) for start in (20, 90)]
 
 
@@ -74,8 +58,7 @@ def make_speaker(path: Path) -> Any:
 
 
 def model_from(path: Path) -> Any:
-    """Return a model that was written."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def run_scenario(name: str, *arguments: object, is_killed: bool = False) -> Any:
@@ -123,7 +106,7 @@ def make_model(
 ) -> Any:
     """Write a random Qwen3 whose distributions are far from uniform."""
     torch.manual_seed(7)
-    kinds: tuple[Any, Any] = (Qwen3Config, Qwen3ForCausalLM)
+    kinds: tuple[Any, Any] = (transformers.Qwen3Config, transformers.Qwen3ForCausalLM)
     values = {
         "vocab_size": 200,
         "hidden_size": 64,
@@ -135,7 +118,7 @@ def make_model(
         "max_position_embeddings": 512,
     }
     if has_experts:
-        kinds = (Qwen3MoeConfig, Qwen3MoeForCausalLM)
+        kinds = (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM)
         # All of them compute each token: a rounding cannot decide between two.
         values |= {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
     config = kinds[0](
@@ -159,8 +142,11 @@ def weights_of(model: Any, version: int) -> dict[str, torch.Tensor]:
     }
 
 
+def publisher_of(tensors: Mapping[str, torch.Tensor]) -> SharedTensors:
+    return SharedTensors([tensor_spec(name, tensor) for name, tensor in tensors.items()])
+
+
 def with_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """A copy of the model with these weights."""
     copy = type(model)(model.config).float().eval()
     copy.load_state_dict(tensors, strict=False)
     copy.tie_weights()
@@ -169,7 +155,6 @@ def with_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 @functools.cache
 def model_of(model: Any, version: int) -> Any:
-    """A model with the weights of a version."""
     return with_weights(model, weights_of(model, version))
 
 
@@ -177,12 +162,11 @@ def replay(
     models: Mapping[int, Any],
     prompt: Sequence[int],
     token_ids: Sequence[int],
-    versions: Sequence[int],
-    temperature: float,
-    edits: Any = None,
+    *rest: Any,
+    **how: Any,
 ) -> Any:
-    """float32 log-prob of each new token."""
-    table = replayed(models, prompt, token_ids, versions, temperature, edits)
+    """float32 log-prob of each new token. rest, how: of `replayed`."""
+    table = replayed(models, prompt, token_ids, *rest, **how)
     return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
 
 
@@ -194,13 +178,22 @@ def replayed(
     versions: Sequence[int],
     temperature: float,
     edits: Any = None,
+    *,
+    keeps_cache: bool = True,
 ) -> torch.Tensor:
     """float32 log-probs of the vocabulary at each new token: the one at t is drawn by
-    models[versions[t]], on the keys and values that older ones left.
+    models[versions[t]], on the keys and values that older ones left, or by that model alone.
     """
+    if not keeps_cache and len(set(versions)) > 1:
+        num = len(versions)
+        alone = {
+            version: replayed(models, prompt, token_ids, [version] * num, temperature, edits)
+            for version in set(versions)
+        }
+        return torch.stack([alone[version][t] for t, version in enumerate(versions)])
     inputs = [*prompt, *token_ids[:-1]]
     first = len(prompt) - 1
-    cache = DynamicCache()
+    cache = transformers.DynamicCache()
     rows = []
     start = 0
     while start < len(inputs):
@@ -228,20 +221,95 @@ def worst_difference(
     worst = 0.0
     for sample in group["samples"]:
         versions = sample.versions.tolist()
-        asked = (group["prompt"], sample.token_ids.tolist())
-        models = {version: at(version) for version in versions}
-        if keeps_cache:
-            expected = replay(models, *asked, versions, group["temperature"])
-        else:
-            rows = {
-                version: replay(models, *asked, [version] * len(versions), group["temperature"])
-                for version in models
-            }
-            expected = [rows[version][t] for t, version in enumerate(versions)]
+        expected = replay(
+            {version: at(version) for version in versions},
+            group["prompt"],
+            sample.token_ids.tolist(),
+            versions,
+            group["temperature"],
+            keeps_cache=keeps_cache,
+        )
         worst = max(worst, float(np.abs(expected - sample.logprobs).max()))
     return worst
 
 
 def versions_in(groups: Sequence[Mapping[str, Any]]) -> set[int]:
-    """The versions of all tokens of groups."""
     return {v for it in groups for sample in it["samples"] for v in sample.versions.tolist()}
+
+
+def adapter_of(
+    model: Any, policy: str, version: int, *, rank: int = RANK
+) -> dict[str, torch.Tensor]:
+    noise = torch.Generator().manual_seed(zlib.crc32(f"{policy} {version}".encode()))
+    tensors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            down = 0.1 * torch.randn(rank, module.in_features, generator=noise)
+            up = 0.1 * torch.randn(module.out_features, rank, generator=noise)
+            tensors[f"{_PREFIX}{name}.lora_A.weight"] = down
+            tensors[f"{_PREFIX}{name}.lora_B.weight"] = up
+    return tensors
+
+
+@functools.cache
+def merged_model(model: Any, policy: str, version: int, *, rank: int = RANK) -> Any:
+    tensors = adapter_of(model, policy, version, rank=rank)
+    state = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name in state:
+        layer = _PREFIX + name.removesuffix("weight")
+        if layer + "lora_A.weight" in tensors:
+            up, down = tensors[layer + "lora_B.weight"], tensors[layer + "lora_A.weight"]
+            state[name] += SCALING * (up @ down)
+    return with_weights(model, state)
+
+
+def encode(value: Any) -> bytes:
+    """Return MessagePack of what scenarios ask and answer: plain values, arrays and structs of
+    the product. Nothing that is read can run code.
+    """
+    return msgspec.msgpack.encode(_plain(value))
+
+
+def decode(data: bytes) -> Any:
+    return _whole(msgspec.msgpack.decode(data))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+            kind = type(value)
+            return {KIND: f"{kind.__module__}:{kind.__name__}", "fields": fields}
+        case np.ndarray():
+            content = {"dtype": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
+            return {KIND: "array", **content}
+        case np.generic():
+            return value.item()
+        case Path():
+            return {KIND: "path", "text": str(value)}
+        case dict():
+            return {KIND: "dict", "items": [[_plain(k), _plain(v)] for k, v in value.items()]}
+        case tuple() | set():
+            return {KIND: type(value).__name__, "items": [_plain(each) for each in value]}
+        case list():
+            return [_plain(each) for each in value]
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    match value:
+        case {"fields": fields}:
+            module, _, name = value[KIND].partition(":")
+            kind: Any = getattr(importlib.import_module(module), name)
+            assert issubclass(kind, msgspec.Struct), kind
+            return kind(**{name: _whole(each) for name, each in fields.items()})
+        case {"dtype": dtype, "shape": shape, "data": data}:
+            return np.frombuffer(data, dtype).reshape(shape).copy()
+        case {"text": text}:
+            return Path(text)
+        case {"items": items}:
+            kinds: dict[str, Any] = {"dict": dict, "tuple": tuple, "set": set}
+            return kinds[value[KIND]](map(_whole, items))
+    return value

@@ -14,8 +14,6 @@ import sys
 import traceback
 from pathlib import Path
 
-from carried import decode, encode
-
 from async_rl.composition.compose import compose
 from async_rl.core.os import die_with_parent, leave
 from async_rl.generation.environment import prepare_environment
@@ -50,6 +48,8 @@ def _play(folder: Path) -> int:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    from generation_support import decode, encode
+
     try:
         name, arguments, code = decode((folder / "request").read_bytes())
         module, _, function = name.partition(":")

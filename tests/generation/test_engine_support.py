@@ -74,12 +74,12 @@ def test_logprobs_are_those_of_the_support_and_of_the_likeliest_tokens(
         )
         assert not is_outside.any()
         ids, versions = done.token_ids.tolist(), done.versions.tolist()
-        table = replayed(models, before, ids, versions, TEMPERATURE, edits)
+        table = replayed(models, before, ids, versions, TEMPERATURE, edits, keeps_cache=False)
         own = Scores(ids=done.token_ids[:, None], logprobs=done.logprobs[:, None])
         assert difference(own, table, 1) < TOLERANCE
         if done.likeliest is None:
             # Without its support the answer would have other log-probs.
-            whole = replayed(models, before, ids, versions, TEMPERATURE)
+            whole = replayed(models, before, ids, versions, TEMPERATURE, keeps_cache=False)
             assert (kind == "all") == (difference(own, whole, 1) < TOLERANCE)
             continue
         assert difference(done.likeliest, table, 0) < TOLERANCE

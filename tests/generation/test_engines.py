@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -34,92 +34,72 @@ KINDS: dict[str, dict[str, bool]] = {
     "stock": {"has_experts": True},
     "hf": {},
 }
-At = Callable[[int], Any]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+class Case(NamedTuple):
+    kind: str
+    at: Callable[[int], Any]
+    said: dict[str, Any]
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, At, dict[str, Any]]:
-    """The engine, the model of each version, and what the engine said."""
-    kind = request.param
-    path = tmp_path_factory.mktemp(kind) / "model"
-    at = functools.partial(model_of, make_model(path, **KINDS[kind]))
-    return kind, at, run_scenario("engine_scenario:main", kind, path)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    path = tmp_path_factory.mktemp(request.param) / "model"
+    at = functools.partial(model_of, make_model(path, **KINDS[request.param]))
+    return Case(request.param, at, run_scenario("engine_scenario:main", request.param, path))
 
 
-@pytest.fixture
-def kind(case: tuple[str, At, dict[str, Any]]) -> str:
-    return case[0]
-
-
-@pytest.fixture
-def at(case: tuple[str, At, dict[str, Any]]) -> At:
-    return case[1]
-
-
-@pytest.fixture
-def said(case: tuple[str, At, dict[str, Any]]) -> dict[str, Any]:
-    return case[2]
-
-
-def test_an_engine_needs_weights_and_is_unavailable_once_closed(said: dict[str, Any]) -> None:
-    assert said["version_at_start"] == -1
-    assert said["before_first_load"].startswith("WeightsError: the engine has no version")
-    assert said["after_close"].startswith("Unavailable")
+def test_an_engine_needs_weights_and_is_unavailable_once_closed(case: Case) -> None:
+    assert case.said["version_at_start"] == -1
+    assert case.said["before_first_load"].startswith("WeightsError: the engine has no version")
+    assert case.said["after_close"].startswith("Unavailable")
 
 
 @pytest.mark.covers("rollout.name")
-def test_logprobs_are_those_of_the_tempered_distribution(at: At, said: dict[str, Any]) -> None:
-    assert said["at_version_0"]["temperature"] == 0.7
-    first, *others = said["at_version_0"]["samples"]
+def test_logprobs_are_those_of_the_tempered_distribution(case: Case) -> None:
+    assert case.said["at_version_0"]["temperature"] == 0.7
+    first, *others = case.said["at_version_0"]["samples"]
     assert any(sample.token_ids.tolist() != first.token_ids.tolist() for sample in others)
-    assert worst_difference(at, said["at_version_0"]) < TOLERANCE
+    assert worst_difference(case.at, case.said["at_version_0"]) < TOLERANCE
 
 
-def test_each_token_of_a_request_that_spans_pushes_is_labelled_with_the_weights_that_drew_it(
-    at: At, said: dict[str, Any]
-) -> None:
-    assert len(versions_in(said["spanning"])) >= 4, "the pushes were to fall into the groups' life"
-    for group in said["spanning"]:
+def test_each_token_is_labelled_with_the_weights_that_drew_it(case: Case) -> None:
+    groups = case.said["spanning"]
+    assert len(versions_in(groups)) >= 4, "the pushes were to fall into the groups' life"
+    for group in groups:
         assert sorted(sample.index for sample in group["samples"]) == [0, 1, 2, 3]
         for sample in group["samples"]:
             assert (np.diff(sample.versions) >= 0).all()
             assert sample.versions[-1] <= LAST
-        assert worst_difference(at, group) < TOLERANCE
+        assert worst_difference(case.at, group) < TOLERANCE
 
 
-def test_weights_that_replaced_others_read_nothing_that_those_have_cached(
-    at: At, said: dict[str, Any]
-) -> None:
+def test_weights_that_replaced_others_read_nothing_that_those_have_cached(case: Case) -> None:
     """The learner may also train a version once more, from a checkpoint, to other weights."""
-    again = said["trained_again"]
-    assert again["prompt"] == said["spanning"][0]["prompt"]
-    for group, true_version in [(it, LAST) for it in said["after_pushes"]] + [(again, LAST + 7)]:
+    again = case.said["trained_again"]
+    assert again["prompt"] == case.said["spanning"][0]["prompt"]
+    for group, version in ((case.said["after_pushes"], LAST), (again, LAST + 7)):
         assert versions_in([group]) == {LAST}
-        assert group["prompt"] == again["prompt"]
-        assert worst_difference(lambda _, v=true_version: at(v), group) < TOLERANCE
+        assert worst_difference(lambda _, v=version: case.at(v), group) < TOLERANCE
 
 
-def test_an_engine_at_rest_makes_no_step_and_loses_nothing(at: At, said: dict[str, Any]) -> None:
-    if "rested" not in said:
+def test_an_engine_at_rest_makes_no_step_and_loses_nothing(case: Case) -> None:
+    if "rested" not in case.said:
         pytest.skip("the steps of the stock core are in another process")
-    rested = said["rested"]
-    assert rested["steps_at_rest"] == 0
-    *begun, late = rested["groups"]
-    assert versions_in([late]) == {LAST - 1}
-    assert versions_in(begun) == {LAST - 2, LAST - 1}
-    for group in rested["groups"]:
-        found = sorted(sample.index for sample in group["samples"])
-        assert found == list(range(len(group["samples"])))
-        assert worst_difference(at, group, keeps_cache=False) < TOLERANCE
+    rested = case.said["rested"]
+    assert rested["steps"] == 0
+    assert versions_in([rested["late"]]) == {LAST - 1}
+    assert versions_in([rested["begun"]]) == {LAST - 2, LAST - 1}
+    assert [len(rested[name]["samples"]) for name in ("begun", "late")] == [4, 2]
+    for name in ("begun", "late"):
+        assert worst_difference(case.at, rested[name], keeps_cache=False) < TOLERANCE
 
 
 @pytest.mark.covers("max_response_length")
-def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) -> None:
-    groups = (said["at_version_0"], *said["spanning"])
+def test_samples_end_with_an_end_token_or_are_truncated(case: Case) -> None:
+    groups = (case.said["at_version_0"], *case.said["spanning"])
     samples = [sample for group in groups for sample in group["samples"]]
     assert not all(sample.is_truncated for sample in samples)
     for sample in samples:
@@ -131,18 +111,18 @@ def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) ->
 
 @pytest.mark.covers("temperature 0, greedy")
 @torch.no_grad()
-def test_temperature_0_takes_the_likeliest_token(at: At, said: dict[str, Any]) -> None:
-    [sample] = said["greedy"]["samples"]
-    prompt = said["greedy"]["prompt"]
+def test_temperature_0_takes_the_likeliest_token(case: Case) -> None:
+    [sample] = case.said["greedy"]["samples"]
+    prompt = case.said["greedy"]["prompt"]
     ids = torch.tensor([prompt + sample.token_ids.tolist()])
-    best = at(LAST)(ids).logits[0, len(prompt) - 1 : -1].argmax(-1)
+    best = case.at(LAST)(ids).logits[0, len(prompt) - 1 : -1].argmax(-1)
     assert sample.token_ids.tolist() == best.tolist()
 
 
-def test_the_probe_scores_whole_rows_at_temperature_1(at: At, said: dict[str, Any]) -> None:
-    for row, scores in zip(said["probe_rows"], said["probe"], strict=True):
+def test_the_probe_scores_whole_rows_at_temperature_1(case: Case) -> None:
+    for row, scores in zip(case.said["probe_rows"], case.said["probe"], strict=True):
         first, *rest = row.tolist()
-        expected = replay({LAST: at(LAST)}, [first], rest, [LAST] * len(rest), 1.0)
+        expected = replay({LAST: case.at(LAST)}, [first], rest, [LAST] * len(rest), 1.0)
         assert scores[0] == 0
         assert np.abs(expected - scores[1:]).max() < TOLERANCE
 
@@ -154,39 +134,34 @@ BAD = {
 }
 
 
-def test_a_bad_block_is_refused_and_changes_nothing(
-    kind: str, at: At, said: dict[str, Any]
-) -> None:
+def test_a_bad_block_is_refused_and_changes_nothing(case: Case) -> None:
     for block, reason in BAD.items():
         # Without a spare copy, the load that lacks a tensor fails half-way.
-        if (block, kind) != ("lacking_a_tensor", "stock"):
-            assert re.match(reason, said[block]), (block, said[block])
-    assert said["version_at_end"] == LAST
-    assert worst_difference(at, said["after_bad_blocks"]) < TOLERANCE
-    if kind == "stock":
-        assert "got no weights" in said["lacking_in_place"]
-        assert said["after_lacking"].startswith("WeightsError: loading version 10 failed half-way")
+        if (block, case.kind) != ("lacking_a_tensor", "stock"):
+            assert re.match(reason, case.said[block]), (block, case.said[block])
+    assert case.said["version_at_end"] == LAST
+    assert worst_difference(case.at, case.said["after_bad_blocks"]) < TOLERANCE
+    if case.kind == "stock":
+        assert "got no weights" in case.said["lacking_in_place"]
+        half_way = "WeightsError: loading version 10 failed half-way"
+        assert case.said["after_lacking"].startswith(half_way)
 
 
-def test_vllm_shares_a_prefill_frees_what_is_left_and_says_that_it_died(
-    kind: str, said: dict[str, Any]
-) -> None:
-    if kind != "vllm":
+def test_vllm_shares_a_prefill_frees_what_is_left_and_says_that_it_died(case: Case) -> None:
+    if case.kind != "vllm":
         pytest.skip("asks for the scheduler of vLLM in this process")
     # Blocks of 32: 32 of the 36 prompt tokens are computed once, the last 4 by each of 8 samples.
-    assert said["first_step_of_8_samples_of_36_tokens"] == 36 + 7 * 4
-    assert said["unfinished_at_first_yield"] > 0
+    assert case.said["first_step_of_8_samples_of_36_tokens"] == 36 + 7 * 4
+    assert case.said["unfinished_at_first_yield"] > 0
     for where in ("unfinished", "scheduled", "held"):
-        assert said[f"{where}_after_close"] == 0
+        assert case.said[f"{where}_after_close"] == 0
     died = "Unavailable: the vLLM engine died under request dying: the model burns"
-    assert said["death"].startswith(died)
-    assert said["after_death"].startswith("Unavailable")
-    assert said["load_after_death"].startswith("Unavailable")
+    assert case.said["death"].startswith(died)
+    assert case.said["after_death"].startswith("Unavailable")
+    assert case.said["load_after_death"].startswith("Unavailable")
 
 
-def test_two_workers_receive_each_version_and_end_with_a_generator_that_is_killed(
-    tmp_path: Path,
-) -> None:
+def test_two_workers_get_each_version_and_end_with_a_killed_generator(tmp_path: Path) -> None:
     path = tmp_path / "model"
     at = functools.partial(model_of, make_model(path))
     said = run_scenario("engine_scenario:main", "parallel", path, is_killed=True)

@@ -1,4 +1,4 @@
-"""The process around an engine: its variables and its cores."""
+"""The process around an engine, facts of its model, and the seeds of its requests."""
 
 import os
 from pathlib import Path
@@ -7,24 +7,14 @@ import pytest
 from composing import compose
 
 from async_rl.core.errors import ConfigError
-from async_rl.generation.engine import read_model_facts
+from async_rl.generation.engine import read_model_facts, seed_of
 from async_rl.generation.environment import prepare_environment
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Restores what `prepare_environment` sets."""
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    return monkeypatch
-
-
-def test_the_variables_of_the_process_follow_the_configuration_and_its_cores(
-    environment: pytest.MonkeyPatch,
-) -> None:
+def test_variables_of_the_process_follow_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[list[int]] = []
-    environment.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
-    environment.setitem(os.environ, "VLLM_CPU_KVCACHE_SPACE", "40")
-    environment.delitem(os.environ, "TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
+    monkeypatch.setattr(os, "environ", {"VLLM_CPU_KVCACHE_SPACE": "40"})
     prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=false"]), [4, 5, 6])
     assert pinned == [[4, 5, 6]]
     assert os.environ["OMP_NUM_THREADS"] == "3"
@@ -46,3 +36,11 @@ def test_the_end_tokens_of_a_model_are_read_or_missed(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
     facts = read_model_facts(tmp_path)
     assert (facts.max_positions, facts.end_token_ids) == (64, (5, 6))
+
+
+def test_a_seed_depends_on_group_sample_and_turn_and_not_on_the_attempt() -> None:
+    names = ["7.1.0", "7.1.1", "8.1.0", "7.1.0.1", "7.1.0/0.0.gateway-0", "7.1.1/0.0.gateway-0"]
+    seeds = [seed_of(name, 3) for name in names]
+    assert len(set(seeds)) == len(names)
+    assert [seed_of(name.replace(".1.", ".2.", 1), 3) for name in names] == seeds
+    assert seed_of("7.1.0", 4) not in seeds

@@ -43,7 +43,7 @@ from async_rl.core.types import (
     Trajectory,
 )
 from async_rl.generation.engine import one_completion
-from async_rl.generation.hf.engine import HfEngine, hf_opener
+from async_rl.generation.hf import HfEngine, hf_opener
 from async_rl.learner.loading import load_policy
 from async_rl.protocol.generator import Completion
 from async_rl.rollouts.agents import Agents

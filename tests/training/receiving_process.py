@@ -19,7 +19,7 @@ from async_rl.core.errors import BroadcastBroken, Unavailable
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Seat
-from async_rl.weights.routes import Receivers
+from async_rl.weights.receiving import Receivers
 
 
 class Generator:

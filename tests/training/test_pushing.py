@@ -17,7 +17,8 @@ from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
 from async_rl.protocol.weights import StoredFile
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Published, Pushed
-from async_rl.weights.files import FileReader, FileSender
+from async_rl.weights.media import FileSender
+from async_rl.weights.receiving import FileReader
 
 
 class Generator:

@@ -7,19 +7,37 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from weights_support import MANIFEST, exporter, learner_side, load, member, seat_of, seats
+import torch
+from msgspec.structs import replace
+from tables import table
+from weights_support import (
+    CPU,
+    MANIFEST,
+    SEAT,
+    exporter,
+    learner_side,
+    load,
+    member,
+    publisher,
+    seat_of,
+    seats,
+)
 
-from async_rl.core.errors import BlockUnreachable
+from async_rl.core.errors import BlockUnreachable, BroadcastBroken
 from async_rl.protocol.base import Message
-from async_rl.protocol.weights import Difference, MapBlock, Mapped
-from async_rl.weights import broadcast
+from async_rl.protocol.weights import Difference, Manifest, MapBlock, Mapped, Seat
+from async_rl.weights import broadcast, receiving
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.membership import Load
+from async_rl.weights.receiving import Receivers, buckets
 from async_rl.weights.routes import Route, open_senders
+from async_rl.weights.tensors import listed
+
+Make = Callable[..., Broadcaster]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[Broadcaster] = []
 
     def make(*overrides: str, device: str = "cpu", **facts: Any) -> Broadcaster:
@@ -33,24 +51,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]
         one.close()
 
 
-@pytest.mark.parametrize(
-    ("transfer", "learner", "devices", "is_reached"),
-    [
-        ("collective", "cpu", ["cpu"], True),
-        ("shared_memory", "GPU-1", ["GPU-2"], False),
-        ("auto", "cpu", ["cpu"], False),
-        ("auto", "GPU-1", ["GPU-2", "GPU-3"], True),
-        ("auto", "GPU-1", ["GPU-1"], False),
-        ("auto", "GPU-1", ["cpu"], False),
-    ],
-)
-def test_auto_broadcasts_between_gpus_that_are_not_shared(
-    transfer: str,
-    learner: str,
-    devices: list[str],
-    is_reached: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("row", table(__file__, "reached"), ids=str)
+def test_auto_broadcasts_to_other_gpus(row: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    transfer, learner, devices, is_reached = row
     monkeypatch.setattr(broadcast, "device_name", lambda _: learner)
     senders = open_senders(learner_side(f"weights.transfer={transfer}"))
     assert Route(member(*devices), senders).sender.loads_together is is_reached
@@ -58,18 +61,9 @@ def test_auto_broadcasts_between_gpus_that_are_not_shared(
         sender.close()
 
 
-@pytest.mark.parametrize(
-    ("learner", "devices", "backend"),
-    [
-        ("cpu", ["cpu"], "gloo"),
-        ("GPU-1", ["GPU-2", "GPU-3"], "nccl"),
-        ("GPU-1", ["GPU-2", "GPU-2"], "gloo"),
-        ("GPU-1", ["GPU-1"], "gloo"),
-    ],
-)
-async def test_nccl_is_taken_where_every_rank_has_a_gpu_of_its_own_and_a_seat_has_all_limits(
-    learner: str, devices: list[str], backend: str, make: Callable[..., Broadcaster]
-) -> None:
+@pytest.mark.parametrize("row", table(__file__, "backends"), ids=str)
+async def test_nccl_is_taken_where_every_rank_has_its_own_gpu(row: list[Any], make: Make) -> None:
+    learner, devices, backend = row
     one = make("timeouts.start_s=90", device=learner)
     seat = await seat_of(one, load(1), *devices)
     assert (seat.backend, seat.bucket_bytes) == (backend, broadcast.BUCKET_BYTES[backend])
@@ -92,25 +86,11 @@ class OtherRank:
         return Mapped(device=self._device)
 
 
-@pytest.mark.parametrize(
-    ("transfer", "learner", "member_device", "others", "num_senders"),
-    [
-        ("collective", "cpu", "cpu", ["cpu", "", "cpu"], 3),
-        ("auto", "GPU-1", "GPU-4", ["GPU-2", "", "GPU-3"], 3),
-        # NCCL takes a GPU once.
-        ("auto", "GPU-1", "GPU-3", ["GPU-2", "GPU-3"], 2),
-    ],
-)
-async def test_ranks_that_can_map_the_block_send_too_and_take_the_first_seats(
-    transfer: str,
-    learner: str,
-    member_device: str,
-    others: list[str],
-    num_senders: int,
-    make: Callable[..., Broadcaster],
-) -> None:
+@pytest.mark.parametrize("row", table(__file__, "senders"), ids=str)
+async def test_ranks_that_can_map_the_block_send_too(row: list[Any], make: Make) -> None:
+    learner, member_device, others, num_senders = row
     ranks = [OtherRank(device) for device in others]
-    one = make(f"weights.transfer={transfer}", device=learner, others=ranks)
+    one = make(device=learner, others=ranks)
     for _ in range(2):
         await one.offer(MANIFEST)
     seat = await seat_of(one, load(1), member_device)
@@ -129,9 +109,7 @@ async def differences(one: Broadcaster, new: Load) -> set[int | None]:
     return {seat.difference and seat.difference.base for seat in given.values()}
 
 
-async def test_members_that_all_have_the_version_that_changed_get_the_changes(
-    make: Callable[..., Broadcaster],
-) -> None:
+async def test_members_that_all_have_the_version_before_get_changes(make: Make) -> None:
     one = make(device="GPU-1", block=CHANGED)
     assert not one.compares, "nothing was sent over NCCL"
     assert await differences(one, load(1, *GPUS)) == {None}
@@ -147,3 +125,48 @@ async def test_members_that_all_have_the_version_that_changed_get_the_changes(
     for number in (1, 2):
         assert (await seat_of(over_gloo, load(number, ("g", 1)))).difference is None
     assert not over_gloo.compares
+
+
+def test_only_an_engine_of_the_version_before_gets_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    pieces: list[torch.Tensor] = []
+
+    def join(seat: Seat, rank: int, device: torch.device) -> Any:
+        did.append(f"join as {rank}")
+        return SimpleNamespace(device=device, close=lambda: did.append("leave"))
+
+    def begin(_: object, flat: torch.Tensor, sender: int, **__: float) -> Callable[[], Any]:
+        piece = pieces.pop(0)
+        return lambda: flat.copy_(piece)
+
+    monkeypatch.setattr(receiving, "join", join)
+    monkeypatch.setattr(receiving, "begin", begin)
+    new = [torch.randn(5_000).bfloat16(), torch.randn(300).bfloat16()]
+    old = [tensor.clone() for tensor in new]
+    receivers = Receivers(0, CPU)
+    with publisher(old) as block:
+
+        def received(manifest: Manifest, content: torch.Tensor, seat: Seat) -> Any:
+            sent = manifest if seat.difference is None else seat.difference.manifest
+            for bucket in buckets(sent, seat.bucket_bytes):
+                pieces.extend(content[bucket.begin : bucket.end].clone().split(seat.bucket_bytes))
+            with receivers.receive(manifest, seat, takes_changes=True) as tensors:
+                return dict(tensors)
+
+        received(block.write(1, new), block.content, SEAT)
+        for tensor in new:
+            tensor[7:30] = 1
+        after = block.write(2, new, compares=True)
+        changes = block.changes
+        assert changes is not None
+        seat = replace(SEAT, difference=changes.difference)
+        lists = received(after, changes.content, seat)
+        for number, tensor in enumerate(old):
+            positions, words = listed(lists[str(number)], len(tensor))
+            tensor.view(torch.int16)[positions] = words
+            assert torch.equal(tensor, new[number])
+        # It has version 2 now, which is not the one that changed.
+        with pytest.raises(BroadcastBroken, match="takes no changes from version 1"):
+            received(after, changes.content, seat)
+    assert pieces == [], "it took part"
+    assert did == ["join as 1", "leave"]

@@ -4,7 +4,6 @@ push and a new version; and whose handover a shared device is.
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -15,14 +14,6 @@ from async_rl.weights.membership import Answer, Life, Load, Membership
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 ALL = {A, B, C}
 LOADED, GAVE_UP, FAILED = Answer
-
-
-def fleet_of(*lives: Life) -> Membership:
-    fleet = Membership()
-    fleet.follow(lives)
-    assert fleet.behind() == set(), "there is no version yet"
-    fleet.publish(1)
-    return fleet
 
 
 @pytest.mark.parametrize(
@@ -41,7 +32,10 @@ def test_a_lost_member_is_cut_off_and_those_who_gave_up_with_it_try_again(
     answers: dict[Life, Answer], cut_off: set[Life], tries_next: set[Life]
 ) -> None:
     members = ALL if len(answers) > 1 else set(answers)
-    fleet = fleet_of(*members)
+    fleet = Membership()
+    fleet.follow(members)
+    assert fleet.behind() == set(), "there is no version yet"
+    fleet.publish(1)
     load = fleet.begin(members)
     cut: set[Life] = set()
     for life, answer in answers.items():
@@ -63,7 +57,7 @@ class Fleet:
         self.present: set[Life] = set()  # as the directory shows it
         self.expelled: set[Life] = set()
         self.serves: dict[Life, int] = {}
-        self.loads: list[tuple[Load, frozenset[Life]]] = []
+        self.loads: list[Load] = []
         self.copied: dict[int, int] = {}  # load -> what its members read instead of the block
         self.ended: list[tuple[Load, Life]] = []
         self.wants_version = False
@@ -75,10 +69,9 @@ class Fleet:
             self.serves.pop(life, None)
 
     def open_loads(self) -> list[Load]:
-        return [load for load, _ in self.loads if load.missing or load.awaits_sender]
+        return [load for load in self.loads if load.missing or load.awaits_sender]
 
     def events(self, number: int) -> Iterator[Callable[[], None]]:
-        """Yield what may happen now."""
         choose = self.drawn.choice
         yield lambda: self.follow({*self.present, (f"g{number % 3}", number)})
         if self.present:
@@ -117,8 +110,7 @@ class Fleet:
         if not is_party:
             members = set(self.drawn.sample(behind, self.drawn.randint(1, len(behind))))
         if members:
-            load = self.fleet.begin(members, awaits_sender=is_party)
-            self.loads.append((load, frozenset(members)))
+            self.loads.append(self.fleet.begin(members, awaits_sender=is_party))
         for life in members:
             # The worst case: loading in place, so nothing is served meanwhile.
             self.serves.pop(life, None)
@@ -164,7 +156,6 @@ class Fleet:
         self.wants_version = False
 
     def check(self) -> None:
-        assert all(load.members == members for load, members in self.loads)
         alive = self.present - self.expelled
         for version in (self.block - 1, self.block):
             have = [self.serves.get(life, -1) >= version for life in alive]
@@ -193,56 +184,44 @@ def test_a_fleet_keeps_its_rules_in_any_interleaving(seed: int) -> None:
     assert world.fleet.all_have(world.block) == bool(world.present - world.expelled)
 
 
-@dataclass
-class Generator:
-    orders: Orders = field(default_factory=Orders)
-    uses_device: bool = False
-
-
-@dataclass
-class Letter:
-    """On its way, for as long as it takes. handover: of the learner when it was sent."""
-
-    handover: int
-    life: Life
-    wakes: bool
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_learner_and_generators_never_use_the_device_together(seed: int) -> None:
     """Generators come and die, the learner dies in any phase or waits no longer for an answer,
     letters arrive late and in any order, to whoever still lives, and answers are lost.
     """
     drawn = random.Random(seed)
-    generators: dict[Life, Generator] = {}
-    letters: list[Letter] = []
+    orders: dict[Life, Orders] = {}
+    using: set[Life] = set()
+    letters: list[tuple[int, Life, bool]] = []  # handover, receiver, and whether it wakes
     learner, uses_device, asks = Handovers(0), False, False
     num_steps = 0
 
-    def arrive(letter: Letter) -> None:
-        generator = generators[letter.life]
+    def arrive(handover: int, life: Life, wakes: bool) -> None:
         try:
-            generator.orders.accept(letter.handover)
+            orders[life].accept(handover)
         except WeightsError:
-            assert letter.handover < learner.number, "the present order is always obeyed"
+            assert handover < learner.number, "the present order is always obeyed"
             return
-        generator.uses_device = letter.wakes
-        if letter.handover == learner.number and not letter.wakes and drawn.random() < 0.9:
-            learner.sleeps(letter.life)
+        using.discard(life)
+        if wakes:
+            using.add(life)
+        elif handover == learner.number and drawn.random() < 0.9:
+            learner.sleeps(life)
 
     def send(lives: Iterable[Life], *, wakes: bool) -> None:
-        letters.extend(Letter(learner.number, life, wakes) for life in sorted(lives))
+        letters.extend((learner.number, life, wakes) for life in sorted(lives))
 
     for number in range(600):
         match drawn.randrange(8):
-            case 0 if len(generators) < 3:
-                generators[f"g{number}", number] = Generator()
-            case 1 if generators and drawn.random() < 0.15:
-                lost = drawn.choice(sorted(generators))
-                del generators[lost]
-                letters = [letter for letter in letters if letter.life != lost]
+            case 0 if len(orders) < 3:
+                orders[f"g{number}", number] = Orders()
+            case 1 if orders and drawn.random() < 0.15:
+                lost = drawn.choice(sorted(orders))
+                del orders[lost]
+                using.discard(lost)
+                letters = [letter for letter in letters if letter[1] != lost]
             case 2 | 3 if letters:
-                arrive(letters.pop(drawn.randrange(len(letters))))
+                arrive(*letters.pop(drawn.randrange(len(letters))))
             case 4 if drawn.random() < 0.2:
                 # The next life starts above all numbers of this one.
                 learner, uses_device, asks = Handovers(learner.number + 10), False, True
@@ -251,12 +230,12 @@ def test_learner_and_generators_never_use_the_device_together(seed: int) -> None
                 learner.ask()
                 asks = True
             case 6 if asks:
-                send(learner.to_order(generators), wakes=False)
-                uses_device = learner.is_clear(generators)
+                send(learner.to_order(orders), wakes=False)
+                uses_device = learner.is_clear(orders)
                 asks = not uses_device
                 num_steps += uses_device
             case 7 if uses_device:
                 uses_device = False
-                send(generators, wakes=True)
-        assert not (uses_device and any(it.uses_device for it in generators.values()))
+                send(orders, wakes=True)
+        assert not (uses_device and using)
     assert num_steps > 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,11 @@ from weights_support import MANIFEST, MEMBER, SEAT, learner_side, load
 
 from async_rl.core.errors import BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Seat, SharedBlock, StoredFile
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, StoredFile
 from async_rl.weights import routes
-from async_rl.weights.files import FileSender
-from async_rl.weights.media import Sender
-from async_rl.weights.membership import Load
+from async_rl.weights.media import FileSender, Sender
 from async_rl.weights.routes import Route, open_senders
+from benchmarks.weights import push_model
 
 VERSION_3 = replace(MANIFEST, version=3)
 LOAD = load(1, ("g", 1), version=3)
@@ -39,8 +39,6 @@ class Generator:
 
 
 class InFile(FileSender):
-    """Writes nothing."""
-
     def write(self, manifest: Manifest) -> StoredFile:
         return StoredFile(url="a file")
 
@@ -72,45 +70,30 @@ async def test_a_generator_that_loaded_another_version_has_failed() -> None:
         await pushed(Generator(shares_memory=True, loads=2))
 
 
-class SlowStorage(Sender):
-    """Writes each version for so many seconds."""
-
-    write_s = 0.0
-    place: SharedBlock | Seat = SHARED_BLOCK
-
-    async def source(self, manifest: Manifest, load: Load, life: object) -> SharedBlock | Seat:
-        await asyncio.sleep(self.write_s)
-        return self.place
-
-
-class Silent:
-    async def call(self, request: LoadWeights, *, timeout_s: float) -> LoadReport:
-        reply: LoadReport = await asyncio.get_running_loop().create_future()
-        return reply
-
-
 def seconds_until_late(
-    monkeypatch: pytest.MonkeyPatch,
-    write_s: float,
-    sent_s: float | None,
-    place: SharedBlock | Seat = SHARED_BLOCK,
+    monkeypatch: pytest.MonkeyPatch, write_s: float, sent_s: float = 0.0, source: Any = SHARED_BLOCK
 ) -> tuple[int, str]:
     """Push to a silent generator in virtual time; return the seconds from the request, or from the
     end of a broadcast, and the reason. Two other generators read too.
     """
 
+    class Slow(Sender):
+        async def source(self, *_: object) -> Any:
+            await asyncio.sleep(write_s)
+            return source
+
     async def story() -> tuple[int, str]:
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(routes.time, "monotonic", loop.time)
-        sender = SlowStorage(None)  # type: ignore[arg-type]
-        sender.write_s, sender.place = write_s, place
-        begun_s = loop.time() + write_s + (sent_s or 0.0)
-        sent = None if sent_s is None else asyncio.Event()
+        begun_s = loop.time() + write_s + sent_s
+        sent = asyncio.Event() if sent_s else None
         if sent is not None:
-            loop.call_later(sent_s or 0.0, sent.set)
+            loop.call_later(sent_s, sent.set)
+        route = Route(MEMBER, [Slow(None)])  # type: ignore[arg-type]
+        silent: Any = SimpleNamespace(call=lambda *_, **__: loop.create_future())
         limits: Any = {"handover": 0, "timeout_s": 60, "num_readers": 3, "release": list}
         with pytest.raises(DeadlineExceeded) as raised:
-            await Route(MEMBER, [sender]).load(VERSION_3, LOAD, Silent(), sent=sent, **limits)
+            await route.load(VERSION_3, LOAD, silent, sent=sent, **limits)
         return round(loop.time() - begun_s), str(raised.value)
 
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(lambda: 0.0)) as runner:
@@ -120,12 +103,12 @@ def seconds_until_late(
 def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads_from_when_it_is_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert seconds_until_late(monkeypatch, 0.0, None) == (
+    assert seconds_until_late(monkeypatch, 0.0) == (
         60,
         "version 3 was not loaded within 60 s (timeouts.start_s / 3)",
     )
     assert caplog.text == ""
-    assert seconds_until_late(monkeypatch, 100.0, None) == (
+    assert seconds_until_late(monkeypatch, 100.0) == (
         360,
         "version 3 was not loaded within 360 s (timeouts.start_s / 3, and 300 s for a slow medium)",
     )
@@ -133,3 +116,7 @@ def test_a_member_has_the_time_that_the_sender_took_for_each_that_reads_from_whe
     assert seconds_until_late(monkeypatch, 0.0, 1000.0)[0] == 60
     seat = replace(SEAT, timeout_s=45.0)
     assert seconds_until_late(monkeypatch, 0.0, 1000.0, seat)[0] == 90, "twice its patience"
+
+
+def test_the_page_has_the_computed_times_of_the_default_rates() -> None:
+    assert push_model.table(push_model.Rates()) in push_model.PAGE.read_text()

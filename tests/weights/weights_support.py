@@ -1,6 +1,6 @@
 """What the tests of a push share: the learner's side, members, seats and loads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights.block import SharedTensors
 from async_rl.weights.media import LearnerSide, Sender
 from async_rl.weights.membership import Life, Load
+from async_rl.weights.tensors import tensor_spec
 
 CPU = torch.device("cpu")
 MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
@@ -42,7 +44,6 @@ def member(*devices: str) -> Member:
 
 
 def exporter(**facts: Any) -> Any:
-    """The learner's ranks, as a sender sees them."""
     block = SimpleNamespace(changes=None, content=torch.zeros(0))
     return SimpleNamespace(**{"block": block, "others": [], "adapter": None, **facts})
 
@@ -50,7 +51,6 @@ def exporter(**facts: Any) -> Any:
 def learner_side(
     *overrides: str, device: torch.device = CPU, folder: str = "memory://weights", **facts: Any
 ) -> LearnerSide:
-    """The facts of a learner with these settings."""
     config = compose_unchecked("grpo_code", overrides)
     return LearnerSide(
         config=config.weights,
@@ -68,7 +68,6 @@ def load(number: int, *lives: Life, version: int = 1) -> Load:
 
 
 async def seats(one: Sender, new: Load, members: Mapping[Life, Member]) -> dict[Life, Any]:
-    """Start a load of these members and return their seats."""
     named = [replace(it, name=name, pid=pid) for (name, pid), it in members.items()]
     one.join(new, named)
     return {life: await one.source(MANIFEST, new, life) for life in members}
@@ -77,3 +76,7 @@ async def seats(one: Sender, new: Load, members: Mapping[Life, Member]) -> dict[
 async def seat_of(one: Sender, new: Load, *devices: str) -> Any:
     """Start a load of one member and return its seat. devices: one CPU by default."""
     return (await seats(one, new, {("g", 1): member(*devices or ["cpu"])}))["g", 1]
+
+
+def publisher(tensors: Sequence[torch.Tensor]) -> SharedTensors:
+    return SharedTensors([tensor_spec(str(i), tensor) for i, tensor in enumerate(tensors)])

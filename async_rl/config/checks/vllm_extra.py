@@ -19,7 +19,7 @@ def extra_problems(
     entries: Sequence[str], *, is_eager: bool = False, is_gpu: bool = False
 ) -> Iterator[str]:
     """Yield a line for each entry that cannot be passed on. Names that the installed vLLM does not
-    have are found where vLLM is (generation/vllm/installed.py).
+    have are found where vLLM is (generation/environment.py).
 
     is_eager: generation.vllm.enforce_eager; is_gpu: generators have GPUs.
     """

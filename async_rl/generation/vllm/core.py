@@ -38,7 +38,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
 
 from async_rl.core.types import FloatArray
-from async_rl.generation.vllm.logprobs import WrittenLogprobs
+from async_rl.generation.vllm.sampling import WrittenLogprobs
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0

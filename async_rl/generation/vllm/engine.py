@@ -1,42 +1,58 @@
 """The vLLM engine: token ids in, token ids out, weights changed between two steps.
 
+Several policies may share one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
+Slot 0 is this run's policy; the other slots are for programs of a service (rollouts/turns.py).
+
 Invariants
-- The label of a token is the version of the weights that sampled it: label and weights change
-  together, with no step in flight.
+- The label of a token names the version of every policy: label and weights change together, with no
+  step in flight, so a token shows the version that sampled it.
 - A new version never reads the prefix cache of an older one (scheduler.py).
+- An adapter that cannot be read, or that vLLM refuses, changes nothing for any policy.
 
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
 and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
+
+Written against vLLM 0.32.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from async_rl.batching.support import spans_of
 from async_rl.core.codec import encode
-from async_rl.core.errors import BroadcastBroken, DataError
+from async_rl.core.errors import BroadcastBroken, DataError, WeightsError
 from async_rl.core.support import Alternatives
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import one_completion, require_version
 from async_rl.generation.vllm.llm import Llm
-from async_rl.generation.vllm.logprobs import completion_of, prompt_scores, scores_of
-from async_rl.generation.vllm.sampling import EARLIER, adapter_in, params_of
-from async_rl.generation.vllm.truncation import LIMITS
-from async_rl.protocol.generator import Completion, LoadReport, Scores
+from async_rl.generation.vllm.sampling import (
+    adapter_in,
+    completion_of,
+    kept_tokens,
+    params_of,
+    prompt_scores,
+    rollout_params,
+    scores_of,
+)
+from async_rl.protocol.generator import Completion, LoadReport
 from async_rl.protocol.service import Sample, Sampled
-from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source, StoredFile
 from async_rl.weights.block import verify_block
+from async_rl.weights.lora import write_peft
+from async_rl.weights.receiving import opened
+from async_rl.weights.tensors import checksum
 
 _PROBE = Sampling(temperature=0.0, max_new_tokens=1, alternatives=Alternatives(num_prompt_top=0))
 
@@ -69,37 +85,7 @@ class VllmEngine:
         """
         self._require_usable()
         support = sampling.support
-        truncates = sampling.temperature > 0 and support.is_truncated
-        extra: dict[str, object] | None = None
-        if truncates:
-            extra = {LIMITS: (support.top_k, support.top_p)}
-        elif sampling.drafts:
-            extra = {EARLIER: sampling.drafts}
-        alternatives = sampling.alternatives
-        num_kept = support.top_k if truncates and support.is_recorded else 0
-        num_columns = max(num_kept, alternatives.num_top)
-        grammar = None
-        if support.grammar:
-            grammar = StructuredOutputsParams(**{support.grammar_kind: support.grammar})
-        params = SamplingParams(
-            n=num_samples,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens,
-            min_tokens=min(support.min_tokens, sampling.max_new_tokens),
-            logit_bias=support.logit_bias or None,
-            structured_outputs=grammar,
-            extra_args=extra,
-            stop_token_ids=list(self._end_token_ids),
-            ignore_eos=not self._end_token_ids,
-            logprobs=num_columns,
-            prompt_logprobs=alternatives.num_prompt_top,
-            flat_logprobs=True,
-            detokenize=False,
-            # With DELTA, vLLM would send each sample in parts, which are not read before its end.
-            output_kind=RequestOutputKind.CUMULATIVE,
-            # In tokens: vLLM then reports a sample at its first token and at its end only.
-            stream_interval=1 << 30,
-        )
+        params = rollout_params(sampling, num_samples, self._end_token_ids)
         outputs = self._vllm.outputs(request_id, prompt_token_ids, params, lora=self._lora)
         first_s: dict[int, float] = {}
         async with aclosing(outputs):
@@ -113,11 +99,10 @@ class VllmEngine:
                             f"xgrammar fails to compile the grammar {support.grammar[:200]!r} with"
                             " the tokens of the model; simplify it"
                         )
-                    scores = scores_of(sample, num_columns)
-                    done = completion_of(
-                        sample, scores, self._versions(sample), alternatives.num_top
-                    )
-                    kept = _kept_tokens(scores) if num_kept else []
+                    scores = scores_of(sample, params.logprobs)
+                    num_top = sampling.alternatives.num_top
+                    done = completion_of(sample, scores, self._versions(sample), num_top)
+                    kept = kept_tokens(sampling, scores)
                     prompt = prompt_scores(output, params.prompt_logprobs)
                     yield msgspec.structs.replace(
                         done,
@@ -250,10 +235,46 @@ class VllmEngine:
         self._vllm.require_clean()
 
 
-def _kept_tokens(scores: Scores) -> list[IntArray]:
-    """Return the tokens with a probability above 0 at each position, ascending."""
-    rows = zip(scores.ids, scores.logprobs, strict=True)
-    return [np.unique(ids[row > -np.inf]) for ids, row in rows]
+class AppliedAdapter(VllmEngine):
+    """The policy of one slot."""
+
+    def __init__(self, llm: Llm, end_token_ids: tuple[int, ...]) -> None:
+        super().__init__(llm, end_token_ids)
+        # vLLM's ids start at 1, and 0 is the base model. It requires a path for an adapter; the
+        # adapter of a slot has no file.
+        self._lora = LoRARequest(f"slot {self._index}", self._index + 1, "pushed")
+
+    async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
+        assert isinstance(source, StoredFile), "model.lora.slots is the learner's setting too"
+        with tempfile.TemporaryDirectory(prefix="async_rl-adapter-") as directory:
+            # vLLM reads an adapter from a directory of PEFT's form only; a service has such ones.
+            if source.scaling is None:
+                directory = source.url
+            else:
+                await asyncio.to_thread(_fetch_peft, manifest, source, Path(directory))
+            refusals = await self._vllm.beside("stage_adapter", self._index + 1, directory)
+        for refusal in filter(None, refusals):
+            raise WeightsError(
+                f"vLLM refuses the adapter of version {manifest.version}: {refusal}; its rank may"
+                " be at most model.lora.rank"
+            )
+        return "apply_adapter", ()
+
+
+def _fetch_peft(manifest: Manifest, source: StoredFile, directory: Path) -> None:
+    """Fetch an adapter and write it as PEFT does. Raises WeightsError if it does not match
+    the manifest.
+    """
+    assert source.scaling is not None
+    with opened(source, manifest) as file:
+        content = file.read()
+    found = checksum(content)
+    if found != source.checksum:
+        raise WeightsError(
+            f"checksum of {source.url} is {found}, announced {source.checksum}; the file was"
+            " changed after it was written"
+        )
+    write_peft(directory, content, source.scaling)
 
 
 def _require_whole(broken: list[str]) -> None:

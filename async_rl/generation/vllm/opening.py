@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -20,13 +21,14 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.support import MOST_TOP
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
-from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm.adapters import LORA_RANKS, AppliedAdapter, linear_layers
+from async_rl.generation.environment import uses_gpu, version_problem
 from async_rl.generation.vllm.core import ThreadedCore
-from async_rl.generation.vllm.engine import VllmEngine
-from async_rl.generation.vllm.installed import version_problem
+from async_rl.generation.vllm.engine import AppliedAdapter, VllmEngine
 from async_rl.generation.vllm.llm import Llm
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
+
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The bounds of the rank that vLLM can be started with."""
 
 
 def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
@@ -119,7 +121,7 @@ def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
     if truncated := [support for support in supports_of(config) if support.is_truncated]:
         # The second model runner calls processors before the temperature.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        settings["logits_processors"] = ["async_rl.generation.vllm.truncation:Truncation"]
+        settings["logits_processors"] = ["async_rl.generation.vllm.sampling:Truncation"]
         widths = [s.top_k * s.is_recorded for s in truncated]
         settings["max_logprobs"] = max(MOST_TOP, *widths)
     if config.agent.is_service:
@@ -143,10 +145,29 @@ def _settings(config: RunConfig, model_path: Path) -> dict[str, Any]:
         settings |= {
             "enable_lora": True,
             "max_loras": adapter.slots,
-            "max_lora_rank": min(rank for rank in LORA_RANKS if rank >= adapter.rank),
-            "lora_target_modules": linear_layers(model_path),
+            "max_lora_rank": min(rank for rank in _LORA_RANKS if rank >= adapter.rank),
+            "lora_target_modules": _linear_layers(model_path),
         }
     return settings
+
+
+def _linear_layers(model_path: Path) -> list[str]:
+    """Return the names of the linear layers inside the model's blocks, for example q_proj.
+
+    Without a list vLLM would wrap the head too, and fail for a probe (vLLM 0.32): the wrapped head
+    takes one row per request.
+    """
+    names = set()
+    for file in model_path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  # not a mapping
+                layer, _, leaf = name.rpartition(".")
+                is_matrix = len(weights.get_slice(name).get_shape()) == 2
+                # Blocks are numbered; embedding and head are outside them.
+                is_inside = any(part.isdigit() for part in layer.split("."))
+                if leaf == "weight" and is_matrix and is_inside:
+                    names.add(layer.rpartition(".")[2])
+    return sorted(names)
 
 
 async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> Llm:

@@ -1,16 +1,21 @@
-"""The part of a push that runs inside vLLM's workers: from any medium into the model.
+"""The part of this project that runs inside vLLM's workers: of a push, and on a CPU in the steps.
 
-On CPU, linear layers have their weights packed for their kernel, so weights cannot be copied in
-place. A second copy of the model is loaded and packed next to the one in use, then the two exchange
-their tensors, which takes no longer than a few assignments; a failure before that leaves the model
-in use untouched. Elsewhere addresses must not change (CUDA graphs): vLLM's layerwise reload writes
-into the model in place. vLLM loads this class through `parallel_config.worker_extension_cls` and
-calls it through `collective_rpc`.
+vLLM loads `SharedWeightsExtension` through `parallel_config.worker_extension_cls` and calls it
+through `collective_rpc`. On a CPU a second copy of the model is loaded and packed next to the one
+in use (model.py); a failure before they are exchanged leaves the model in use untouched. Elsewhere
+the model is loaded in place.
+
+vLLM 0.32 computes two things otherwise on a CPU.
+- Adapters: it copies the matrices of a token's adapter for every token, and takes the last slot's
+  for a token without adapter. Here the rows of each adapter are multiplied together, and tokens
+  without adapter stay as they are. `benchmarks/generation/lora_serving.py` measures it.
+- Drafts: it repeats the temperatures for the draft tokens as whole numbers: 0.7 becomes 0, so it
+  draws from another distribution and reports log-probs that are 47 nats off, or NaN. With the same
+  numbers repeated by torch, the log-probs of accepted, recovered and further tokens are exact.
 """
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import importlib
 import multiprocessing
@@ -19,42 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    initialize_layerwise_reload,
-)
-from vllm.model_executor.model_loader.utils import initialize_model
-from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
 
 from async_rl.core.codec import decode
 from async_rl.core.errors import BroadcastBroken
 from async_rl.core.os import die_with_parent
 from async_rl.generation.environment import EXTERNAL_LIB
-from async_rl.generation.vllm.changed_words import (
-    change_words,
-    has_plain_weights,
-    layer_method,
-    parameter_names,
-    require_loaded,
-)
-from async_rl.generation.vllm.cpu import use_own_parts
+from async_rl.generation.vllm.model import SpareModel, change_words, has_plain_weights, reload
 from async_rl.protocol.weights import Manifest, Seat, Source
-from async_rl.weights.routes import Receivers
-from async_rl.weights.tensors import Tensors
-
-# The module is imported before the model is loaded.
-use_own_parts()
-if multiprocessing.parent_process() is not None:
-    # A worker process that vLLM started: if it outlived its engine it would keep the memory of a
-    # model.
-    die_with_parent()
-    if external_lib := os.environ.get(EXTERNAL_LIB):
-        importlib.import_module(external_lib)
+from async_rl.weights.receiving import Receivers
 
 
 class SharedWeightsExtension:
@@ -139,21 +122,8 @@ class SharedWeightsExtension:
             ):
                 if isinstance(sent, Seat) and sent.difference:
                     change_words(model, decoded, tensors)
-                    return ""
-                if self.device.type == "cpu":
-                    _forget_packed_experts(model)
-                # The reload makes a separate parameter for a tied head, which no push names.
-                tied = parameter_names(model, tied=True) - parameter_names(model)
-                initialize_layerwise_reload(model)
-                try:
-                    _load_all(model, tensors, expected=parameter_names(model) - tied)
-                finally:
-                    # A retry needs whole layers, whatever their content.
-                    finalize_layerwise_reload(model, config.model_config)
-                for module in model.modules():
-                    # The reload skips a head that shares its weights with the embedding.
-                    if isinstance(module, ParallelLMHead):
-                        module.quant_method.process_weights_after_loading(module)
+                else:
+                    reload(model, config, tensors)
         except BroadcastBroken as error:
             return str(error)
         return ""
@@ -181,53 +151,6 @@ class SharedWeightsExtension:
         return ""
 
 
-class SpareModel:
-    """A second copy of the model, which exchanges its tensors with the one in use.
-
-    Packing replaces a layer's parameter by an empty one and adds attributes to the layer (the
-    kernel with its packed weights). `_unpacked` keeps, per layer, parameters that can be loaded; a
-    parameter that is now in use unpacked is replaced by the one it was exchanged for.
-    """
-
-    def __init__(self, live: torch.nn.Module, config: VllmConfig) -> None:
-        spare = _second_model(config)
-        pairs = zip(live.modules(), spare.modules(), strict=True)
-        self._pairs = [(ours, theirs) for ours, theirs in pairs if theirs._parameters]
-        self._model = spare
-        self._config = config
-        self._unpacked = [dict(theirs._parameters) for _, theirs in self._pairs]
-        self._packed: list[dict[str, object]] = []
-
-    def load(self, tensors: Tensors) -> None:
-        """Fill the spare copy; the one in use does not change."""
-        # The last exchange left packed parameters here, which have no values to load into.
-        for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
-            theirs._parameters.update(unpacked)
-        with torch.no_grad(), set_current_vllm_config(self._config):
-            _load_all(self._model, tensors, expected=parameter_names(self._model))
-
-    def pack(self) -> None:
-        """Prepare the loaded tensors for the kernels."""
-        with torch.no_grad(), set_current_vllm_config(self._config):
-            self._packed = [_pack(theirs) for _, theirs in self._pairs]
-
-    def exchange(self) -> None:
-        """Swap the parameters of both copies; the one in use gets the kernels of the spare one."""
-        for (ours, theirs), unpacked, packed in zip(
-            self._pairs, self._unpacked, self._packed, strict=True
-        ):
-            ours._parameters, theirs._parameters = theirs._parameters, ours._parameters
-            ours.__dict__.update(packed)
-            if isinstance(layer_method(ours), FusedMoEMethodBase):
-                # It owns the kernel of the experts, which refers to their biases.
-                ours.quant_method, theirs.quant_method = theirs.quant_method, ours.quant_method
-            for name, parameter in unpacked.items():
-                if ours._parameters[name] is parameter:
-                    unpacked[name] = theirs._parameters[name]
-        # Released now: a second set of packed weights would take as much memory as the model.
-        self._packed = []
-
-
 def _decoded(manifest: bytes, source: bytes) -> tuple[Manifest, Source]:
     kind: Any = Source  # a union, which mypy does not accept as a type
     return decode(manifest, Manifest), decode(source, kind)
@@ -243,47 +166,69 @@ def _return_freed_memory() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def _second_model(config: VllmConfig) -> torch.nn.Module:
-    """Build the same model again. Its attention layers stay out of the engine's list of layers."""
-    # A shallow copy: only the table of attention layers must differ.
-    config = copy.copy(config)
-    config.compilation_config = copy.copy(config.compilation_config)
-    config.compilation_config.static_forward_context = {}
-    with (
-        set_default_torch_dtype(config.model_config.dtype),
-        torch.device(config.device_config.device),
-    ):
-        model: torch.nn.Module = initialize_model(vllm_config=config)
-    return model
+class GroupedAdapters(PunicaWrapperCPU):
+    """vLLM's interface to the products of adapters."""
+
+    _rows: dict[int, Tensor | None]
+    """The rows of the present batch for each slot that has some; None = all."""
+
+    def update_metadata(self, *args: Any, **kwargs: Any) -> None:
+        """Note which adapter each row of the next batch has."""
+        super().update_metadata(*args, **kwargs)
+        slots = self.token_lora_indices
+        found = slots.unique().tolist()
+        self._rows = {
+            slot: (slots == slot).nonzero().squeeze(1) if len(found) > 1 else None
+            for slot in found
+            if slot >= 0
+        }
+
+    def add_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        **_: Any,
+    ) -> None:
+        """y += scale x A^T B^T, in place, for the columns of each part of a fused layer.
+
+        y: [T, out]; x: [T, in]; A: [slots, 1, r, in]; B: [slots, 1, columns, r] of each part.
+        """
+        x = x.view(-1, x.shape[-1])
+        parts = torch.split(y.view(-1, y.shape[-1]), list(output_slices), dim=1)
+        for slot, rows in self._rows.items():
+            own = x if rows is None else x[rows]
+            for part, down, up in zip(parts, lora_a_stacked, lora_b_stacked, strict=True):
+                hidden = own @ down[slot, 0].t()
+                if rows is None:
+                    part.addmm_(hidden, up[slot, 0].t(), alpha=scale)
+                else:
+                    part.index_add_(0, rows, hidden @ up[slot, 0].t(), alpha=scale)
 
 
-def _load_all(model: torch.nn.Module, tensors: Tensors, *, expected: set[str]) -> None:
-    # A tensor that no push names would keep its random values without an error.
-    loadable: Any = model
-    loaded: set[str] = loadable.load_weights(tensors)
-    require_loaded(expected - loaded)
+def _expand(
+    x: Tensor, ends: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
+) -> Tensor:
+    """Repeat the value of each request for its draft tokens: [B] -> [num_tokens], the same dtype.
 
-
-def _pack(layer: torch.nn.Module) -> dict[str, object]:
-    """Prepare a loaded layer for its kernel; return the attributes that this added."""
-    method = layer_method(layer)
-    if not isinstance(method, QuantizeMethodBase):
-        return {}
-    _forget_packed_experts(layer)
-    before = dict(layer.__dict__)
-    method.process_weights_after_loading(layer)
-    return {
-        name: value
-        for name, value in layer.__dict__.items()
-        if value is not before.get(name) and name != "_parameters"
-    }
-
-
-def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Let vLLM pack the experts' next weights. vLLM 0.32 packs them only when it makes their
-    kernel, so on a CPU later weights would be read unpacked, with log-probs that are 5 nats off.
+    ends: int32 [B], where the tokens of each request end.  replace_from becomes replace_to.
     """
-    for layer in model.modules():
-        method = layer_method(layer)
-        if isinstance(method, FusedMoEMethodBase):
-            method.moe_kernel = None
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1))
+    return torch.where(x == replace_from, replace_to, x).repeat_interleave(sizes)
+
+
+# The module is imported before the model is loaded.
+if current_platform.is_cpu():
+    _own_products = f"{__name__}.{GroupedAdapters.__name__}"
+    # The platform names the class.
+    current_platform.get_punica_wrapper = lambda: _own_products
+    rejection_sampler.expand_batch_to_tokens = _expand
+if multiprocessing.parent_process() is not None:
+    # A worker process that vLLM started: if it outlived its engine it would keep the memory of a
+    # model.
+    die_with_parent()
+    if external_lib := os.environ.get(EXTERNAL_LIB):
+        importlib.import_module(external_lib)

@@ -16,16 +16,17 @@ from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     History,
+    content,
+    named,
     new_id,
     refuse_unless,
     stops_of,
     variables_of,
 )
-from async_rl.sessions.forms.log_probs import content, named
+from async_rl.sessions.forms.openai_responses import TEMPLATES, Tools, read_call
 from async_rl.sessions.forms.parameters import read_request
-from async_rl.sessions.forms.response_tools import TEMPLATES, Tools, read_call
-from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
+from async_rl.sessions.tools import schema_of
 
 _PREFIXES = {"text": "msg_", "thinking": "rs_"}
 """Of the ids of items."""

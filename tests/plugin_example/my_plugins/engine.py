@@ -4,7 +4,7 @@ from pathlib import Path
 
 from async_rl.config.run import RunConfig
 from async_rl.generation.engine import Engine, OpenEngine
-from async_rl.generation.hf.engine import hf_opener
+from async_rl.generation.hf import hf_opener
 
 
 def open_counted(config: RunConfig, model_path: Path, *, seed: int) -> OpenEngine:
