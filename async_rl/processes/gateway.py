@@ -24,8 +24,7 @@ from async_rl.rollouts.journal import Journal
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.context import ProcessContext, load_control
-from async_rl.sessions.offers import Offers, key_from
-from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.open_sessions import Offers, Sessions, key_from
 from async_rl.sessions.server import KEEP_ALIVE_S, build_app, spare_heap
 from async_rl.wire.http import listen_again, serving, url_of
 

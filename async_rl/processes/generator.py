@@ -43,8 +43,7 @@ from async_rl.protocol.service import LoadSlot, Sample
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.rollouts.sleeping import Sleeping
-from async_rl.rollouts.slots import Slots
+from async_rl.rollouts.turns import Sleeping, Slots
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.files import FileReader
 

@@ -38,17 +38,15 @@ from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rollouts.conversation import Write, Written
 from async_rl.rollouts.environments import Environments
 from async_rl.rollouts.journal import Journal
+from async_rl.sessions.calls import Reward, Usage, parts_of
 from async_rl.sessions.chat import Chat, Reader
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.form import read
-from async_rl.sessions.offers import Offers
-from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.open_sessions import Offers, Sessions
 from async_rl.sessions.record import Record
 from async_rl.sessions.requests import repeat
-from async_rl.sessions.rewards import Reward, parts_of
 from async_rl.sessions.session import Session
-from async_rl.sessions.usage import Usage
 
 _MOST_NAMES = 20
 """Environments that have separate metrics; a name per row would fill every heartbeat."""

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.frozen import Value
-from async_rl.sessions.calls import Answer, Noted
+from async_rl.sessions.calls import Answer, Noted, reward_of
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.forms.anthropic_messages import messages
 from async_rl.sessions.forms.form import Exchange, Form, read
 from async_rl.sessions.forms.openai_completions import chat_completions, completions, generate
 from async_rl.sessions.forms.openai_responses import responses
-from async_rl.sessions.rewards import reward_of
 from async_rl.sessions.session import Session
 
 OPEN = "/sessions"

@@ -21,14 +21,11 @@ from async_rl.core.calls import AgentCall
 from async_rl.core.schemas import require_applied
 from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
-from async_rl.sessions.calls import Answer, Call, Caller, Noted, Run, Write
+from async_rl.sessions.calls import Answer, Call, Caller, Noted, Reward, Run, Usage, Write
 from async_rl.sessions.chat import Chat, key_of
 from async_rl.sessions.errors import Json, Refused
-from async_rl.sessions.grammars import grammar_of
 from async_rl.sessions.record import Record, Writing
-from async_rl.sessions.rewards import Reward
-from async_rl.sessions.tools import chosen
-from async_rl.sessions.usage import Usage
+from async_rl.sessions.tools import chosen, grammar_of
 
 PIECE_TOKENS = 32
 """A piece is a request of the engine, which costs about as much as a few tokens: 32 keep that cost

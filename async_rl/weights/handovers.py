@@ -1,6 +1,6 @@
 """Decide who may use a shared device (placement=colocated): the state machine behind every switch.
 
-Pure: no clock, no socket. `training/device.py` is the learner's side, `rollouts/sleeping.py` the
+Pure: no clock, no socket. `training/device.py` is the learner's side, `rollouts/turns.py` the
 generator's; `weights/membership.py` decides who loads what.
 
 One handover: the learner requests the device, every generator that serves goes to sleep, the

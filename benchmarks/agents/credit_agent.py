@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 
-from async_rl.rollouts.environments import variables
-from async_rl.rollouts.jailed import in_jail
+from async_rl.rollouts.environments import in_jail, variables
 from async_rl.sessions.endpoint import Endpoint
 
 _COMMAND = [sys.executable, str(Path(__file__).resolve().with_name("credit_program.py"))]

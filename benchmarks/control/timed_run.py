@@ -34,7 +34,7 @@ from async_rl.protocol.learner import (
 )
 from async_rl.rollouts.groups import Groups
 from async_rl.rollouts.rollout import Rollouts
-from async_rl.rollouts.sleeping import Sleeping
+from async_rl.rollouts.turns import Sleeping
 from benchmarks.control.timed_device import Device, TimedEngine
 
 PUSH_S = 0.05

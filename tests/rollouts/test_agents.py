@@ -302,7 +302,7 @@ async def test_an_environment_that_hangs_is_ended_with_its_time(tmp_path: Path) 
 async def test_a_call_that_hangs_ends_no_other_call_of_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.rollouts.environments.GRACE_S", 0.0)
+    monkeypatch.setattr("async_rl.rollouts.agent_worker.GRACE_S", 0.0)
     (tmp_path / "agent.py").write_text(AGENT)
     config = compose("grpo_code", [f"rollout.fn=[{tmp_path}/agent.py:hangs]"])
     endpoint = Endpoint.of("http://gateway", "a", "b")

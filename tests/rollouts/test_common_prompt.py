@@ -10,7 +10,7 @@ from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Branch, Score, StepScore, Trajectory
 from async_rl.launchers.commands.stored import response_text
-from async_rl.rollouts.conversation import with_common_prompt
+from async_rl.rollouts.groups import with_common_prompt
 
 PROMPT = [1, 2]
 

@@ -21,8 +21,7 @@ from async_rl.core.types import Group
 from async_rl.processes.gateway import announced
 from async_rl.rollouts.agents import Agents
 from async_rl.rollouts.journal import Journal
-from async_rl.sessions.offers import Offers, key_from
-from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.open_sessions import Offers, Sessions, key_from
 from async_rl.sessions.server import build_app
 
 KEY = key_from("the run's token")

@@ -23,7 +23,7 @@ from async_rl.protocol.generator import Complete, LoadReport, Scores
 from async_rl.protocol.membership import Member, Members
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
-from async_rl.rollouts.slots import Slots
+from async_rl.rollouts.turns import Slots
 from async_rl.runtime.directory import Directory
 from async_rl.service.processes import Processes
 from async_rl.weights.block import SharedTensorsReader

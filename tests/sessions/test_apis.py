@@ -15,7 +15,7 @@ from sessions_support import Policy, Row, read_by
 from tables import table
 
 from async_rl.core.errors import Unavailable
-from async_rl.sessions.forms import form
+from async_rl.sessions import server
 
 each_api = pytest.mark.parametrize("name", APIS)
 LONG = " ".join(f"w{i}" for i in range(60))
@@ -27,7 +27,7 @@ async def test_an_agent_with_a_tool_is_one_segment(
     name: str, stream: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if an answer only calls the tool, and while comments keep its stream alive."""
-    monkeypatch.setattr(form, "QUIET_S", 0.0)
+    monkeypatch.setattr(server, "QUIET_S", 0.0)
     api = APIS[name]
     async with using([f"{said} {CALL}".strip(), "2"]) as (found, session, policy):
 
@@ -132,7 +132,7 @@ async def test_an_engine_that_is_gone_is_an_error_that_clients_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before a stream begins, and after the comments that keep it alive."""
-    monkeypatch.setattr(form, "QUIET_S", 0.0)
+    monkeypatch.setattr(server, "QUIET_S", 0.0)
     async with using(["one"]) as (found, session, policy):
 
         async def gone(*_: Any) -> Any:
@@ -170,7 +170,7 @@ def blocking(policy: Policy, names: tuple[str, ...]) -> tuple[Any, asyncio.Event
 
 async def test_who_leaves_a_stream_has_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent has ended before the loss of its connection is noticed."""
-    monkeypatch.setattr(form, "QUIET_S", 0.01)
+    monkeypatch.setattr(server, "QUIET_S", 0.01)
     async with using() as (found, session, policy):
         session.write, _, ended = blocking(policy, ("0.0",))
         body = {"model": "policy", "messages": [user("go")], "stream": True}

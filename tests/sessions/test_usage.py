@@ -7,9 +7,9 @@ import pytest
 from sessions_support import answered, open_session, said
 
 from async_rl.observability.catalogue import describe
+from async_rl.sessions.calls import Usage
 from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.session import Session
-from async_rl.sessions.usage import Usage
 
 
 def timed(now_s: list[float], *texts: str, environment: str = "guess") -> Session:

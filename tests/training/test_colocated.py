@@ -12,7 +12,7 @@ from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Sleep
 from async_rl.protocol.weights import Manifest
-from async_rl.rollouts.sleeping import Sleeping
+from async_rl.rollouts.turns import Sleeping
 
 COLOCATED = "placement=colocated"
 

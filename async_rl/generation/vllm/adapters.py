@@ -1,7 +1,7 @@
 """Several policies on one LLM: its base model with the adapter of one slot each (vLLM's LoRA).
 
 Invariants
-- Slot 0 is this run's policy; the other slots are for programs of a service (rollouts/slots.py).
+- Slot 0 is this run's policy; the other slots are for programs of a service (rollouts/turns.py).
 - The label of the LLM's weights has the version of every slot, so a token's label shows the version
   of the policy that sampled it, even if a slot was loaded during the request.
 - An adapter that cannot be read, or that vLLM refuses, changes nothing for any policy.

@@ -22,8 +22,8 @@ from async_rl.sessions.forms.form import (
     variables_of,
 )
 from async_rl.sessions.forms.parameters import HOSTED, read_request
-from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
+from async_rl.sessions.tools import schema_of
 
 # The words of this API for what sessions call otherwise.
 _CHOICES = {"any": "required"}

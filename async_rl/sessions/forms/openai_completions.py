@@ -24,16 +24,18 @@ from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     History,
+    by_text,
+    content,
+    named,
     new_id,
+    of_prompt,
     refuse_unless,
     stops_of,
     variables_of,
 )
-from async_rl.sessions.forms.log_probs import by_text, content, named, of_prompt
 from async_rl.sessions.forms.parameters import read_request
-from async_rl.sessions.grammars import schema_of
 from async_rl.sessions.session import Session
-from async_rl.sessions.tools import calls_of, json_of, tool_call
+from async_rl.sessions.tools import calls_of, json_of, schema_of, tool_call
 
 _MOST_TOKENS = 16
 """The default of OpenAI's API for completions, and only there."""
