@@ -31,6 +31,14 @@ def sample(read: list[int], branches: tuple[Branch, ...] = ((2, -1),)) -> Trajec
     )
 
 
+def checked(samples: list[Trajectory]) -> list[Trajectory]:
+    """The samples as the buffer accepts them."""
+    group = msgspec.structs.replace(make_groups(1)[0], trajectories=samples)
+    packed = read_group(pack_group(group))
+    check_group(packed, np.array(PROMPT, np.int32), newest_version=0, vocabulary_size=50)
+    return packed.unpacked().trajectories
+
+
 @pytest.mark.parametrize(
     ("samples", "prompt"),
     [
@@ -45,11 +53,7 @@ def sample(read: list[int], branches: tuple[Branch, ...] = ((2, -1),)) -> Trajec
     ],
 )
 def test_what_all_read_first_is_their_prompt(samples: list[Trajectory], prompt: list[int]) -> None:
-    found = with_common_prompt(samples)
-    packed = pack_group(msgspec.structs.replace(make_groups(1)[0], trajectories=found))
-    group = read_group(packed)
-    check_group(group, np.array(PROMPT, np.int32), newest_version=0, vocabulary_size=50)
-    for before, after in zip(samples, group.unpacked().trajectories, strict=True):
+    for before, after in zip(samples, checked(with_common_prompt(samples)), strict=True):
         assert after.token_ids[: after.prompt_length].tolist() == prompt
         (step,), (step_before,) = after.score.steps, before.score.steps
         assert step.end_tokens + after.prompt_length == step_before.end_tokens + 2
@@ -61,23 +65,8 @@ def test_what_all_read_first_is_their_prompt(samples: list[Trajectory], prompt: 
         assert after.branches == before.branches
 
 
-@pytest.mark.parametrize(
-    ("branches", "reason"),
-    [([((2, -1),), ((3, -1),)], "different branches"), ([((1, -1),)] * 2, "branches start")],
-)
-def test_a_prompt_that_is_no_common_one_is_refused(
-    branches: list[tuple[Branch, ...]], reason: str
-) -> None:
-    shared = with_common_prompt([sample([5, 6, 7]), sample([5, 6, 8])])
-    changed = [
-        msgspec.structs.replace(one, branches=own)
-        for one, own in zip(shared, branches, strict=True)
-    ]
-    group = msgspec.structs.replace(make_groups(1)[0], trajectories=changed)
-    with pytest.raises(ProtocolError, match=reason):
-        check_group(
-            read_group(pack_group(group)),
-            np.array(PROMPT, np.int32),
-            newest_version=0,
-            vocabulary_size=50,
-        )
+def test_a_prompt_that_is_no_common_one_is_refused() -> None:
+    one, other = with_common_prompt([sample([5, 6, 7]), sample([5, 6, 8])])
+    changed = [one, msgspec.structs.replace(other, branches=((3, -1),))]
+    with pytest.raises(ProtocolError, match="different branches"):
+        checked(changed)

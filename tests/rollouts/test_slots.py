@@ -1,4 +1,4 @@
-"""The slots of a service's generators: both sides, the generators with scripted engines."""
+"""The slots of a service's generator, with scripted engines."""
 
 import asyncio
 from pathlib import Path
@@ -16,16 +16,12 @@ from test_generator_groups import ScriptedEngine
 from async_rl.core.checksums import complete, sums_of
 from async_rl.core.errors import DataError, EngineDead, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, Sampling
-from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Complete, LoadReport, Scores
-from async_rl.protocol.membership import Member, Members
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.turns import Slots
-from async_rl.runtime.directory import Directory
-from async_rl.service.processes import Processes
 from async_rl.weights.block import SharedTensorsReader
 
 NONE = Scores(ids=np.zeros((1, 0), np.int32), logprobs=np.zeros((1, 0), np.float32))
@@ -48,7 +44,7 @@ class Place:
     """A slot. loaded: the adapters and versions; its samples wait for `may_answer`."""
 
     def __init__(self) -> None:
-        self.version = NO_VERSION
+        self.places: list[Place] = []
         self.loaded: list[tuple[str, int]] = []
         self.is_drawing = asyncio.Event()
         self.error: Exception | None = None
@@ -59,100 +55,51 @@ class Place:
         if self.error:
             raise self.error
         self.loaded.append((Path(source.url).name, manifest.version))
-        self.version = manifest.version
         return LoadReport(version=manifest.version, pause_s=0.1)
 
     async def sample(self, request: Sample) -> Sampled:
         self.is_drawing.set()
         await self.may_answer.wait()
-        if self.error:
-            raise self.error
         return Sampled(sequences=[], prompt=NONE)
 
 
-async def settle() -> None:
-    """Let the tasks do what they can without a file."""
-    for _ in range(50):
-        await asyncio.sleep(0)
+def slots_of(engine: Any, base: Path | None = None) -> Slots:
+    return Slots(SimpleNamespace(engine=engine), base)  # type: ignore[arg-type]
 
 
 class Service:
-    """Generators with two slots each, and the front's side of them."""
+    """An engine with two slots, and the adapters of its policies."""
 
-    def __init__(self, tmp_path: Path, *, count: int = 1) -> None:
-        self.directory = Directory()
-        self.slots: dict[str, Slots] = {}
-        self.engines: list[Any] = []
-        self.calls: list[str] = []
+    def __init__(self, tmp_path: Path) -> None:
         self._tmp_path = tmp_path
-        self._members: list[Member] = []
-        for _ in range(count):
-            self.add()
-        context: Any = SimpleNamespace(
-            directory=self.directory, incarnation_of=self._life_of, activity=Activity()
-        )
-        self.front = Processes(context)
+        self.engine = Place()
+        self.engine.places = [Place(), Place()]
+        self.slots = slots_of(self.engine)
 
-    def _member(self, name: str, role: Any) -> Member:
-        return Member(
-            name=name, role=role, pid=1, address="", state="ready", waits_for="", since_s=0.0,
-            version=0, counters={},
-        )  # fmt: skip
+    @property
+    def loaded(self) -> list[list[tuple[str, int]]]:
+        return [place.loaded for place in self.engine.places]
 
-    def add(self) -> None:
-        """One more generator."""
-        engine: Any = Place()
-        engine.places = [Place(), Place()]
-        self.engines.append(engine)
-        name = f"generator-{len(self.slots)}"
-        self.slots[name] = Slots(SimpleNamespace(engine=engine))  # type: ignore[arg-type]
-        self._members.append(self._member(name, "generator"))
-        self._publish()
-
-    def remove(self, name: str) -> None:
-        self._members = [member for member in self._members if member.name != name]
-        self._publish()
-
-    def _publish(self) -> None:
-        revision = self.directory.revision + 1
-        self.directory.update(Members(revision=revision, members=self._members))
-
-    def _life_of(self, member: Member) -> Any:
-        async def call(message: Message, *, timeout_s: float) -> Message:
-            self.calls.append(type(message).__name__)
-            if all(other.name != member.name for other in self._members):
-                raise Unavailable(f"{member.name} exited")
-            slots = self.slots[member.name]
-            answers: dict[type[Message], Any] = {LoadSlot: slots.load, Sample: slots.sample}
-            answer: Message = await answers[type(message)](message)
-            return answer
-
-        return SimpleNamespace(call=call)
-
-    def places(self, number: int = 0) -> list[list[tuple[str, int]]]:
-        return [place.loaded for place in self.engines[number].places]
-
-    def directory_of(self, policy: str) -> Path:
-        directory = self._tmp_path / policy
-        if not directory.exists():
+    def adapter(self, policy: str) -> Path:
+        folder = self._tmp_path / policy
+        if policy and not folder.exists():
             partial = self._tmp_path / f"{policy}.partial"
             partial.mkdir()
             (partial / "adapter_model.safetensors").write_bytes(b"1")
-            complete(partial, directory, sums_of(partial))
-        return directory
+            complete(partial, folder, sums_of(partial))
+        return folder
 
-    async def load(self, policy: str, version: int = 0) -> None:
-        adapter = str(self.directory_of(policy))
-        await self.front.load(LoadSlot(policy=policy, adapter=adapter, version=version))
+    async def load(self, policy: str, version: int) -> None:
+        adapter = str(self.adapter(policy))
+        await self.slots.load(LoadSlot(policy=policy, adapter=adapter, version=version))
 
     async def sample(self, policy: str, version: int = 0) -> Sampled:
-        adapter = str(self.directory_of(policy)) if policy else ""
-        return await self.front.sample(request(policy, adapter, version))
+        return await self.slots.sample(request(policy, str(self.adapter(policy)), version))
 
 
 async def test_policies_take_turns_on_the_slots_and_none_waits_forever(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    first, second = service.engines[0].places
+    first, second = service.engine.places
     for place in (first, second):
         place.may_answer.clear()
     done: list[str] = []
@@ -165,69 +112,58 @@ async def test_policies_take_turns_on_the_slots_and_none_waits_forever(tmp_path:
     for policy, version in (("a", 1), ("b", 4), ("c", 0), ("b", 4)):
         drawing.append(asyncio.create_task(draw(policy, version)))
         if len(drawing) <= 2:
-            await service.engines[0].places[len(drawing) - 1].is_drawing.wait()
-        await settle()
+            await service.engine.places[len(drawing) - 1].is_drawing.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
     # The third has no slot, and the fourth may not keep the second's busy.
-    assert service.places() == [[("a", 1)], [("b", 4)]]
+    assert service.loaded == [[("a", 1)], [("b", 4)]]
     # Its weights change while it samples; one that has no slot loads when it samples.
     await service.load("a", 2)
     await service.load("c", 1)
-    assert service.places() == [[("a", 1), ("a", 2)], [("b", 4)]]
+    assert service.loaded == [[("a", 1), ("a", 2)], [("b", 4)]]
     first.may_answer.set()
     await asyncio.gather(drawing[0], drawing[2])
     # The first slot has no sample any more, so the third is in it.
     assert done == ["a v1", "c v0"]
-    assert service.places()[0] == [("a", 1), ("a", 2), ("c", 0)]
     second.may_answer.set()
     await asyncio.gather(*drawing)
-    assert service.places()[1] == [("b", 4)]
     # The slot of the least recent sample is given away; the base model needs none.
     await service.sample("a", 2)
-    assert service.places()[0][-1] == ("a", 2)
     await service.sample("")
-    service.engines[0].places = []
-    service.slots["generator-0"] = Slots(SimpleNamespace(engine=service.engines[0]))  # type: ignore[arg-type]
+    assert service.loaded == [[("a", 1), ("a", 2), ("c", 0), ("a", 2)], [("b", 4)]]
+    service.engine.places = []
     with pytest.raises(DataError, match=r"model\.lora\.slots leaves no slot"):
-        await service.sample("a", 2)
+        await slots_of(service.engine).sample(request("a", "x"))
 
 
-async def test_a_sample_has_the_weights_that_it_names_or_newer_ones(tmp_path: Path) -> None:
+async def test_the_weights_of_a_policy_never_become_older(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    await service.sample("a", 3)
-    service.add()
-    service.remove("generator-0")
-    await service.sample("a", 3)
-    # One that was sent before the newest weights does not take them back.
-    await service.load("a", 5)
-    await service.sample("a", 3)
-    assert service.places(1)[0] == [("a", 3), ("a", 5)]
+    for version in (3, 5, 3):
+        await service.sample("a", version)
+        await service.load("a", version)
+    assert service.loaded[0] == [("a", 3), ("a", 5)]
 
 
 async def test_weights_that_cannot_be_loaded_concern_their_policy_only(tmp_path: Path) -> None:
     """Any other error would end the front, again at each of its starts."""
     service = Service(tmp_path)
     await service.sample("b", 1)
-    for place in service.engines[0].places:
+    for place in service.engine.places:
         place.error = WeightsError("vLLM refuses the adapter")
     with pytest.raises(DataError, match="vLLM refuses"):
         await service.sample("a", 1)
     with pytest.raises(DataError, match="vLLM refuses"):
         await service.load("b", 2)
-    for place in service.engines[0].places:
+    for place in service.engine.places:
         place.error = None
-    (service.directory_of("c") / "adapter_model.safetensors").write_bytes(b"2")
+    (service.adapter("c") / "adapter_model.safetensors").write_bytes(b"2")
     with pytest.raises(DataError, match=r"c: adapter_model.* checksum .*; save its weights again"):
         await service.sample("c", 1)
-    with pytest.raises(DataError, match=r"nowhere/sha256sums.txt cannot be read"):
-        await service.front.sample(request("c", str(tmp_path / "nowhere")))
     await service.sample("a", 1)
-    await service.sample("")
 
 
 class Failing(ScriptedEngine):
     """Writes a row until it has an error."""
-
-    places: tuple[Place, ...] = ()
 
     async def sample(self, request: Sample) -> Sampled:
         raise DataError("top_p=3")
@@ -273,58 +209,43 @@ async def test_a_call_that_the_engine_fails_ends_the_process_and_a_refused_one_d
     assert caught.group_contains(EngineDead, match="the vLLM engine died")
 
 
-class WholeModel:
-    """An engine without slots. weights: of the model, one number; log: what happened."""
-
-    def __init__(self) -> None:
-        self.weights = 0.0
-        self.log: list[str] = []
-        self.may_answer = asyncio.Event()
-
-    async def load_weights(self, manifest: Manifest) -> LoadReport:
-        with SharedTensorsReader(manifest) as reader:
-            self.weights = float(dict(reader.tensors())["w"])
-        self.log.append(f"load {self.weights:g} v{manifest.version}")
-        return LoadReport(version=manifest.version, pause_s=0.1)
-
-    async def sample(self, request: Sample) -> Sampled:
-        assert request.adapter == "", "the engine has no adapters"
-        await self.may_answer.wait()
-        self.log.append(f"{request.request_id}: {self.weights:g}")
-        return Sampled(sequences=[], prompt=NONE)
-
-
-def write(folder: Path, value: float) -> str:
-    folder.mkdir()
-    save_file({"w": torch.tensor(float(value))}, folder / "model.safetensors")
-    return str(folder)
-
-
 async def test_samples_of_whole_models_start_in_the_order_of_arrival(tmp_path: Path) -> None:
-    base, one, two = (write(tmp_path / f"{value}", value) for value in (7, 1, 2))
-    engine = WholeModel()
-    turns = Slots(SimpleNamespace(engine=engine), Path(base))  # type: ignore[arg-type]
-    wanted = [
-        request("", name="base"),
-        request("", one, 3, "one"),
-        request("", two, 5, "two"),
-        request("", one, 3, "one again"),
-        request("", name="base again"),
-    ]
+    """An engine without slots, whose models are one number each."""
+    weights, log = 0.0, []
+    may_answer = asyncio.Event()
+
+    async def load_weights(manifest: Manifest) -> None:
+        nonlocal weights
+        with SharedTensorsReader(manifest) as reader:
+            weights = float(dict(reader.tensors())["w"])
+        log.append(f"load {weights:g} v{manifest.version}")
+
+    async def sample(request: Sample) -> None:
+        assert request.adapter == "", "the engine has no adapters"
+        await may_answer.wait()
+        log.append(f"{request.request_id}: {weights:g}")
+
+    def saved(value: float) -> str:
+        folder = tmp_path / f"{value:g}"
+        folder.mkdir()
+        save_file({"w": torch.tensor(value)}, folder / "model.safetensors")
+        return str(folder)
+
+    base, one, two = map(saved, (7.0, 1.0, 2.0))
+    turns = slots_of(SimpleNamespace(load_weights=load_weights, sample=sample), Path(base))
     asked = []
-    for sample in wanted:
-        asked.append(asyncio.create_task(turns.sample(sample)))
+    for adapter, version, name in (
+        ("", 0, "base"),
+        (one, 3, "one"),
+        (two, 5, "two"),
+        (one, 3, "one again"),
+        ("", 0, "base again"),
+    ):
+        asked.append(asyncio.create_task(turns.sample(request("", adapter, version, name))))
         await asyncio.sleep(0)
-    engine.may_answer.set()
+    may_answer.set()
     await asyncio.gather(*asked)
-    assert engine.log == [
-        "base: 0",
-        "load 1 v3",
-        "one: 1",
-        "load 2 v5",
-        "two: 2",
-        "load 1 v3",
-        "one again: 1",
-        "load 7 v0",
-        "base again: 7",
+    assert log == [
+        *("base: 0", "load 1 v3", "one: 1", "load 2 v5", "two: 2"),
+        *("load 1 v3", "one again: 1", "load 7 v0", "base again: 7"),
     ]

@@ -77,18 +77,6 @@ async def test_a_tool_that_is_chosen_begins_the_answer_and_is_not_trained() -> N
     assert Row(session).tokens.is_written.sum() == 14
 
 
-async def test_n_answers_are_branches_of_one_sample_with_logprobs() -> None:
-    async with using(["one", "two", "three"]) as (found, session, _):
-        reply = await found.openai.chat.completions.create(
-            model="policy", messages=[user("go")], n=3, logprobs=True, max_tokens=5
-        )
-        assert {choice.message.content for choice in reply.choices} == {"one", "two", "three"}
-        logprobs: Any = reply.choices[0].logprobs
-        content = logprobs.content
-        assert [len(content), content[-1].token] == [2, "<|im_end|>"]
-    assert Row(session).num_segments == 3
-
-
 async def test_completions_continue_text_and_token_ids() -> None:
     async with using(["one two"]) as (found, session, policy):
         create = found.openai.completions.create
@@ -110,11 +98,16 @@ async def test_completions_continue_text_and_token_ids() -> None:
 
 
 async def test_several_prompts_have_n_answers_each_in_order_and_the_model_is_listed() -> None:
-    async with using(["one", "two", "three", "four"]) as (found, session, _):
-        reply = await found.openai.completions.create(model="policy", prompt=["a ", "b c "], n=2)
+    async with using(["one", "two", "three", "four", "five", "six"]) as (found, session, _):
+        reply: Any = await found.openai.completions.create(
+            model="policy", prompt=["a ", "b c "], n=2
+        )
         assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
         asked = [len(read_by(session.record.turns[number])) for number in range(4)]
         assert asked == [2, 2, 4, 4]
+        chat = found.openai.chat.completions
+        reply = await chat.create(model="policy", messages=[user("go")], n=2)
+        assert {choice.message.content for choice in reply.choices} == {"five", "six"}
         assert [model.id async for model in found.openai.models.list()] == ["policy"]
 
 
@@ -166,19 +159,6 @@ def blocking(policy: Policy, names: tuple[str, ...]) -> tuple[Any, asyncio.Event
             asyncio.get_running_loop().call_soon(ended.set)
 
     return write, begun, ended
-
-
-async def test_who_leaves_a_stream_has_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent has ended before the loss of its connection is noticed."""
-    monkeypatch.setattr(server, "QUIET_S", 0.01)
-    async with using() as (found, session, policy):
-        session.write, _, ended = blocking(policy, ("0.0",))
-        body = {"model": "policy", "messages": [user("go")], "stream": True}
-        async with found.http.stream("POST", "/v1/chat/completions", json=body) as reply:
-            assert (await anext(reply.aiter_text())).startswith(": ")
-            session.close("its sample is complete")
-        await ended.wait()
-    assert (session.record.turns, session.record.writing, session.served) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(
