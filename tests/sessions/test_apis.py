@@ -80,11 +80,9 @@ async def test_a_tool_that_is_chosen_begins_the_answer_and_is_not_trained() -> N
 async def test_completions_continue_text_and_token_ids() -> None:
     async with using(["one two"]) as (found, session, policy):
         create = found.openai.completions.create
-        one = await create(model="policy", prompt="go ", logprobs=0)
+        one: Any = await create(model="policy", prompt="go ", logprobs=0)
         assert one.choices[0].text == "one two"
-        logprobs: Any = one.choices[0].logprobs
-        assert len(logprobs.token_logprobs) == 4
-        assert logprobs.text_offset == [0, 3, 4, 7]
+        assert one.choices[0].logprobs.text_offset == [0, 3, 4, 7]
         policy.say("three")
         two = await create(model="policy", prompt="go one two and ")
         assert two.choices[0].text == "three"
@@ -197,25 +195,15 @@ async def test_a_session_that_was_closed_says_so() -> None:
         assert ended.value.status_code == 410
 
 
-async def test_a_reward_is_a_finite_number_or_parts() -> None:
+async def test_the_agent_s_own_key_rewards_and_ends_nothing() -> None:
     async with using() as (found, session, _):
-        owner = {"authorization": f"Bearer {session.session_key}"}
-        for value in (0.5, {"style": 1.0, "tests": 0.25}):
-            reply = await found.http.post("/v1/session/reward", json=value, headers=owner)
-            assert reply.status_code == 200
-        for wrong in ("much", {"a": None}):
-            reply = await found.http.post("/v1/session/reward", json=wrong, headers=owner)
-            assert reply.status_code == 400
-        # The agent's own key rewards nothing.
         for path in ("reward", "end"):
             refused = await found.http.post(f"/v1/session/{path}", json=1.0)
             assert refused.status_code == 403
-    posted = [reward.parts for reward in session.rewards]
-    assert posted == [{"reward": 0.5}, {"style": 1.0, "tests": 0.25}]
+    assert session.rewards == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> None:
+async def test_token_ids_and_versions_come_with_each_choice() -> None:
     async with using(["one two three"]) as (found, session, policy):
 
         async def write(*given: Any) -> Any:
@@ -225,13 +213,12 @@ async def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> Non
             return msgspec.structs.replace(done, versions=versions)
 
         session.write = write
-        how: Any = {"model": "policy", "extra_body": {"return_token_ids": True}, "stream": stream}
-        chat = await found.openai.chat.completions.create(**how, messages=[user("go")])
-        chunks = [chunk.to_dict() async for chunk in chat] if stream else [chat.to_dict()]
+        how: Any = {"model": "policy", "extra_body": {"return_token_ids": True}}
+        chat = await found.openai.chat.completions.create(**how, messages=[user("go")], stream=True)
+        chunks = [chunk.to_dict() async for chunk in chat]
         policy.say("one two three")
-        text = await found.openai.completions.create(**how, prompt="new ")
-        pieces = [chunk.to_dict() async for chunk in text] if stream else [text.to_dict()]
-        shown = [(chunks[0], chunks[-1]["choices"][0]), (pieces[-1]["choices"][0],) * 2]
+        text = (await found.openai.completions.create(**how, prompt="new ")).to_dict()
+        shown = [(chunks[0], chunks[-1]["choices"][0]), (text["choices"][0],) * 2]
         for number, (first, last) in enumerate(shown):
             turn = session.record.turns[number]
             assert first["prompt_token_ids"] == read_by(turn).tolist()
@@ -242,22 +229,15 @@ async def test_token_ids_and_versions_come_with_each_choice(stream: bool) -> Non
             ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) -> None:
+async def test_token_ids_are_read_and_written_in_the_form_of_vllm() -> None:
     async with using(["one two"]) as (found, session, policy):
         params = {"max_tokens": 2, "logprobs": 1, "temperature": 1.0, "stop_token_ids": [0]}
         params |= {"skip_special_tokens": False, "include_stop_str_in_output": True}
         params |= {"routed_experts_prompt_start": 1}
-        body: Any = {"token_ids": [3, 1], "sampling_params": params, "stream": stream}
-        body |= {"return_token_ids": True}
-        if stream:
-            async with found.http.stream("POST", "/inference/v1/generate", json=body) as events:
-                lines = [line async for line in events.aiter_lines() if line.startswith("data: {")]
-            (choice,) = json.loads(lines[-1][6:])["choices"]
-        else:
-            reply = (await found.http.post("/inference/v1/generate", json=body)).json()
-            assert (reply["prompt_token_ids"], reply["usage"]["completion_tokens"]) == ([3, 1], 2)
-            (choice,) = reply["choices"]
+        body: Any = {"token_ids": [3, 1], "sampling_params": params, "return_token_ids": True}
+        reply = (await found.http.post("/inference/v1/generate", json=body)).json()
+        assert (reply["prompt_token_ids"], reply["usage"]["completion_tokens"]) == ([3, 1], 2)
+        (choice,) = reply["choices"]
         turn = session.record.turns[0]
         assert read_by(turn).tolist() == [3, 1]
         assert choice["token_ids"] == turn.answer.token_ids.tolist()
@@ -265,9 +245,10 @@ async def test_token_ids_are_read_and_written_in_the_form_of_vllm(stream: bool) 
         shown = [(each["token_id"], each["token"]) for each in choice["logprobs"]["content"]]
         assert shown == [(token, f"token_id:{token}") for token in choice["token_ids"]]
         policy.say("more")
-        ids = [*turn.path.tolist(), 1]
-        again = {"token_ids": ids, "sampling_params": {}}
-        await found.http.post("/inference/v1/generate", json=again)
+        again = {"token_ids": [*turn.path.tolist(), 1], "sampling_params": {}, "stream": True}
+        events = await found.http.post("/inference/v1/generate", json=again)
+        (choice,) = json.loads(events.text.partition("\n")[0][6:])["choices"]
+        assert choice["token_ids"] == session.record.turns[1].answer.token_ids.tolist()
     assert Row(session).num_segments == 1
 
 

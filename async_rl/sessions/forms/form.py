@@ -171,13 +171,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-def named(token: int, name: Name) -> Json:
+def named_token(token: int, name: Name) -> Json:
     """Return a token as chat completions and responses name it."""
     text = name(token)
     return {"token": text, "bytes": list(text.encode())}
 
 
-def content(written: Completion, named: Callable[[int], Json]) -> list[Json]:
+def scored_tokens(written: Completion, named: Callable[[int], Json]) -> list[Json]:
     """Return the tokens of an answer with their alternatives. named: the fields of a token."""
     return [
         {
@@ -189,7 +189,7 @@ def content(written: Completion, named: Callable[[int], Json]) -> list[Json]:
     ]
 
 
-def by_text(written: Completion, name: Name) -> Json:
+def scores_by_text(written: Completion, name: Name) -> Json:
     """Return the log-probs of /v1/completions, whose alternatives contain the token itself."""
     ids, logprobs, tops = _columns(written)
     tokens = [name(token) for token in ids]
@@ -205,7 +205,7 @@ def by_text(written: Completion, name: Name) -> Json:
     }
 
 
-def of_prompt(written: Completion, name: Name) -> Json:
+def prompt_scores(written: Completion, name: Name) -> Json:
     """Return the field with the log-probs of the prompt; without them none."""
     if written.prompt is None:
         return {}

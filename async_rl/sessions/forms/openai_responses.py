@@ -21,11 +21,11 @@ from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     History,
-    content,
     function_of,
-    named,
+    named_token,
     new_id,
     refuse_unless,
+    scored_tokens,
     stops_of,
     variables_of,
 )
@@ -238,7 +238,9 @@ class _ResponsesExchange(Exchange):
         shown = {**_TEMPLATES["contents"][kind], "text": written}
         if self._has_logprobs and kind == "text":
             name = self._session.chat.text_of_token
-            shown["logprobs"] = content(answer.written, lambda token: named(token, name))
+            shown["logprobs"] = scored_tokens(
+                answer.written, lambda token: named_token(token, name)
+            )
         return {
             "id": new_id(_PREFIXES[kind]),
             **_TEMPLATES["items"][kind],
