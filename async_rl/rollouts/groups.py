@@ -49,8 +49,6 @@ _MOST_IN_A_ROW = 64
 or of what they use all of them; then the prompts wait, instead of being dropped after their
 attempts.
 """
-
-
 _REASONS: Sequence[tuple[type[Exception], DropReason]] = (
     (RewardError, DropReason.REWARD_FAILED),
     (NotTaken, DropReason.NOT_TAKEN),
@@ -262,11 +260,8 @@ class Groups:
 def _with_common_prompts(group: Group) -> Group:
     baseline = [] if group.baseline is None else [group.baseline]
     members = with_common_prompt([*group.trajectories, *baseline])
-    return replace(
-        group,
-        trajectories=members[: len(group.trajectories)],
-        baseline=members[-1] if baseline else None,
-    )
+    last = members.pop() if baseline else None
+    return replace(group, trajectories=members, baseline=last)
 
 
 def with_common_prompt(samples: Sequence[Trajectory]) -> list[Trajectory]:
