@@ -60,7 +60,7 @@ TESTS = (
     "learner/test_lora.py",
     "learner/test_process_group.py",
     "learner/test_segments.py",
-    "rollouts/test_common_prompt.py",
+    "rollouts/test_generator_groups.py",
     "service/test_training.py",
     "view/test_pages.py",
 )

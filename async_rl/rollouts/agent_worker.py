@@ -1,13 +1,17 @@
-"""A worker process: `python -m async_rl.rollouts.agent_worker module:function`.
+"""Worker processes that call an agent's function, each for many samples at the same time.
 
-takes: tasks from the gateway, over the pipes of rewards/child_process.py
-waits for: the user's functions, which run at the same time: async ones as tasks, others in threads
-returns: a result per task
-woken by: a task; the end of the pipe stops the process
+`python -m async_rl.rollouts.agent_worker module:function` is one of them: it takes tasks over the
+pipes of rewards/child_process.py and returns a result per task. Async functions run as tasks,
+others in threads. The end of the pipe stops the process.
 """
 
 import asyncio
+import contextlib
+import functools
 import inspect
+import os
+import resource
+import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -17,10 +21,16 @@ from typing import Any
 import msgspec
 
 from async_rl.config.plugins import AGENT, load_function
+from async_rl.config.rollout import Agent
+from async_rl.core.errors import AgentError
 from async_rl.core.frozen import Value
-from async_rl.rewards.child_process import ParentPipes
+from async_rl.core.os import die_with_parent
+from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
 from async_rl.sessions.endpoint import Endpoint
 
+GRACE_S = 5.0
+_MEMORY_MB = 4096
+"""Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
 # A thread waits for the policy most of the time; more samples of one worker than this wait for one.
 _MOST_THREADS = 256
 # Far above any dict of rewards. A larger result would fill the gateway's memory.
@@ -39,6 +49,103 @@ class Done(Value):
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
+
+
+class Workers:
+    """Processes that call the function, each for many samples at the same time.
+
+    A call that hangs cannot be ended without its process: no other one starts there, and the
+    process is killed when its other calls have returned.
+    """
+
+    def __init__(self, config: Agent) -> None:
+        self._config = config
+        self._workers: list[ChildProcess[Done]] = []
+        """Those that take samples."""
+        self._running: dict[ChildProcess[Done], set[asyncio.Task[Done]]] = {}
+        self._starting = asyncio.Lock()
+
+    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
+        """Call the function in the worker with the fewest samples."""
+        worker = await self._worker()
+        asking = asyncio.create_task(_answer(worker, Task(endpoint=endpoint, task=task)))
+        # Counted now: the next sample is placed before this call is sent.
+        self._running[worker].add(asking)
+        asking.add_done_callback(functools.partial(self._left, worker))
+        try:
+            done = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # Time for the function to notice that its session is closed.
+            asyncio.get_running_loop().call_later(GRACE_S, self._give_up, worker, asking)
+            raise
+        if done.error:
+            raise AgentError(done.error)
+        return msgspec.json.decode(done.value)
+
+    def _left(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
+        running = self._running.get(worker, set())
+        running.discard(asking)
+        if running or (worker in self._workers and not worker.has_ended):
+            return
+        self._running.pop(worker, None)
+        if not worker.has_ended:
+            kill_session(worker.pid)
+
+    def _give_up(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
+        if not asking.done():
+            self._workers = [each for each in self._workers if each is not worker]
+            self._left(worker, asking)
+
+    async def _worker(self) -> ChildProcess[Done]:
+        # One start at a time: two samples would start two workers in one place.
+        async with self._starting:
+            self._workers = [worker for worker in self._workers if not worker.has_ended]
+            if len(self._workers) < self._config.workers:
+                started = await ChildProcess.start(
+                    "async_rl.rollouts.agent_worker",
+                    Done,
+                    str(self._config.fn),
+                    start_new_session=True,
+                    preexec_fn=limit_child,
+                )
+                self._workers.append(started)
+                self._running[started] = set()
+                return started
+            return min(self._workers, key=lambda worker: len(self._running[worker]))
+
+    async def close(self) -> None:
+        """Kill the workers and the processes that they started."""
+        for worker in list(self._running):
+            if not worker.has_ended:
+                kill_session(worker.pid)
+                await worker.kill()
+
+
+async def _answer(worker: ChildProcess[Done], task: Task) -> Done:
+    try:
+        return await worker.ask(task)
+    except ChildEnded as ended:
+        # Programs that it started would call sessions that are closed.
+        kill_session(worker.pid)
+        return Done(
+            error=f"the environment's worker exited with code {ended.code} (-9: killed, for"
+            " example for memory or because a call did not end)"
+        )
+
+
+def limit_child() -> None:
+    """Let the new process die with the gateway, and bound its memory, before its program starts."""
+    die_with_parent()
+    # Pages that it may write: Linux does not limit the resident memory of one process, and node
+    # reserves far more address space than it uses (8 GB for each WebAssembly memory).
+    size = _MEMORY_MB << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+def kill_session(pid: int) -> None:
+    """Kill the process and the processes that it started in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 async def _call(function: Callable[..., Any], task: Task) -> Done:

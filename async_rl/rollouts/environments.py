@@ -1,40 +1,42 @@
-"""Run the environments of agents: a process per sample for a command, or worker processes that call
-a function.
+"""Run the environments of agents: a process per sample for a command, which may be in a jail, or
+worker processes that call a function.
 
 takes: the endpoint and the task of a session
 waits for: a free place, then the end of the environment
 returns: the reward that it returned, or None
 woken by: the environment; a cancelled run, whose process is killed
 
-Raises AgentError if the environment fails. A process has at most 4 GB of memory, and
-exits with the gateway.
+Raises AgentError if the environment fails. A process has at most 4 GB of memory, and exits with the
+gateway. The endpoint of its session is the whole network of a jail (sandbox/agents.py).
 """
 
 import asyncio
 import contextlib
-import functools
 import os
-import resource
-import signal
+import shutil
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from async_rl.config.rollout import Agent
 from async_rl.core.errors import AgentError
-from async_rl.core.os import die_with_parent
-from async_rl.rewards.child_process import ChildEnded, ChildProcess
-from async_rl.rollouts.agent_worker import Done, Task
-from async_rl.rollouts.environments import CHUNK_BYTES, Start, in_jail
+from async_rl.core.frozen import frozen
+from async_rl.rollouts.agent_worker import Workers, kill_session, limit_child
+from async_rl.sandbox.cell import entry, interpreter_paths
+from async_rl.sandbox.namespaces import SYSTEM
 from async_rl.sessions.endpoint import Endpoint, for_agent
 from async_rl.sessions.open_sessions import Offers
 
+_KEPT = ("LANG", "LC_ALL", "PATH", "TZ")
+"""Variables that an agent in a jail gets from the gateway: others may be secrets."""
+_CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 2000
 """The end of an environment's output, in the reason of its failure."""
-_MEMORY_MB = 4096
-"""Private memory that can be written. Python with an SDK uses about 100 MB, node 200 MB."""
-GRACE_S = 5.0
 
 
 def variables(endpoint: Endpoint, task: dict[str, Any]) -> dict[str, str]:
@@ -52,6 +54,16 @@ def variables(endpoint: Endpoint, task: dict[str, Any]) -> dict[str, str]:
     }
 
 
+@frozen
+class _Start:
+    """How a command is started. descriptors: that it inherits. endpoint: as it reaches it."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    endpoint: Endpoint
+    descriptors: Sequence[int] = ()
+
+
 class Commands:
     """Starts the command once per sample."""
 
@@ -61,8 +73,8 @@ class Commands:
 
     async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
         """Run the command to its end."""
-        plain = Start(command=self._config.command, environment=os.environ, endpoint=endpoint)
-        started: AbstractAsyncContextManager[Start] = contextlib.nullcontext(plain)
+        plain = _Start(command=self._config.command, environment=os.environ, endpoint=endpoint)
+        started: AbstractAsyncContextManager[_Start] = contextlib.nullcontext(plain)
         if self._config.is_jailed:
             started = in_jail(self._config.command, endpoint)
         async with self._slots, started as start:
@@ -76,7 +88,7 @@ class Commands:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_limit,
+                    preexec_fn=limit_child,
                 )
             except OSError as error:
                 raise AgentError(
@@ -88,7 +100,7 @@ class Commands:
                 await process.wait()
             finally:
                 # Also if the agent has exited: its children would call a closed session.
-                _kill(process.pid)
+                kill_session(process.pid)
                 await process.wait()
         if process.returncode:
             text = tail.decode(errors="replace")
@@ -97,76 +109,6 @@ class Commands:
 
     async def close(self) -> None:
         """Nothing outlives its run."""
-
-
-class Workers:
-    """Processes that call the function, each for many samples at the same time.
-
-    A call that hangs cannot be ended without its process: no other one starts there, and the
-    process is killed when its other calls have returned.
-    """
-
-    def __init__(self, config: Agent) -> None:
-        self._config = config
-        self._workers: list[ChildProcess[Done]] = []
-        """Those that take samples."""
-        self._running: dict[ChildProcess[Done], set[asyncio.Task[Done]]] = {}
-        self._starting = asyncio.Lock()
-
-    async def run(self, endpoint: Endpoint, task: dict[str, Any]) -> Any:
-        """Call the function in the worker with the fewest samples."""
-        worker = await self._worker()
-        asking = asyncio.create_task(_answer(worker, Task(endpoint=endpoint, task=task)))
-        # Counted now: the next sample is placed before this call is sent.
-        self._running[worker].add(asking)
-        asking.add_done_callback(functools.partial(self._left, worker))
-        try:
-            done = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            # Time for the function to notice that its session is closed.
-            asyncio.get_running_loop().call_later(GRACE_S, self._give_up, worker, asking)
-            raise
-        if done.error:
-            raise AgentError(done.error)
-        return msgspec.json.decode(done.value)
-
-    def _left(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
-        running = self._running.get(worker, set())
-        running.discard(asking)
-        if running or (worker in self._workers and not worker.has_ended):
-            return
-        self._running.pop(worker, None)
-        if not worker.has_ended:
-            _kill(worker.pid)
-
-    def _give_up(self, worker: ChildProcess[Done], asking: asyncio.Task[Done]) -> None:
-        if not asking.done():
-            self._workers = [each for each in self._workers if each is not worker]
-            self._left(worker, asking)
-
-    async def _worker(self) -> ChildProcess[Done]:
-        # One start at a time: two samples would start two workers in one place.
-        async with self._starting:
-            self._workers = [worker for worker in self._workers if not worker.has_ended]
-            if len(self._workers) < self._config.workers:
-                started = await ChildProcess.start(
-                    "async_rl.rollouts.agent_worker",
-                    Done,
-                    str(self._config.fn),
-                    start_new_session=True,
-                    preexec_fn=_limit,
-                )
-                self._workers.append(started)
-                self._running[started] = set()
-                return started
-            return min(self._workers, key=lambda worker: len(self._running[worker]))
-
-    async def close(self) -> None:
-        """Kill the workers and the processes that they started."""
-        for worker in list(self._running):
-            if not worker.has_ended:
-                _kill(worker.pid)
-                await worker.kill()
 
 
 Environments = Commands | Workers | Offers
@@ -178,37 +120,95 @@ def open_environments(config: Agent) -> Environments:
     return Commands(config) if config.fn is None else Workers(config)
 
 
-async def _answer(worker: ChildProcess[Done], task: Task) -> Done:
-    try:
-        return await worker.ask(task)
-    except ChildEnded as ended:
-        # Programs that it started would call sessions that are closed.
-        _kill(worker.pid)
-        return Done(
-            error=f"the environment's worker exited with code {ended.code} (-9: killed, for"
-            " example for memory or because a call did not end)"
+@contextlib.asynccontextmanager
+async def in_jail(command: Sequence[str], endpoint: Endpoint) -> AsyncIterator[_Start]:
+    """Yield how the command is started in a jail; pass its connections on during the block."""
+    url = urlsplit(endpoint.anthropic_base_url)
+    assert url.hostname is not None
+    assert url.port is not None
+    # The same port, on a separate loopback.
+    near = Endpoint.of(f"http://127.0.0.1:{url.port}", endpoint.api_key, endpoint.session_key)
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    taken, given = socket.socketpair()
+    with taken, given:
+        relaying = asyncio.create_task(
+            _relay(taken, url.hostname, url.port), name="relay of a jail"
         )
+        try:
+            yield _Start(
+                command=_arguments(command, url.port, given.fileno()),
+                environment={"HOME": "/tmp", **kept},
+                descriptors=[given.fileno()],
+                endpoint=near,
+            )
+        finally:
+            # Wakes the thread that waits for the listener of a process that never sent it.
+            taken.shutdown(socket.SHUT_RDWR)
+            relaying.cancel()
+            await asyncio.gather(relaying, return_exceptions=True)
 
 
-def _limit() -> None:
-    """Let the new process die with the gateway, and bound its memory, before its program starts."""
-    die_with_parent()
-    # Pages that it may write: Linux does not limit the resident memory of one process, and node
-    # reserves far more address space than it uses (8 GB for each WebAssembly memory).
-    size = _MEMORY_MB << 20
-    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+def _arguments(command: Sequence[str], port: int, descriptor: int) -> list[str]:
+    """Return the command line that runs a command in a jail. Files and folders that the command
+    names are shown to it. descriptor: of a socket that takes the jail's listener. Raises AgentError
+    if the program does not exist.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise AgentError(f"rollout.fn={list(command)}: {command[0]} is not a program; correct it")
+    words = [os.path.abspath(program)]
+    words += [os.path.abspath(word) if os.path.exists(word) else word for word in command[1:]]
+    shown = [word for word in words if os.path.exists(word)]
+    environment = Path(words[0]).parent.parent
+    # A virtual environment is more than its interpreter.
+    if (environment / "pyvenv.cfg").exists():
+        shown.append(str(environment))
+    paths = {*interpreter_paths(), *shown, *map(os.path.realpath, shown)}
+    readable: list[str] = []
+    # A folder comes before what is in it, which is not bound again.
+    for path in sorted(paths):
+        if not any(Path(path).is_relative_to(above) for above in (*SYSTEM, *readable)):
+            readable.append(path)
+    return entry("agents", port, descriptor, readable, words)
+
+
+async def _relay(taken: socket.socket, host: str, port: int) -> None:
+    """Pass the connections of a jail on to this address. taken: the socket that the listener comes
+    through.
+    """
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection(host, port)
+            ways = [_copy(reader, far_writer), _copy(far_reader, writer)]
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                far_writer.close()
+        writer.close()
+
+    # Returns without a listener when a process that failed to enter the jail is gone.
+    _, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, taken, 1, 1)
+    if descriptors:
+        server = await asyncio.start_server(forward, sock=socket.socket(fileno=descriptors[0]))
+        async with server:
+            await server.serve_forever()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
     """Read to the end and return the end; an agent may print more than fits into memory."""
     assert stream is not None, "opened with a pipe"
     tail = b""
-    while chunk := await stream.read(CHUNK_BYTES):
+    while chunk := await stream.read(_CHUNK_BYTES):
         tail = (tail + chunk)[-_TAIL_BYTES:]
     return tail
-
-
-def _kill(pid: int) -> None:
-    """Kill the process and the processes that it started in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)

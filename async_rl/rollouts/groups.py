@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
+import numpy as np
+from msgspec.structs import replace
+
 from async_rl.config.pools import evaluates_only
 from async_rl.config.rewards import RemoteTerm
 from async_rl.core.errors import (
@@ -27,7 +30,7 @@ from async_rl.core.errors import (
     root_cause,
 )
 from async_rl.core.heads import pack_group
-from async_rl.core.types import DropReason, Group, Purpose, Ticket
+from async_rl.core.types import NO_VERSION, DropReason, Group, Purpose, Ticket, Trajectory
 from async_rl.generation.engine import Generates
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
@@ -46,8 +49,6 @@ _MOST_IN_A_ROW = 64
 or of what they use all of them; then the prompts wait, instead of being dropped after their
 attempts.
 """
-
-
 _REASONS: Sequence[tuple[type[Exception], DropReason]] = (
     (RewardError, DropReason.REWARD_FAILED),
     (NotTaken, DropReason.NOT_TAKEN),
@@ -189,7 +190,8 @@ class Groups:
         written = functools.partial(self._on_written, ticket)
         try:
             async with self._limit(self._limit_s):
-                group = await self._rollouts.group(ticket, self._engine(), written=written)
+                drawn = await self._rollouts.group(ticket, self._engine(), written=written)
+            group = _with_common_prompts(drawn)
         except TimeoutError:
             message = f"not done after {self._limit_s:g} s (timeouts.group_s)"
             await self._fail(ticket, DropReason.GENERATION_FAILED, message)
@@ -253,3 +255,38 @@ class Groups:
             message=message,
         )
         await self._context.call_buffer(request)
+
+
+def _with_common_prompts(group: Group) -> Group:
+    baseline = [] if group.baseline is None else [group.baseline]
+    members = with_common_prompt([*group.trajectories, *baseline])
+    last = members.pop() if baseline else None
+    return replace(group, trajectories=members, baseline=last)
+
+
+def with_common_prompt(samples: Sequence[Trajectory]) -> list[Trajectory]:
+    """Let the tokens that all samples of a group read first be a part of their prompt.
+
+    The ticket's prompt alone is often no part of what agents read: mostly their own prompt. A group
+    has its prompt once, in messages, in the store and in the learner's rows.
+    """
+    start = samples[0].prompt_length
+    ends = []
+    for sample in samples:
+        is_sampled = sample.versions[start:] != NO_VERSION
+        ends.append(start + int(is_sampled.argmax()))
+        ends.extend(first for first, _ in sample.branches if first > start)
+    rows = np.stack([sample.token_ids[start : min(ends)] for sample in samples])
+    size = int((rows == rows[0]).all(0).cumprod().sum())
+    if not size or len({dict(sample.branches).get(start) for sample in samples}) > 1:
+        return list(samples)
+    return [_with_prompt(sample, start + size) for sample in samples]
+
+
+def _with_prompt(sample: Trajectory, length: int) -> Trajectory:
+    moved = length - sample.prompt_length
+    # Steps and calls count the tokens of the response; a trained call ends after the prompt.
+    steps = [replace(s, end_tokens=max(0, s.end_tokens - moved)) for s in sample.score.steps]
+    score = replace(sample.score, steps=tuple(steps))
+    calls = [replace(c, end_tokens=max(0, c.end_tokens - moved)) for c in sample.calls]
+    return replace(sample, prompt_length=length, score=score, calls=tuple(calls))

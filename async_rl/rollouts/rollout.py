@@ -45,7 +45,7 @@ from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Control, Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.rollouts.conversation import SampleMaker, Written, with_common_prompt
+from async_rl.rollouts.conversation import SampleMaker, Written
 from async_rl.runtime.directory import Directory
 
 _SCORING_FAILURES = (RewardError, InfrastructureError)
@@ -141,8 +141,6 @@ class Rollouts:
         if ticket.purpose is Purpose.TRAIN:
             # Only training keeps the best: an evaluation must measure all that were drawn.
             trajectories = best_of(trajectories, count=self._config.generation.group_size)
-        greedy = [] if baseline is None else [baseline.result()]
-        members = with_common_prompt([*trajectories, *greedy])
         return Group(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -151,9 +149,9 @@ class Rollouts:
             data_source=ticket.prompt.data_source,
             generator=self._name,
             admitted_version=ticket.admitted_version,
-            trajectories=members[: len(trajectories)],
+            trajectories=trajectories,
             generation_s=generation_s,
-            baseline=members[-1] if greedy else None,
+            baseline=None if baseline is None else baseline.result(),
         )
 
     def _work(self, samples: _Samples) -> Iterator[Coroutine[Any, Any, None]]:

@@ -1,8 +1,14 @@
-"""A call of the policy as a form makes it from a request, and its answer."""
+"""The values of a session: its calls of the policy with their answers, its rewards, and its use."""
 
+import contextlib
+import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from async_rl.core.frozen import Value, frozen
 from async_rl.core.support import EVERYTHING, NO_ALTERNATIVES, Alternatives, Support
@@ -180,3 +186,95 @@ class Answer:
         if self.content is not None:
             parts.append(("text", self.content))
         return [*parts, *(("call", call) for call in self.calls)]
+
+
+@frozen
+class Reward:
+    """The parts of a reward: of the sample, of the answers with these numbers, or of a role."""
+
+    parts: Mapping[str, float]
+    numbers: Sequence[int] = ()
+    role: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it is of the sample."""
+        return self.role is None and not self.numbers
+
+
+class _Credit(msgspec.Struct, forbid_unknown_fields=True):
+    """A reward of one answer or of one role. call: the id of the answer; choice: of several."""
+
+    reward: Any
+    call: str | None = None
+    choice: int = 0
+    role: str | None = None
+
+
+def parts_of(value: Any) -> dict[str, float]:
+    """Return the parts of a reward: a finite number, or a dict of them. Raises Refused."""
+    parts = value if isinstance(value, dict) else {"reward": value}
+    try:
+        parts = msgspec.convert(parts, dict[str, float | bool])
+    except msgspec.ValidationError:
+        parts = {}
+    if not parts or not all(map(math.isfinite, parts.values())):
+        raise Refused(
+            f"the reward {value} is neither a finite number nor a dict of finite numbers; give one,"
+            " or nothing if the verifiers score the last answer"
+        )
+    return parts
+
+
+def reward_of(value: Any, names: Mapping[str, Sequence[int]]) -> Reward:
+    """Return a posted reward. names: the numbers of the answers by their ids. Raises Refused."""
+    try:
+        credit = msgspec.convert(value, _Credit)
+    except msgspec.ValidationError:
+        return Reward(parts=parts_of(value))
+    parts = parts_of(credit.reward)
+    if credit.call is None:
+        return Reward(parts=parts, role=credit.role)
+    numbers = names.get(credit.call, ())
+    if not 0 <= credit.choice < len(numbers):
+        raise Refused(
+            f"choice {credit.choice} of {credit.call!r} is not an answer of this session; send the"
+            " id of an answer as `call`",
+            status=404,
+        )
+    return Reward(parts=parts, numbers=[numbers[credit.choice]])
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """What one session has done so far. environment: the name under which it is counted.
+
+    num_tokens: written by the policy. num_open: calls in progress. open_s: for how long the session
+    was open, once it is closed; calling_s: the part of it with a call open. clock: monotonic
+    seconds.
+    """
+
+    environment: str = "agent"
+    clock: Callable[[], float] = time.monotonic
+    num_turns: int = 0
+    num_tokens: int = 0
+    num_tool_runs: int = 0
+    num_tool_errors: int = 0
+    num_open: int = 0
+    open_s: float = 0.0
+    calling_s: float = 0.0
+    _called_s: float = 0.0
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Count the time with at least one open call as the engine's."""
+        if not self.num_open:
+            self._called_s = self.clock()
+        # Calls that overlap count once.
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self.calling_s += self.clock() - self._called_s

@@ -5,12 +5,15 @@ POST to the paths of FORMS, /v1/messages/count_tokens, /v1/session/run, /v1/sess
 outside the run are the agents. Invariants: every request needs the token of an open session, as
 `Authorization: Bearer T` or `x-api-key: T`, and /sessions the key of the run's sessions; only a
 session's second key sets its reward and ends it; a bad request is answered
-in the form of its API; the calls of a client that disconnects end with it.
+in the form of its API; the calls of a client that disconnects end with it. A stream has comments
+until its answers are complete, then all events; an answer that fails before the first comment is an
+error with a status, one that fails later is the last event.
 """
 
+import asyncio
 import gc
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -24,9 +27,9 @@ from starlette.types import ASGIApp
 from async_rl.core.errors import AsyncRLError
 from async_rl.sessions.calls import Answer, Noted, caller_of
 from async_rl.sessions.endpoint import MODEL
-from async_rl.sessions.errors import HANDLERS, Refused
+from async_rl.sessions.errors import HANDLERS, Refused, error_of, refusal_of
 from async_rl.sessions.forms.anthropic_messages import count_tokens
-from async_rl.sessions.forms.form import lines, lines_after, lines_until, read
+from async_rl.sessions.forms.form import Event, Exchange, read
 from async_rl.sessions.forms.openai_responses import known_response
 from async_rl.sessions.open_sessions import LONGEST_WAIT_S, Offers, Sessions, token_of
 from async_rl.sessions.requests import (
@@ -46,6 +49,8 @@ KEEP_ALIVE_S = 600
 """Agents think and run tools between calls. uvicorn's 5 s would close their connections just as
 they send the next call, which the client then has to repeat.
 """
+QUIET_S = 5.0
+"""Seconds between the comments of a stream: clients that wait for 10 s or more stay connected."""
 # A full collection visits all that the open sessions hold: 50 to 160 ms of CPU time for 1,000 of
 # them, while no call advances, and by Python's default every ten seconds at 80 calls per second.
 # It then frees a few hundred objects per call, so it may come twenty times more rarely.
@@ -176,13 +181,13 @@ class _Endpoint:
             answers = answered(session, exchange, noted)
             if exchange.is_streamed:
                 # The first lines decide between an answer and an error with a status.
-                further = lines_until(answers, exchange)
+                further = _lines_until(answers, exchange)
                 first = await while_connected(request, anext(further))
-                return StreamingResponse(lines_after(first, further), media_type=_STREAM)
+                return StreamingResponse(_lines_after(first, further), media_type=_STREAM)
             known = await while_connected(request, answers)
         reply = exchange.reply(known)
         if exchange.is_streamed:
-            return Response(lines(exchange.events(reply)), media_type=_STREAM)
+            return Response(_lines(exchange.events(reply)), media_type=_STREAM)
         return json_response(reply)
 
 
@@ -203,6 +208,42 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
         ],
         exception_handlers=HANDLERS,
     )
+
+
+async def _lines_until(
+    answers: Awaitable[Sequence[Answer]], exchange: Exchange
+) -> AsyncIterator[bytes]:
+    """Yield comments until the answers are there, then the lines of all events. The answers are
+    cancelled with it.
+    """
+    answering = asyncio.ensure_future(answers)
+    try:
+        while not (await asyncio.wait([answering], timeout=QUIET_S))[0]:
+            yield b": the answer is being written\n\n"
+        yield _lines(exchange.events(exchange.reply(await answering)))
+    finally:
+        answering.cancel()
+
+
+async def _lines_after(first: bytes, further: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the first lines and all further ones; if the answer fails, the last one is the error,
+    because the status has been sent.
+    """
+    yield first
+    try:
+        async for more in further:
+            yield more
+    except AsyncRLError as error:
+        yield _lines([("error", error_of(refusal_of(error)))])
+
+
+def _lines(events: Sequence[Event]) -> bytes:
+    """Return the lines of a stream for these events."""
+    parts = []
+    for name, value in events:
+        head = f"event: {name}\n".encode() if name else b""
+        parts.append(head + b"data: " + msgspec.json.encode(value) + b"\n\n")
+    return b"".join(parts)
 
 
 async def _call_body(request: Request, session: Session) -> bytes:

@@ -1,4 +1,5 @@
-"""The forms of models' tool calls and thinking, and the call in each form that a request forces.
+"""The forms of models' tool calls and thinking, and the answers that a request forces: a call in
+one of these forms, or text of a grammar.
 
 A form is recognized by marks in the chat template. Answers in the form HERMES are read here, the
 others by vLLM's parser of the same name in a generator, which has imported vLLM anyway: a gateway
@@ -18,6 +19,12 @@ import msgspec
 from async_rl.core.frozen import frozen
 from async_rl.sessions.errors import Json, Refused
 
+TAGS = "tags"
+"""The form of thinking that is read here."""
+_BEGIN = "<think>"
+THOUGHT = "</think>"
+"""The end of thinking in the form TAGS."""
+_ANY: Json = {"type": "object"}
 # Of calls: the policy writes anything, deep nesting and half of a surrogate pair too.
 _BAD_CALL = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
@@ -63,6 +70,7 @@ TABLE = tomllib.loads(Path(__file__).with_name("tool_forms.toml").read_text())
 FORMS = tuple(ToolForm(**form) for form in TABLE["form"])
 HERMES = FORMS[-1]
 """A JSON object between marks, as Hermes and Qwen models write it."""
+_MARKS = {form["name"]: form["mark"] for form in TABLE["thinking"]}
 
 
 def form_of(template: str, parser: str = "") -> ToolForm:
@@ -73,6 +81,16 @@ def form_of(template: str, parser: str = "") -> ToolForm:
     # Two forms of one parser differ in the start of a call, which the marks tell apart.
     named = (form for form in (*fitting, *FORMS) if form.name == parser)
     return next(named, ToolForm(name=parser))
+
+
+def thinking_form(template: str, parser: str = "") -> str:
+    """Return the form of a model's thinking: TAGS, the name of a parser, or "" without thinking.
+
+    parser: the one that the configuration names.
+    """
+    found = [name for name, mark in _MARKS.items() if mark in template]
+    own = TAGS if THOUGHT in template else ""
+    return parser or next(iter(found), own)
 
 
 def chosen(
@@ -94,6 +112,65 @@ def chosen(
         if forced := [tool for tool in tools if tool["function"]["name"] == name]:
             return tools, forced, form.begin(str(choice), str(name))
     raise Refused(f"tool_choice={choice} names none of the {len(tools)} tools")
+
+
+def schema_of(form: Json | None) -> Json | None:
+    """Return the JSON schema that an answer must fit; None = it is text. Raises Refused."""
+    form = form or {"type": "text"}
+    kind = form.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _ANY
+    # Chat completions have the schema inside of `json_schema`, the other forms do not.
+    schema = form.get("json_schema", form).get("schema")
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise Refused(
+            f"an answer of the form {kind!r} is not supported; send text, json_object, or"
+            " json_schema with a schema"
+        )
+    return schema
+
+
+def grammar_of(
+    schema: Json | None, tools: Sequence[Any], forced: Sequence[Any], form: ToolForm, start: str
+) -> str:
+    """Return the grammar of the text that the policy writes after `start`; empty without a limit.
+    Raises Refused.
+
+    tools, forced, start: as `chosen` returns them.
+    """
+    if not tools:
+        return "" if schema is None else _json(schema)
+    if not forced and schema is None:
+        return ""
+    if form != HERMES:
+        if forced:
+            return ""
+        raise Refused(
+            f"an answer that may be a tool call or fit a schema is not possible with this"
+            f" model, whose tool calls have the form {form.name}; leave one of them out"
+        )
+    ways = [_call(tool["function"], start) for tool in forced or tools]
+    if schema is not None and not forced:
+        ways.append({"type": "json_schema", "json_schema": schema})
+    return _json({"type": "structural_tag", "format": {"type": "or", "elements": ways}})
+
+
+def _call(function: Json, start: str) -> Json:
+    """Return the rest of a call in the form HERMES after its start."""
+    begin = HERMES.begin("", function["name"]).removeprefix(start)
+    rest = [
+        {"type": "json_schema", "json_schema": function.get("parameters") or _ANY},
+        {"type": "const_string", "value": "}\n</tool_call>"},
+    ]
+    if begin:
+        rest.insert(0, {"type": "const_string", "value": begin})
+    return {"type": "sequence", "elements": rest}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 class _WrittenCall(msgspec.Struct):
@@ -155,23 +232,6 @@ def parse_answer(text: str) -> Json:
 
 
 # ---- thinking
-
-TAGS = "tags"
-"""The form that is read here."""
-_BEGIN = "<think>"
-THOUGHT = "</think>"
-"""The end of thinking in this form."""
-_MARKS = {form["name"]: form["mark"] for form in TABLE["thinking"]}
-
-
-def thinking_form(template: str, parser: str = "") -> str:
-    """Return the form of a model's thinking: TAGS, the name of a parser, or "" without thinking.
-
-    parser: the one that the configuration names.
-    """
-    found = [name for name, mark in _MARKS.items() if mark in template]
-    own = TAGS if THOUGHT in template else ""
-    return parser or next(iter(found), own)
 
 
 def is_begun(text: str) -> bool:

@@ -38,7 +38,7 @@ from async_rl.core.types import Group, IntArray, Purpose, Score, Trajectory
 from async_rl.learner.loading import load_policy
 from async_rl.learner.models import Policy
 from async_rl.protocol.generator import Completion, joined, only_read
-from async_rl.rollouts.conversation import with_common_prompt
+from async_rl.rollouts.groups import with_common_prompt
 from async_rl.sessions.chat import Chat
 from async_rl.sessions.endpoint import Endpoint
 from async_rl.sessions.open_sessions import Sessions

@@ -26,8 +26,6 @@ async def twice(talk):
 
 async def chooses(talk):
     await talk.write()
-    talk.tell("b")
-    await talk.write()
     return "my answer"
 
 async def endless(talk):
@@ -73,7 +71,7 @@ def roll_out(tmp_path: Path, function: str, *overrides: str) -> tuple[Group, Jud
 
 
 def test_only_what_the_policy_wrote_is_trained_as_it_was_written(tmp_path: Path) -> None:
-    group, judge, parrot = roll_out(tmp_path, "twice")
+    group, judge, parrot = roll_out(tmp_path, "twice", "algorithm=remax")
     assert len(group.trajectories) == 2
     for sample in group.trajectories:
         # The end token of the first turn stays; text after the last turn is gone.
@@ -83,12 +81,15 @@ def test_only_what_the_policy_wrote_is_trained_as_it_was_written(tmp_path: Path)
         assert sample.versions.tolist() == [-1, -1, 3, 3, -1, -1, -1, 4]
         # The function cut the second turn, not the limit of the sample.
         assert not sample.is_truncated
-    assert [(s.response, s.transcript) for s in judge.samples] == [("v", "ubcdv")] * 2
+    assert [(s.response, s.transcript) for s in judge.samples] == [("v", "ubcdv")] * 3
     assert judge.samples[0].is_written == [True, True, False, False, False, True]
     assert parrot.before["1.1.0.1"] == [1, 2, 21, 0, 2, 3, 4]
-
-
-def test_the_function_may_say_what_is_judged(tmp_path: Path) -> None:
+    # The greedy answer of remax is made in the same way.
+    assert group.baseline is not None
+    assert group.baseline.token_ids.tolist() == group.trajectories[0].token_ids.tolist()
+    # People see what the policy did not write.
+    shown = response_text(group.trajectories[0], lambda ids: f"{len(ids)} ")
+    assert shown == "2 \u27e83 \u27e91 "
     assert roll_out(tmp_path, "chooses")[1].texts == ["my answer"] * 2
 
 
@@ -110,12 +111,6 @@ def test_a_sample_ends_cut_off_at_its_limits(
     assert set(parrot.limits) <= {8, 8 - 3, 8 - 6}
     found = [(sample.response_length, sample.is_truncated) for sample in group.trajectories]
     assert found == [(length, True)] * 2
-
-
-def test_remax_leads_its_greedy_answer_the_same_way(tmp_path: Path) -> None:
-    group, _, _ = roll_out(tmp_path, "twice", "algorithm=remax")
-    assert group.baseline is not None
-    assert group.baseline.token_ids.tolist() == group.trajectories[0].token_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -141,9 +136,3 @@ def test_a_function_that_cannot_lead_is_refused_at_the_start(tmp_path: Path) -> 
     assert load_rollout(compose("grpo_code").rollout) is None
     steps = ["rollout.fn=a:b", "reward.placement=steps", "reward.mode=fraction"]
     assert "the last turn is scored" in "".join(problems(compose_unchecked("grpo_code", steps)))
-
-
-def test_people_see_what_the_policy_did_not_write(tmp_path: Path) -> None:
-    group, _, _ = roll_out(tmp_path, "twice")
-    shown = response_text(group.trajectories[0], lambda ids: f"{len(ids)} ")
-    assert shown == "2 \u27e83 \u27e91 "

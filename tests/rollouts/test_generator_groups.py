@@ -1,21 +1,49 @@
-"""Facts about how a generator makes a group from samples, with a scripted engine and scorer."""
+"""How a generator makes a group from samples, with a scripted engine and scorer. It reports an
+outage only if a sample that was scored before fails too.
+"""
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from composing import compose
+from learner_support import make_groups
 from rollouts_support import completion, opened_rollouts, process, score, ticket_of
 
-from async_rl.core.errors import EngineDead, RewardError, Unavailable, WeightsError, root_cause
-from async_rl.core.types import Group, Prompt, Purpose, Sampling, Score, StepScore, Ticket
-from async_rl.protocol.base import Ok
-from async_rl.protocol.buffer import RequestWork, Work
+from async_rl.buffer.checks import check_group
+from async_rl.core.errors import (
+    AgentError,
+    BrokenTest,
+    EngineDead,
+    InfrastructureError,
+    NotTaken,
+    ProtocolError,
+    RewardError,
+    Unavailable,
+    WeightsError,
+    root_cause,
+)
+from async_rl.core.heads import pack_group, read_group
+from async_rl.core.types import (
+    Branch,
+    Group,
+    Prompt,
+    Purpose,
+    Sampling,
+    Score,
+    StepScore,
+    Ticket,
+    Trajectory,
+)
+from async_rl.launchers.commands.stored import response_text
+from async_rl.protocol.buffer import FailGroup, RequestWork, Work
 from async_rl.protocol.generator import Completion
-from async_rl.rollouts.groups import Groups
+from async_rl.rollouts.groups import Groups, with_common_prompt
 
 
 class ScriptedEngine:
@@ -58,7 +86,7 @@ class ScriptedScorer:
         return score(1.0, steps=steps)
 
 
-def roll_out(*overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
+def grouped(*overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
     config = compose("grpo_code", ["generation.group_size=2", *overrides])
     num_samples = config.evaluation.num_samples
     if purpose is Purpose.TRAIN:
@@ -78,10 +106,6 @@ def roll_out(*overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
     return asyncio.run(run())
 
 
-def lengths(group: Group) -> list[tuple[float, int]]:
-    return [(sample.score.reward, sample.response_length) for sample in group.trajectories]
-
-
 @pytest.mark.covers("group_size, generation_size")
 @pytest.mark.covers("greedy and sampled evaluation")
 @pytest.mark.parametrize(
@@ -92,7 +116,6 @@ def lengths(group: Group) -> list[tuple[float, int]]:
         (["generation.generation_size=5"], Purpose.TRAIN, [(6, 4), (6, 5)], False),
         (["algorithm=remax"], Purpose.TRAIN, [(2, 1), (4, 2)], True),
         (["algorithm=remax"], Purpose.EVAL, [(2, 1)], False),
-        (["evaluation.num_samples=2"], Purpose.EVAL, [(2, 1), (4, 2)], True),
         (["evaluation.num_samples=4"], Purpose.EVAL, [(2, 1), (4, 2), (6, 3), (6, 4)], True),
     ],
 )
@@ -100,8 +123,8 @@ def test_the_samples_of_a_group_and_its_greedy_answer(
     overrides: list[str], purpose: Purpose, kept: list[tuple[float, int]], has_greedy: bool
 ) -> None:
     """Only training drops samples; a greedy answer is scored and no member of the group."""
-    group = roll_out(*overrides, purpose=purpose)
-    assert lengths(group) == kept
+    group = grouped(*overrides, purpose=purpose)
+    assert [(one.score.reward, one.response_length) for one in group.trajectories] == kept
     assert (group.baseline is not None) is has_greedy
     if group.baseline is not None:
         assert group.baseline.token_ids.tolist() == [1, 2, 26]
@@ -109,18 +132,18 @@ def test_the_samples_of_a_group_and_its_greedy_answer(
 
 
 def test_each_sample_has_the_moments_of_its_last_token_and_its_score() -> None:
-    group = roll_out("recording=times")
+    group = grouped("recording=times")
     for first_s, written_s, scored_s in (sample.clock for sample in group.trajectories):
         assert math.isnan(first_s)  # this engine does not say
         assert 0 <= written_s <= scored_s < 5
-    assert [t.clock for t in roll_out("recording=off").trajectories] == [(), ()]
+    assert [t.clock for t in grouped("recording=off").trajectories] == [(), ()]
 
 
 def test_a_step_ends_with_the_token_that_completes_its_text() -> None:
-    group = roll_out("reward.placement=steps", "reward.mode=fraction")
+    group = grouped("reward.placement=steps", "reward.mode=fraction")
     # A position beyond the end stands for the last token.
     assert [step.end_tokens for step in group.trajectories[1].score.steps] == [1, 2, 2]
-    assert all(not sample.score.steps for sample in roll_out().trajectories)
+    assert all(not sample.score.steps for sample in grouped().trajectories)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "remax"])
@@ -168,41 +191,193 @@ async def test_room_counts_the_samples_that_are_written(algorithm: str) -> None:
     assert credits == [4, 2, 1]
 
 
-async def attempt(stop_on: str, engine: object, scorer: object) -> list[Any]:
-    """Roll out one ticket; return the requests that the buffer gets."""
-    config = compose("grpo_code", ["generation.group_size=2", f"reward.stop_on={stop_on}"])
-    requests: list[Any] = []
-
-    async def call(request: Any, **_: float) -> Ok:
-        requests.append(request)
-        return Ok()
-
-    async with opened_rollouts(config, scorer) as rollouts:
-        context = process(config, call)
-        groups = Groups(context, rollouts, engine=lambda: engine, limit=asyncio.timeout)  # type: ignore[arg-type,return-value]
-        await groups.roll_out(ticket_of(2))
-    return requests
-
-
 class FailingScorer(ScriptedScorer):
+    """Fails for prompts whose id is in `bad`; all of them if that is None."""
+
+    def __init__(self, bad: set[str] | None, error: Exception) -> None:
+        self.bad = bad
+        self._error = error
+
     async def score(self, prompt: Prompt, text: str, sample: object) -> Score:
-        if len(text) == 1:
-            return await super().score(prompt, text, sample)
-        raise RewardError("mine raised ValueError")
+        if self.bad is None or prompt.prompt_id in self.bad:
+            # A new one each time: an error that is raised again keeps all its tracebacks.
+            raise type(self._error)(*self._error.args)
+        return await super().score(prompt, text, sample)
 
 
-async def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator() -> None:
-    (failure,) = await attempt("[]", ScriptedEngine(), FailingScorer())
-    assert (failure.group_id, failure.attempt, failure.reason) == (1, 1, "reward_failed")
-    assert failure.message == "RewardError: mine raised ValueError"
+async def roll_out(
+    scorer: FailingScorer, *prompts: str, settings: Sequence[str] = (), error: Any = None
+) -> tuple[list[str], str]:
+    """Roll out these prompts; after the one that is called down, nothing can be scored. Return the
+    reasons of the failures, and what the generator waits for at its next request for work. error:
+    of the engine.
+    """
+    reasons: list[str] = []
+    waits: list[str] = []
+
+    async def call(request: Any, **_: float) -> Any:
+        match request:
+            case FailGroup():
+                reasons.append(request.reason)
+            case RequestWork():
+                waits.append(context.activity.snapshot().waits_for)
+        return Work(tickets=[])
+
+    config = compose("grpo_code", ["generation.group_size=2", *settings])
+    context = process(config, call)
+    async with opened_rollouts(config, scorer, activity=context.activity) as rollouts:
+        engine = ScriptedEngine(error)
+        groups = Groups(context, rollouts, engine=lambda: engine, limit=asyncio.timeout)  # type: ignore[arg-type,return-value]
+        for prompt_id in prompts:
+            await groups.roll_out(ticket_of(2, prompt_id=prompt_id))
+            if prompt_id == "down":
+                scorer.bad = None
+        await groups.request_work(1)
+    return reasons, waits[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "bad", "prompts", "reasons"),
+    [
+        (RewardError("x"), {"poison"}, ("good", "poison"), ["reward_failed"]),
+        (InfrastructureError("x"), {"poison"}, ("good", "poison"), ["scoring_failed"]),
+        (RewardError("x"), set(), ("down", "good"), ["scoring_outage"]),
+        (InfrastructureError("x"), set(), ("down", "good"), ["scoring_outage"]),
+        (RewardError("x"), None, ("good", "good"), ["scoring_outage"] * 2),
+        (BrokenTest("x"), {"poison"}, ("poison",), ["reward_failed"]),
+    ],
+)
+def test_only_a_failure_of_the_control_sample_is_an_outage(
+    error: Exception, bad: set[str] | None, prompts: tuple[str, ...], reasons: list[str]
+) -> None:
+    assert asyncio.run(roll_out(FailingScorer(bad, error), *prompts))[0] == reasons
+
+
+def test_a_generator_in_an_outage_says_what_holds_it_back_until_a_group_is_scored() -> None:
+    error = RewardError("http://judge gave no score\nin 3 attempts")
+    _, waits_for = asyncio.run(roll_out(FailingScorer({"poison"}, error), "poison"))
+    assert waits_for == "scoring: http://judge gave no score in 3 attempts"
+    reasons, waits_for = asyncio.run(roll_out(FailingScorer({"poison"}, error), "poison", "good"))
+    assert reasons == ["scoring_outage"]
+    assert waits_for == "admission: the learner is behind"
+
+
+def test_a_function_that_always_fails_ends_the_run_with_its_reason() -> None:
+    scorer = FailingScorer(None, RewardError("mine raised KeyError: 'level' (/task.py:3)"))
+    last = r"20 groups in a row .* KeyError: 'level' \(/task.py:3\)"
+    with pytest.raises(RewardError, match=last):
+        asyncio.run(roll_out(scorer, *["any"] * 20))
+    assert len(asyncio.run(roll_out(scorer, *["any"] * 19))[0]) == 19
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "told"),
+    [
+        (AgentError("mine raised\nKeyError"), "agent_failed", "AgentError: mine raised KeyError"),
+        (KeyError("level"), "generation_failed", r"KeyError: 'level' \(/.*_groups\.py:\d+\)"),
+    ],
+)
+def test_what_always_fails_costs_no_prompts(error: Exception, reason: str, told: str) -> None:
+    """An agent, or a rollout function."""
+    scorer = FailingScorer({"any"}, error)
+    # The first one is scored, and can be scored again: this is no outage of the scorer.
+    reasons, waits_for = asyncio.run(roll_out(scorer, "good", *["any"] * 66))
+    assert reasons == [reason] * 64 + ["scoring_outage"] * 2
+    assert re.fullmatch(f"every group fails: {told}", waits_for)
+    reasons, _ = asyncio.run(roll_out(scorer, *["good", *["any"] * 64] * 2))
+    assert reasons == [reason] * 128
+
+
+@pytest.mark.parametrize(
+    ("error", "settings", "reason"),
+    [
+        (NotTaken("no program took it"), (), "not_taken"),
+        (InfrastructureError("no verifier answers"), (), "scoring_outage"),
+        (
+            RewardError("http://judge gave no score"),
+            ("reward.terms.judge=remote", "reward.terms.judge.url=http://judge"),
+            "scoring_outage",
+        ),
+    ],
+)
+def test_what_may_come_back_is_waited_for(
+    error: Exception, settings: Sequence[str], reason: str
+) -> None:
+    reasons, _ = asyncio.run(roll_out(FailingScorer(None, error), *["any"] * 66, settings=settings))
+    assert reasons == [reason] * 66
+
+
+def test_a_function_that_fails_ends_the_run_that_wants_it() -> None:
+    scorer = FailingScorer({"poison"}, RewardError("mine raised"))
+    settings = ["reward.stop_on=[function_failure]"]
     with pytest.raises(ExceptionGroup) as ended:
-        await attempt("[function_failure]", ScriptedEngine(), FailingScorer())
+        asyncio.run(roll_out(scorer, "good", "poison", settings=settings))
     assert isinstance(root_cause(ended.value), RewardError)
 
 
 @pytest.mark.parametrize("error", [Unavailable("the engine died"), WeightsError("half loaded")])
-async def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Exception) -> None:
+def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Exception) -> None:
     """Further groups would fail too, and each would count as an attempt of its prompt."""
     with pytest.raises((ExceptionGroup, EngineDead)) as ended:
-        await attempt("[]", ScriptedEngine(error), ScriptedScorer())
+        asyncio.run(roll_out(FailingScorer(set(), error), "good", error=error))
     assert isinstance(root_cause(ended.value), EngineDead)
+
+
+PROMPT = [1, 2]
+
+
+def sample(read: list[int], branches: tuple[Branch, ...] = ((2, -1),)) -> Trajectory:
+    """Reads, writes two tokens, and reads and writes one more."""
+    steps = (StepScore(end_tokens=2 + len(read), reward=1.0),)
+    is_written = np.array([0] * (2 + len(read)) + [1, 1, 0, 1], bool)
+    return Trajectory(
+        token_ids=np.array([*PROMPT, *read, 40, 41, 42, 43], np.int32),
+        prompt_length=2,
+        loss_mask=is_written,
+        behavior_logprobs=np.where(is_written, -1, 0).astype(np.float32),
+        versions=np.where(is_written, 0, -1).astype(np.int32),
+        is_truncated=False,
+        score=Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0, steps=steps),
+        branches=branches,
+    )
+
+
+def checked(samples: list[Trajectory]) -> list[Trajectory]:
+    """The samples as the buffer accepts them."""
+    group = msgspec.structs.replace(make_groups(1)[0], trajectories=samples)
+    packed = read_group(pack_group(group))
+    check_group(packed, np.array(PROMPT, np.int32), newest_version=0, vocabulary_size=50)
+    return packed.unpacked().trajectories
+
+
+@pytest.mark.parametrize(
+    ("samples", "prompt"),
+    [
+        ([sample([5, 6, 7]), sample([5, 6, 8])], [1, 2, 5, 6]),
+        ([sample([5, 6, 7], ()), sample([5, 6, 8], ())], [1, 2, 5, 6]),
+        ([sample([5, 6, 7])], [1, 2, 5, 6, 7]),
+        ([sample([5, 6, 7]), sample([9, 6, 8])], PROMPT),
+        # One of them continues the prompt.
+        ([sample([5, 6, 7]), sample([5, 6, 8], ())], PROMPT),
+        # A further branch begins there.
+        ([sample([5, 6, 7], ((2, -1), (4, 2))), sample([5, 6, 7])], [1, 2, 5, 6]),
+    ],
+)
+def test_what_all_read_first_is_their_prompt(samples: list[Trajectory], prompt: list[int]) -> None:
+    for before, after in zip(samples, checked(with_common_prompt(samples)), strict=True):
+        assert after.token_ids[: after.prompt_length].tolist() == prompt
+        (step,), (step_before,) = after.score.steps, before.score.steps
+        assert step.end_tokens + after.prompt_length == step_before.end_tokens + 2
+        if before.branches:
+            # A person sees all that the agent read.
+            assert response_text(after, str) == response_text(before, str)
+        fields = ("token_ids", "loss_mask", "behavior_logprobs", "versions")
+        assert all(np.array_equal(getattr(before, f), getattr(after, f)) for f in fields)
+        assert after.branches == before.branches
+
+
+def test_a_prompt_that_is_no_common_one_is_refused() -> None:
+    one, other = with_common_prompt([sample([5, 6, 7]), sample([5, 6, 8])])
+    changed = [one, msgspec.structs.replace(other, branches=((3, -1),))]
+    with pytest.raises(ProtocolError, match="different branches"):
+        checked(changed)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -41,20 +42,15 @@ async def gateway() -> AsyncIterator[tuple[Endpoint, list[bytes]]]:
 
 
 def play(*command: str) -> list[bytes]:
-    config = compose("grpo_code", [f"rollout.fn=[{','.join(['jail', *command])}]"])
+    agent = compose("grpo_code", [f"rollout.fn=[{','.join(['jail', *command])}]"]).agent
 
     async def main() -> list[bytes]:
         async with gateway() as (endpoint, requests):
             other = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
             async with other:
                 given = [str(Path.home()), os.getcwd(), other.sockets[0].getsockname()[1]]
-                agent = config.agent
                 words = [w.replace("GIVEN", json.dumps(given)) for w in agent.command]
-                environments = open_environments(
-                    agent.__class__(
-                        command=words, fn=None, workers=agent.workers, is_jailed=agent.is_jailed
-                    )
-                )
+                environments = open_environments(dataclasses.replace(agent, command=words))
                 await environments.run(endpoint, {"prompt": "go"})
             return requests
 

@@ -3,9 +3,9 @@ told.
 """
 
 import contextlib
+import functools
 import re
 import secrets
-import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
@@ -31,7 +31,8 @@ from async_rl.sessions.open_sessions import Sessions
 from async_rl.sessions.record import Record, Turn
 from async_rl.sessions.server import build_app
 from async_rl.sessions.session import Session
-from async_rl.wire.http import serving, url_of
+from async_rl.wire.addresses import LOOPBACK
+from async_rl.wire.http import listen, serving, url_of
 
 END = "<|im_end|>"
 CHATML = (
@@ -50,6 +51,9 @@ TRIMS = (
 )
 ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}policy: "
 TEMPLATES = (CHATML, TRIMS, ENDLESS, "")
+
+
+compiled = functools.cache(jinja2.Environment().from_string)
 
 
 class Words:
@@ -71,8 +75,7 @@ class Words:
         return "".join(words[i] for i in ids if i or not skip_special_tokens)
 
     def apply_chat_template(self, messages: list[Any], *, tokenize: bool, **shown: Any) -> str:
-        template = jinja2.Environment().from_string(self.chat_template)
-        return template.render(messages=messages, eos=END, **shown)
+        return compiled(self.chat_template).render(messages=messages, eos=END, **shown)
 
 
 class Row:
@@ -206,8 +209,7 @@ def open_session(
 @contextlib.asynccontextmanager
 async def endpoint(session: Session) -> AsyncIterator[str]:
     sessions = Sessions()
-    listener = socket.create_server(("127.0.0.1", 0))
-    with listener, sessions.open(session):
+    with listen(LOOPBACK, 0) as listener, sessions.open(session):
         url = url_of(listener)
         async with serving(build_app(sessions), listener):
             yield url

@@ -3,18 +3,23 @@ large request is refused before it is worked on, and holds up no other one.
 """
 
 import asyncio
+import copy
 import json
+import random
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 from clients_support import Clients, user, using
-from sessions_support import Words
+from sessions_support import CHATML, Words, open_session
+from tables import table
 
-BAD = yaml.safe_load(Path(__file__).with_name("bad_requests.yaml").read_text())
+from async_rl.sessions.forms.parameters import TABLE
+from async_rl.sessions.open_sessions import Sessions
+from async_rl.sessions.server import build_app
+
 USER = user("go")
 LONG = "go " * 3000
 TALK = {"messages": [{**USER, "content": LONG}]}
@@ -63,7 +68,7 @@ async def test_each_bad_request_is_refused_in_the_form_of_its_api(api: str) -> N
             check(await post(malformed), api, 400)
         check(await post(b" " * (17 << 20)), api, 413)
         check(await post({**body, **too_long}), api, 400, "context_length_exceeded")
-        for wrong, message in BAD[api]:
+        for wrong, message in table(__file__, api):
             refused = await post({**body, **wrong})
             code = refused.json()["error"].get("code")
             assert message in check(refused, api, 400, code), wrong
@@ -125,3 +130,64 @@ async def test_a_large_prompt_holds_up_no_other_call(monkeypatch: pytest.MonkeyP
         assert reply.json()["choices"][0]["message"]["content"] == "one"
         may_read.set()
         assert (await large).json()["error"]["code"] == "context_length_exceeded"
+
+
+BODIES: dict[str, Any] = table(__file__, "bodies")
+VALUES: list[Any] = table(__file__, "values")
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each container in a value, with each of its keys."""
+    if isinstance(value, dict | list):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from places(value[key])
+
+
+def damaged(rng: random.Random, api: str, good: dict[str, Any]) -> bytes:
+    body = copy.deepcopy(good)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        container, key = rng.choice(list(places(body)) or [(body, "x")])
+        act = rng.randrange(4)
+        if act == 0:
+            container[key] = copy.deepcopy(rng.choice(VALUES))
+        elif act == 1:
+            del container[key]
+        elif act == 2 and isinstance(container, dict):
+            container[rng.choice(["x", *container])] = container[key]
+        else:
+            body[rng.choice(TABLE[api]).name] = copy.deepcopy(rng.choice(VALUES))
+    data = bytearray(json.dumps(body).encode())
+    if rng.random() < 0.2:
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    if rng.random() < 0.05:
+        del data[rng.randrange(len(data)) :]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_damaged_request_has_an_error_of_its_api_and_the_session_lives(path: str) -> None:
+    api, fields = BODIES[path]["api"], BODIES[path]["fields"]
+    rng = random.Random(path)
+    sessions = Sessions()
+    statuses = set()
+    transport = httpx.ASGITransport(build_app(sessions))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        for number in range(250):
+            session, _ = open_session(CHATML, ["done"] * 100)
+            headers = {"authorization": f"Bearer {session.token}"}
+            with sessions.open(session):
+                content = damaged(rng, api, {"model": "policy", **fields})
+                reply = await client.post(path, content=content, headers=headers)
+                assert reply.status_code in (200, 400, 404), content
+                statuses.add(reply.status_code)
+                if reply.status_code != 200:
+                    error = reply.json()["error"]
+                    assert error.keys() == {"message", "type", "param", "code"}, content
+                    assert error["message"], content
+                if number % 10:
+                    continue
+                good = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
+                fine = await client.post("/v1/chat/completions", json=good, headers=headers)
+                assert fine.json()["choices"][0]["message"]["content"] == "done"
+    assert {200, 400} <= statuses

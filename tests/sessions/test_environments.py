@@ -1,4 +1,4 @@
-"""Environments and agents of the real packages verifiers, gymnasium, openai-agents and mcp."""
+"""Environments of the real packages verifiers and gymnasium, and an agent that uses mcp."""
 
 import asyncio
 import importlib
@@ -168,14 +168,6 @@ def test_an_agent_of_verifiers_is_a_role_and_is_trained_as_it_says(rows: Rows) -
     ]
 
 
-def test_a_failed_episode_of_verifiers_is_no_reward(rows: Rows) -> None:
-    adapter = verifiers()
-    (row,) = rows(adapter, json.dumps(ENV), "1")
-    session, _ = open_session(CHATML, ["1"], limit=2)
-    with pytest.raises(RuntimeError, match="whose limit is 2"):
-        play(adapter, row, session)
-
-
 def test_a_gymnasium_environment_reads_and_writes_text(rows: Rows) -> None:
     adapter = gymnasium()
     written = rows(adapter, "guess_env:Guess-v0", "40")
@@ -186,54 +178,6 @@ def test_a_gymnasium_environment_reads_and_writes_text(rows: Rows) -> None:
         assert play(adapter, number_is_0, session) == reward
         assert len(policy.served) == len(answers)
         assert Row(session).num_segments == 1, "every turn continues the one before"
-
-
-def test_an_environment_without_text_is_refused() -> None:
-    adapter = gymnasium()
-    session, _ = open_session()
-    with pytest.raises(TypeError, match=r"observations of FrozenLake-v1 are Discrete\(16\)"):
-        play(adapter, {"environment": "FrozenLake-v1"}, session)
-
-
-async def test_an_agent_of_openai_agents_is_trained_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Read by the package when it is imported: it would send traces to its maker.
-    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
-    agents: Any = pytest.importorskip("agents", reason="make adapters installs openai-agents")
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-    added = []
-
-    @agents.function_tool  # type: ignore[untyped-decorator]
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        added.append((a, b))
-        return a + b
-
-    async def plain(agent: Any) -> Any:
-        return (await agents.Runner.run(agent, "1 + 2")).final_output
-
-    async def streamed(agent: Any) -> Any:
-        result = agents.Runner.run_streamed(agent, "1 + 2")
-        async for _ in result.stream_events():
-            pass
-        return result.final_output
-
-    # In one event loop: the package keeps its connections.
-    for run in (plain, streamed):
-        session, _ = open_session(CHATML, [f"I add {call}", "the sum is 3"])
-        async with endpoint(session) as url:
-            # All that an agent of a run is given.
-            monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
-            monkeypatch.setenv("OPENAI_API_KEY", session.token)
-            agent = agents.Agent(
-                name="adder", instructions="use the tool", tools=[add], model="policy"
-            )
-            assert await run(agent) == "the sum is 3"
-        row = Row(session)
-        assert row.num_segments == 1, "the second request repeats what was served"
-        assert len(session.record.turns) == 2
-    assert added == [(1, 2), (1, 2)]
 
 
 TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/own_agent.md"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clients_support import user, using
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions_support import (
@@ -21,9 +22,12 @@ from sessions_support import (
 )  # fmt: skip
 
 from async_rl.core.support import Support
-from async_rl.sessions.calls import Call
+from async_rl.protocol.generator import Completion
+from async_rl.sessions.calls import Answer, Call, Context
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.session import PIECE_TOKENS, Session
+
+LONG = " ".join(["a b c"] * 30)
 
 
 def ask(session: Session, messages: list[Any], tools: list[Any] | None = None, **how: Any) -> Any:
@@ -51,15 +55,6 @@ def served(policy: Policy) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_segment_that_begins_with_the_prompt_continues_it() -> None:
-    session, _ = open_session("", ["one", "two"], prompt="add")
-    first = ask(session, [said("add")])
-    ask(session, [said("add"), first, said("on")])
-    row = Row(session)
-    assert (row.num_segments, row.branches) == (1, ())
-    assert session.chat.decode(row.tokens.token_ids, with_special=True) == f"one{END}on\ntwo{END}"
-
-
 def test_an_answer_that_is_cut_is_closed_for_the_next_one() -> None:
     session, policy = open_session(CHATML, ["one two three four", "x"])
     first = ask(session, [said("go")], max_tokens=3)
@@ -67,15 +62,6 @@ def test_an_answer_that_is_cut_is_closed_for_the_next_one() -> None:
     ask(session, [said("go"), first, said("on")])
     text = session.chat.decode(np.array(policy.served[1][0]), with_special=True)
     assert f"one two{END}\n<|im_start|>user\non" in text
-
-
-def test_an_answer_ends_before_its_stop_text() -> None:
-    session, _ = open_session(CHATML, ["one two stop three"])
-    message = ask(session, [said("go")], stops=("stop",))
-    assert message["content"] == "one two "
-    row = Row(session)
-    written = row.tokens.token_ids[row.tokens.is_written]
-    assert session.chat.decode(written) == "one two stop"
 
 
 def test_a_template_that_shortens_answers_changes_no_recorded_token() -> None:
@@ -167,9 +153,6 @@ def test_ids_served_are_ids_trained_and_nothing_twice(
     assert len(set(read)) == len(read)
 
 
-LONG = "a b c " * 30
-
-
 def supports(session: Session, policy: object, **call: object) -> list[Support]:
     context = session.record.match_ids(session.record.context(None, [1, 2]).token_ids)
     call.setdefault("support", session.supported())
@@ -198,3 +181,88 @@ def test_an_answer_with_a_grammar_is_one_request() -> None:
     session, policy = open_session(texts=[LONG])
     asked = Support(grammar="x")
     assert supports(session, policy, stops=("never",), support=asked) == [asked]
+
+
+AGAIN = {"x-stainless-retry-count": "1"}
+
+
+@pytest.mark.parametrize("key", [AGAIN, {"idempotency-key": "a"}])
+async def test_a_stream_that_is_sent_again_has_the_recorded_answer(key: dict[str, str]) -> None:
+    async with using([LONG, "other"]) as (found, session, _):
+        texts = []
+        for headers in ({} if key is AGAIN else key, key):
+            stream = await found.openai.chat.completions.create(
+                model="policy", messages=[user("go")], stream=True, extra_headers=headers
+            )
+            chunks = [chunk async for chunk in stream]
+            texts.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+            assert chunks[-1].choices[0].finish_reason == "stop"
+        assert texts == [LONG, LONG]
+    assert len(session.record.turns) == 1
+
+
+async def test_a_reward_that_is_sent_again_counts_once() -> None:
+    async with using() as (found, session, _):
+        owner = {"authorization": f"Bearer {session.session_key}"}
+        for sign in ({}, AGAIN, {}, {"idempotency-key": "a"}, {"idempotency-key": "a"}):
+            how: Any = {"json": 0.5, "headers": owner | sign}
+            assert (await found.http.post("/v1/session/reward", **how)).status_code == 200
+    assert [reward.parts for reward in session.rewards] == [{"reward": 0.5}] * 3
+
+
+CALL = st.fixed_dictionaries(
+    {
+        "reads": st.integers(1, 40),
+        "writes": st.integers(1, 120),
+        "most": st.sampled_from([None, 10, 50]),
+        "has_stop": st.booleans(),
+        "has_grammar": st.booleans(),
+        "delay": st.integers(0, 4),
+    }
+)
+
+
+@settings(max_examples=60)
+@given(calls=st.lists(CALL, min_size=1, max_size=6), limit=st.integers(60, 500))
+def test_a_call_reserves_what_it_uses(calls: list[Any], limit: int) -> None:
+    session, _ = open_session(limit=limit)
+    num_written = [0] * len(calls)
+
+    async def write(name: str, before: Any, most: int, support: Support, shown: Any) -> Completion:
+        number = int(name.partition(".")[0])
+        for _ in range(calls[number]["delay"]):
+            await asyncio.sleep(0)
+        assert session.record.num_tokens() <= limit
+        size = min(most, calls[number]["writes"] - num_written[number])
+        num_written[number] += size
+        return Completion(
+            token_ids=np.ones(size, np.int32),
+            logprobs=np.zeros(size, np.float32),
+            versions=np.zeros(size, np.int32),
+            is_truncated=num_written[number] < calls[number]["writes"],
+        )
+
+    async def ask() -> list[Any]:
+        asked = [
+            Call(
+                context=Context(parent=None, token_ids=np.full(call["reads"], 100 + n, np.int32)),
+                max_tokens=call["most"],
+                stops=("never",) * call["has_stop"],
+                support=Support(grammar="x" * call["has_grammar"]),
+            )
+            for n, call in enumerate(calls)
+        ]
+        async with asyncio.timeout(20):
+            answering = [answered(session, call) for call in asked]
+            return await asyncio.gather(*answering, return_exceptions=True)
+
+    session.write = write
+    answers = asyncio.run(ask())
+    wanted = [min(call["writes"], call["most"] or limit) for call in calls]
+    is_whole = [size == most for size, most in zip(num_written, wanted, strict=True)]
+    assert all(isinstance(answer, Answer | Refused) for answer in answers)
+    if sum(wanted) + sum(call["reads"] for call in calls) <= limit:
+        assert all(is_whole)
+    elif not any(isinstance(answer, Refused) for answer in answers):
+        # An answer is cut where nothing is left.
+        assert session.record.num_tokens() == limit

@@ -1,4 +1,6 @@
-"""Tool calls in the forms of several models, read by vLLM's own parsers, served by every API."""
+"""Tool calls and thinking in the forms of several models, read by the gateway or by vLLM's own
+parsers.
+"""
 
 import asyncio
 import contextlib
@@ -6,27 +8,26 @@ import copy
 import functools
 import json
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import msgspec
 import numpy as np
 import openai
 import pytest
 import yaml
-from clients_support import APIS, CLAUDE, TOOL, Clients, user, using
-from sessions_support import END, Policy, Row
+from clients_support import APIS, CALL, TOOL, Clients, user, using
+from sessions_support import CHATML, END, Policy, Row
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.generation.vllm.tool_calls import ToolCalls
-from async_rl.protocol.generator import ReadCalls
+from async_rl.protocol.generator import CallsRead, ReadCalls
 from async_rl.sessions.session import Session
-from async_rl.sessions.tools import HERMES, form_of
+from async_rl.sessions.tools import HERMES, TAGS, form_of, split, thinking_form
 
 TEMPLATE = (
     "{% if tools %}TOOLS {{ tools | tojson }} <HINT>{% endif %}"
@@ -118,29 +119,21 @@ async def chat(found: Clients, *messages: Any, **more: Any) -> Any:
 
 
 @each_form
-async def test_every_api_serves_a_call_of_the_model_and_a_broken_one_is_text(form: Form) -> None:
-    content = "" if form.name == "llama3_json" else "I add"
-    ways = [(api, stream) for api in APIS.values() for stream in (False, True)]
-    async with playing(form, [form.call, "no call"] * len(ways)) as (found, session, policy):
+async def test_a_call_of_the_model_is_a_call_and_a_broken_one_is_text(form: Form) -> None:
+    async with playing(form, [form.call]) as (found, session, policy):
         assert session.chat.form.name == form.name
-        for number, (api, stream) in enumerate(ways):
-            how: Any = {"tools": True, "stream": stream}
-            reply = await api.ask(found, [user(f"go {number}")], **how)
-            ((_, name, arguments),) = reply.calls
-            assert (reply.text, name, arguments) == (content, "add", {"a": 1})
-            assert reply.why == "tool_calls"
-            # A later answer without a call is text in every form.
-            reply = await api.ask(found, [user(f"say {number}")], **how)
-            assert (reply.text, reply.calls, reply.why) == ("no call", [], "stop")
-        for number, broken in enumerate(form.broken):
+        reply = await APIS["responses"].ask(found, [user("go")], tools=True)
+        ((_, name, arguments),) = reply.calls
+        assert (name, arguments, reply.why) == ("add", {"a": 1}, "tool_calls")
+        assert reply.text == ("" if form.name == "llama3_json" else "I add")
+        for number, broken in enumerate(("no call", *form.broken)):
             visible = broken
             for token in form.special:
                 visible = visible.replace(token, "")
-            for name, stream in (("chat", False), ("messages", True)):
-                policy.say(broken)
-                history = [user(f"break {number} {name}")]
-                reply = await APIS[name].ask(found, history, tools=True, stream=stream)
-                assert (reply.text, reply.calls) == (visible, [])
+            policy.say(broken)
+            history = [user(f"break {number}")]
+            reply = await APIS["messages"].ask(found, history, tools=True, stream=True)
+            assert (reply.text, reply.calls, reply.why) == (visible, [], "stop")
 
 
 @each_form
@@ -171,30 +164,22 @@ async def test_a_forced_call_is_begun_for_the_policy_and_its_rest_is_trained(for
 CODER = next(form for form in FORMS if form.name == "qwen3_coder")
 
 
-async def test_tools_that_must_not_be_used_are_not_shown_and_calls_remain_text() -> None:
-    async with playing(CODER, ["text"]) as (found, session, _):
-        message = (await chat(found, user("go"), tool_choice="none")).message
-        assert (message.content, message.tool_calls) == ("text", None)
-    assert "TOOLS" not in shown(session)
-
-
-async def test_a_call_that_the_limit_cut_is_not_completed_by_the_parser() -> None:
-    # vLLM's parser returns a call without the argument that is missing.
-    async with playing(CODER, [CODER.call]) as (found, *_):
-        choice = await chat(found, user("go"), max_tokens=40)
+async def test_calls_that_must_not_be_or_are_cut_off_are_none() -> None:
+    async with playing(CODER, [CODER.call, CODER.call]) as (found, session, _):
+        choice = await chat(found, user("go"), tool_choice="none")
+        assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+        assert "TOOLS" not in shown(session)
+        # vLLM's parser returns a call without the argument that is missing.
+        choice = await chat(found, user("on"), max_tokens=40)
         assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
 
 
-async def test_a_form_that_cannot_be_forced_is_refused_in_the_form_of_the_api() -> None:
+async def test_a_form_that_cannot_be_forced_is_refused() -> None:
     gpt = Form(name="openai", hint="<|channel|>commentary to=functions.x")
     async with playing(gpt, ["text"]) as (found, *_):
         for choice in ("required", NAMED):
             with pytest.raises(openai.BadRequestError, match=r"tool_choice=.* form openai"):
                 await chat(found, user("go"), tool_choice=choice)
-        how: Any = {"model": "policy", "messages": [user("go")], "max_tokens": 9}
-        how |= {"tools": [CLAUDE], "tool_choice": {"type": "any"}}
-        with pytest.raises(anthropic.BadRequestError, match="form openai"):
-            await found.claude.messages.create(**how)
         await APIS["chat"].ask(found, [user("go")])
 
 
@@ -213,9 +198,9 @@ async def test_a_template_that_needs_the_call_before_its_result_is_followed() ->
     assert f"{CODER.call}{END}[tool]1{END}\n[assistant]done{END}" in shown(session)
 
 
-def read(form: Form, parser: str) -> Any:
-    asked = ReadCalls(parser=parser, text="x", token_ids=np.zeros(0, np.int32), tools=b"[]")
-    return asyncio.run(ToolCalls(tokenizer(form)).read(asked))
+def read(words: Any, text: str, ids: Any = (), **how: Any) -> Any:
+    asked = ReadCalls(text=text, token_ids=np.array(ids, np.int32), **how)
+    return asyncio.run(ToolCalls(words).read(asked))
 
 
 def test_gpt_oss_is_read_by_its_token_ids() -> None:
@@ -223,9 +208,9 @@ def test_gpt_oss_is_read_by_its_token_ids() -> None:
 
     text = "<|channel|>analysis<|message|>think<|end|><|start|>assistant"
     text += ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
-    ids = np.array(get_encoding().encode(text, allowed_special="all"), np.int32)
-    request = ReadCalls(parser="openai", text="", token_ids=ids, tools=json.dumps([TOOL]).encode())
-    found = asyncio.run(ToolCalls(tokenizer(FORMS[0])).read(request))
+    ids = get_encoding().encode(text, allowed_special="all")
+    tools = json.dumps([TOOL]).encode()
+    found = read(tokenizer(FORMS[0]), "", ids, parser="openai", tools=tools)
     assert [(name, arguments) for _, name, arguments in found.calls] == [("add", '{"a": 1}')]
 
 
@@ -241,17 +226,18 @@ def test_vllm_reads_the_thinking_of_its_parsers(parser: str, text: str) -> None:
     words = copy.deepcopy(tokenizer(FORMS[0]))
     tags = [word + ">" for word in ("<think", "</think", "<seed:think", "</seed:think")]
     words.add_tokens([*tags, "[THINK]", "[/THINK]", "[TOOL_CALLS]"])
-    ids = np.array(words(text, add_special_tokens=False)["input_ids"], np.int32)
-    request = ReadCalls(parser="", thinking=parser, text=text, token_ids=ids, tools=b"[]")
-    found = asyncio.run(ToolCalls(words).read(request))
+    ids = words(text, add_special_tokens=False)["input_ids"]
+    found = read(words, text, ids, parser="", thinking=parser, tools=b"[]")
     assert (found.thinking, found.content, found.calls) == ("1 and 1", "two", [])
 
 
 def test_a_parser_that_can_never_read_is_an_error_that_names_the_setting() -> None:
-    with pytest.raises(ConfigError, match=r"llama3_json.*tool_call_parser"):
-        read(CODER, "llama3_json")
-    with pytest.raises(ConfigError, match="vLLM's parsers no_such"):
-        read(CODER, "no_such")
+    for parser, words in (
+        ("llama3_json", r"llama3_json.*tool_call_parser"),
+        ("no_such", "vLLM's parsers no_such"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read(tokenizer(CODER), "x", parser=parser, tools=b"[]")
 
 
 async def test_unreadable_calls_are_refused_and_the_session_continues() -> None:
@@ -275,3 +261,96 @@ def test_a_parser_by_name_wins_over_the_template() -> None:
     assert form_of("[TOOL_CALLS]", "mistral").required == '[TOOL_CALLS][{"name": "'
     assert form_of("", "deepseek_v3").required
     assert form_of("") == form_of("no marks") == HERMES
+
+
+# As Qwen3 writes the history: without earlier thinking.
+PLAIN = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+# As DeepSeek-R1 and the thinking models of Qwen do.
+BEGUN = PLAIN.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+THOUGHT = "<think>\n1 and 1\n</think>\n\n"
+ENABLED: Any = {"type": "enabled", "budget_tokens": 1024}
+
+
+def test_the_form_is_that_of_the_template_or_of_the_setting() -> None:
+    assert thinking_form(CHATML) == ""
+    assert thinking_form(PLAIN) == TAGS
+    assert thinking_form("[THINK]") == "mistral"
+    assert thinking_form(PLAIN, "qwen3") == "qwen3"
+
+
+def test_thinking_is_what_the_tags_enclose() -> None:
+    for text, begun, found in (
+        ("two", False, ("", "two")),
+        (THOUGHT + "two", False, ("1 and 1", "two")),
+        ("1 and 1\n</think>two", True, ("1 and 1", "two")),
+        ("\n<think>1 and", False, ("1 and", "")),
+        ("two </think> three", False, ("", "two </think> three")),
+        ("<think>a</think>b</think>c", False, ("a", "b</think>c")),
+    ):
+        assert split(text, begun=begun) == found
+
+
+THOUGHTS: dict[str, Callable[[Any], str]] = {
+    "chat": lambda items: items[0].reasoning_content,
+    "responses": lambda items: items[0].content[0].text,
+    "messages": lambda items: items[0]["content"][0].thinking,
+}
+
+
+@pytest.mark.parametrize("name", APIS)
+@pytest.mark.parametrize(("template", "stream"), [(PLAIN, True), (BEGUN, False)])
+async def test_every_api_shows_it_in_its_form_and_the_next_request_continues(
+    name: str, template: str, stream: bool
+) -> None:
+    written = THOUGHT.removeprefix("<think>\n") if template == BEGUN else THOUGHT
+    more = {"thinking": ENABLED} if name == "messages" else {}
+    async with using([written + "two", written + "four"], template) as (found, session, _):
+        history = [user("1 + 1")]
+        for text in ("two", "four"):
+            reply = await APIS[name].ask(found, history, stream=stream, **more)
+            assert (THOUGHTS[name](reply.items), reply.text) == ("1 and 1", text)
+            history += [*reply.items, user("again")]
+    row = Row(session)
+    # All that the policy wrote is trained.
+    assert row.num_segments == 1
+    ids = row.tokens.token_ids[row.tokens.is_written]
+    shown = session.chat.decode(ids, with_special=True)
+    assert shown == f"{written}two{END}{written}four{END}"
+
+
+async def test_a_call_after_thinking_is_a_call_and_an_unfinished_thought_is_no_answer() -> None:
+    async with using(template=PLAIN) as (found, _, policy):
+        chat = found.openai.chat.completions
+        how: Any = {"model": "policy", "messages": [user("go")]}
+        policy.say(THOUGHT + CALL)
+        called = (await chat.create(**how, tools=[TOOL])).choices[0]
+        assert called.finish_reason == "tool_calls"
+        assert called.message.reasoning_content == "1 and 1"  # type: ignore[attr-defined]
+        assert called.message.content is None
+        policy.say(THOUGHT + "two")
+        cut = (await chat.create(**how, max_tokens=3)).choices[0]
+        assert (cut.finish_reason, cut.message.content) == ("length", "")
+        # Without thinking in its request, Anthropic's client gets the text only.
+        policy.say(THOUGHT + "two")
+        (item,) = (await APIS["messages"].ask(found, [user("on")])).items
+        assert [block.type for block in item["content"]] == ["text"]
+
+
+async def test_other_forms_are_read_by_a_generator() -> None:
+    asked: list[ReadCalls] = []
+
+    async def read(request: ReadCalls) -> CallsRead:
+        asked.append(request)
+        return CallsRead(content="two", calls=[], thinking="1 and 1")
+
+    texts, template = ["[THINK]1 and 1[/THINK]two"], CHATML + "{# [THINK] #}"
+    async with using(texts, template, read=read) as (found, *_):
+        chunks = []
+        how: Any = {"model": "policy", "messages": [user("go")]}
+        async for chunk in await found.openai.chat.completions.create(**how, stream=True):
+            chunks.append(chunk.choices[0].delta)
+        assert "".join(chunk.content or "" for chunk in chunks) == "two"
+        assert chunks[1].model_extra == {"reasoning_content": "1 and 1"}
+    (request,) = asked
+    assert (request.parser, request.thinking) == ("", "mistral")
+    assert request.text == "[THINK]1 and 1[/THINK]two"

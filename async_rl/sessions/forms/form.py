@@ -1,37 +1,36 @@
 """The interface between the endpoint and the forms of its APIs, and what all forms share.
 
 A form reads a request into calls of the session. The exchange that it returns writes the answers
-as one body, or as the server-sent events of a stream: all of them once the answers are complete.
-Until then a stream has comments. An answer that fails before the first comment is an error with a
-status, one that fails later is the last event.
+as one body, or as the server-sent events of a stream. Log-probs are written as OpenAI's API and
+vLLM do.
 """
 
-import asyncio
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from async_rl.core.errors import AsyncRLError
+from async_rl.protocol.generator import Completion, Scores
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.endpoint import MODEL
-from async_rl.sessions.errors import Json, Refused, error_of, refusal_of
+from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.session import Session
 from async_rl.sessions.tools import tool_call
 
 Event = tuple[str, Any]
 """The name of an event of a stream (empty if its API names none) and its JSON value."""
-Lines = AsyncIterator[bytes]
-"""The lines of a stream."""
-QUIET_S = 5.0
-"""Seconds between the comments of a stream: clients that wait for 10 s or more stay connected."""
+Name = Callable[[int], str]
+"""Returns the text of a token."""
 # The newest and the oldest names of roles that chat templates know.
 _ROLES = {"developer": "system", "function": "tool"}
 _TEXTS = ("text", "input_text", "output_text")
 """The types of parts that are text."""
+# JSON has no -inf, which a token outside of the support has.
+_LEAST = -9999.0
 
 
 class Exchange(ABC):
@@ -172,35 +171,65 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-async def lines_until(answers: Awaitable[Sequence[Answer]], exchange: Exchange) -> Lines:
-    """Yield comments until the answers are there, then the lines of all events. The answers are
-    cancelled with it.
-    """
-    answering = asyncio.ensure_future(answers)
-    try:
-        while not (await asyncio.wait([answering], timeout=QUIET_S))[0]:
-            yield b": the answer is being written\n\n"
-        yield lines(exchange.events(exchange.reply(await answering)))
-    finally:
-        answering.cancel()
+def named_token(token: int, name: Name) -> Json:
+    """Return a token as chat completions and responses name it."""
+    text = name(token)
+    return {"token": text, "bytes": list(text.encode())}
 
 
-async def lines_after(first: bytes, further: Lines) -> Lines:
-    """Yield the first lines and all further ones; if the answer fails, the last one is the error,
-    because the status has been sent.
-    """
-    yield first
-    try:
-        async for more in further:
-            yield more
-    except AsyncRLError as error:
-        yield lines([("error", error_of(refusal_of(error)))])
+def scored_tokens(written: Completion, named: Callable[[int], Json]) -> list[Json]:
+    """Return the tokens of an answer with their alternatives. named: the fields of a token."""
+    return [
+        {
+            **named(token),
+            "logprob": logprob,
+            "top_logprobs": [{**named(other), "logprob": value} for other, value in top],
+        }
+        for token, logprob, top in zip(*_columns(written), strict=True)
+    ]
 
 
-def lines(events: Sequence[Event]) -> bytes:
-    """Return the lines of a stream for these events."""
-    parts = []
-    for name, value in events:
-        head = f"event: {name}\n".encode() if name else b""
-        parts.append(head + b"data: " + msgspec.json.encode(value) + b"\n\n")
-    return b"".join(parts)
+def scores_by_text(written: Completion, name: Name) -> Json:
+    """Return the log-probs of /v1/completions, whose alternatives contain the token itself."""
+    ids, logprobs, tops = _columns(written)
+    tokens = [name(token) for token in ids]
+    tops = [
+        {token: logprob, **{name(other): value for other, value in top}}
+        for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": logprobs,
+        "top_logprobs": None if written.likeliest is None else tops,
+        "text_offset": np.cumsum([0, *map(len, tokens)])[:-1].tolist(),
+    }
+
+
+def prompt_scores(written: Completion, name: Name) -> Json:
+    """Return the field with the log-probs of the prompt; without them none."""
+    if written.prompt is None:
+        return {}
+    positions: list[Json | None] = [None]
+    for (token, logprob), *top in list(_pairs(written.prompt))[1:]:
+        ranked = [(token, logprob, None), *((*each, rank) for rank, each in enumerate(top, 1))]
+        positions.append(
+            {
+                str(token): {"logprob": logprob, "rank": rank, "decoded_token": name(token)}
+                for token, logprob, rank in ranked
+            }
+        )
+    return {"prompt_logprobs": positions}
+
+
+def _columns(written: Completion) -> tuple[list[int], list[float], Sequence[Any]]:
+    tops: Sequence[Any] = [()] * len(written.token_ids)
+    if written.likeliest is not None:
+        tops = list(_pairs(written.likeliest))
+    return written.token_ids.tolist(), written.logprobs.tolist(), tops
+
+
+def _pairs(scores: Scores) -> Iterator[list[tuple[int, float]]]:
+    """Yield the tokens of each position with their log-probs."""
+    logprobs = np.maximum(scores.logprobs, _LEAST).tolist()
+    for ids, values in zip(scores.ids.tolist(), logprobs, strict=True):
+        yield list(zip(ids, values, strict=True))

@@ -24,12 +24,12 @@ from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     History,
-    by_text,
-    content,
-    named,
+    named_token,
     new_id,
-    of_prompt,
+    prompt_scores,
     refuse_unless,
+    scored_tokens,
+    scores_by_text,
     stops_of,
     variables_of,
 )
@@ -179,7 +179,7 @@ class _TextExchange(Exchange):
 
     def _prompt(self, answer: Answer) -> Json:
         """Return the fields about the tokens before an answer."""
-        found = of_prompt(answer.written, self._name)
+        found = prompt_scores(answer.written, self._name)
         if self._returns_ids:
             found["prompt_token_ids"] = answer.call.context.token_ids.tolist()
         return found
@@ -194,7 +194,7 @@ class _TextExchange(Exchange):
         return {"text": answer.content, **self._prompt(answer)}
 
     def _logprobs(self, written: Completion) -> Json:
-        return by_text(written, self._name)
+        return scores_by_text(written, self._name)
 
 
 class _ChatExchange(_TextExchange):
@@ -214,7 +214,7 @@ class _ChatExchange(_TextExchange):
         return {"message": {**message, "tool_calls": calls} if calls else message}
 
     def _logprobs(self, written: Completion) -> Json:
-        tokens = content(written, lambda token: named(token, self._name))
+        tokens = scored_tokens(written, lambda token: named_token(token, self._name))
         return {"content": tokens, "refusal": None}
 
 
@@ -234,7 +234,7 @@ class _TokenExchange(_ChatExchange):
         return {}
 
     def _logprobs(self, written: Completion) -> Json:
-        return {"content": content(written, self._named)}
+        return {"content": scored_tokens(written, self._named)}
 
     def _named(self, token: int) -> Json:
         # vLLM 0.32 names a token by its id, earlier versions by a text with it.

@@ -1,13 +1,18 @@
 """POST /v1/responses of OpenAI's API, which the package openai-agents uses by default.
 
 parameters.toml has its parameters. Items of reasoning in the input are left out: the record has the
-policy's text. The text of a compaction is the user's.
+policy's text. The text of a compaction is the user's. A tool in a namespace is shown as
+namespace__name. A custom tool is a function of one text, `input`; a local shell is a function
+`local_shell` of a command. Tools that OpenAI runs are left out.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from async_rl.core.support import Alternatives
 from async_rl.sessions.calls import Answer, Call
@@ -16,22 +21,27 @@ from async_rl.sessions.forms.form import (
     Event,
     Exchange,
     History,
-    content,
-    named,
+    function_of,
+    named_token,
     new_id,
     refuse_unless,
+    scored_tokens,
     stops_of,
     variables_of,
 )
-from async_rl.sessions.forms.openai_responses import TEMPLATES, Tools, read_call
-from async_rl.sessions.forms.parameters import read_request
+from async_rl.sessions.forms.parameters import HOSTED, read_request
 from async_rl.sessions.session import Session
-from async_rl.sessions.tools import schema_of
+from async_rl.sessions.tools import json_of, schema_of
 
+_TEMPLATES = msgspec.json.decode(Path(__file__).with_name("responses.json").read_bytes())
+"""Of responses: the fields that repeat those of a request, with their defaults, and the fixed ones;
+of tools: the parameters of a custom tool, and a local shell as a function.
+"""
+_SHELL = _TEMPLATES["local_shell"]
 _PREFIXES = {"text": "msg_", "thinking": "rs_"}
 """Of the ids of items."""
 _LOGPROBS = "message.output_text.logprobs"
-_STREAMS = TEMPLATES["streams"]
+_STREAMS = _TEMPLATES["streams"]
 """By the type of an item: its fields before its text, and if its text has events their name, the
 field of the text, and further fields.
 """
@@ -48,7 +58,7 @@ def responses(body: bytes, session: Session) -> Exchange:
     shown = history
     if request.instructions:
         shown = [{"role": "system", "content": request.instructions}, *history]
-    tools = Tools(request.tools or ())
+    tools = _Tools(request.tools or ())
     call = session.chat_call(
         shown,
         tools.functions,
@@ -87,16 +97,86 @@ def _messages(given: str | list[Json]) -> list[Json]:
             history.add(item.get("role"), item.get("content"))
         elif kind == "compaction":
             history.add("user", item["encrypted_content"])
-        elif not read_call(item, history):
+        elif not _read_call(item, history):
             refuse_unless(kind == "reasoning", f"an item of type {kind!r}")
     return history.messages
+
+
+class _Tools:
+    """The tools of one request. functions: as the chat template shows them."""
+
+    def __init__(self, tools: Sequence[Json]) -> None:
+        self.functions: list[Json] = []
+        self._known: dict[str, Json] = {}
+        self._add(tools, {})
+
+    def _add(self, tools: Sequence[Json], place: Json) -> None:
+        """Add tools. place: the fields that their calls have next to the name."""
+        for tool in tools:
+            kind = str(tool.get("type"))
+            if kind == "namespace":
+                self._add(tool["tools"], {"namespace": tool["name"]})
+            elif not kind.startswith(HOSTED):
+                refuse_unless(
+                    kind in ("function", "custom", "local_shell"), f"a tool of type {kind!r}"
+                )
+                tool = {**tool, **(_SHELL if kind == "local_shell" else {})}
+                fields = {"name": tool["name"], **place}
+                name = _shown(fields)
+                self._known[name] = {"type": kind, **fields}
+                # The grammar of a custom tool tells the policy what to write.
+                about = [tool.get("description"), (tool.get("format") or {}).get("definition")]
+                parameters = _TEMPLATES["custom"] if kind == "custom" else tool.get("parameters")
+                described = {"name": name, "description": "\n".join(filter(None, about))}
+                self.functions.append(function_of(described, parameters))
+
+    def item(self, call: Json) -> Json:
+        """Return a call as an item of a response."""
+        name = call["function"]["name"]
+        arguments = call["function"]["arguments"]
+        known = dict(self._known.get(name) or {"type": "function", "name": name})
+        kind = known.pop("type")
+        # An item has an id next to the id of the call, which the result of the tool repeats.
+        item = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
+        if kind == "local_shell":
+            action = {"type": "exec", "env": {}, **arguments}
+            return {"type": "local_shell_call", **item, "action": action}
+        if kind == "custom":
+            written = arguments.get("input")
+            text = written if isinstance(written, str) else json_of(call)
+            return {"type": "custom_tool_call", **item, **known, "input": text}
+        return {"type": "function_call", **item, **known, "arguments": json_of(call)}
+
+
+def _read_call(item: Json, history: History) -> bool:
+    """Add an item that is a call or its result to the history; return whether it is one."""
+    kind = item["type"]
+    call_id = item.get("call_id") or item.get("id")
+    if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
+        history.add("tool", item.get("output"), call_id)
+    elif kind == "function_call":
+        history.add_call(call_id, _shown(item), item.get("arguments"))
+    elif kind == "custom_tool_call":
+        history.add_call(call_id, _shown(item), {"input": item["input"]})
+    elif kind == "local_shell_call":
+        # Packages write the fields that the policy left out as null.
+        written = {key: value for key, value in item["action"].items() if key != "type" and value}
+        history.add_call(call_id, _SHELL["name"], written)
+    else:
+        return False
+    return True
+
+
+def _shown(fields: Any) -> str:
+    """Return the name under which the chat template shows a tool."""
+    return "__".join(filter(None, [fields.get("namespace"), fields["name"]]))
 
 
 class _ResponsesExchange(Exchange):
     """history: the messages of the request, which a later request may continue by the id."""
 
     def __init__(
-        self, request: Any, call: Call, session: Session, history: list[Any], tools: Tools
+        self, request: Any, call: Call, session: Session, history: list[Any], tools: _Tools
     ) -> None:
         super().__init__(
             request,
@@ -105,8 +185,8 @@ class _ResponsesExchange(Exchange):
             created_at=int(time.time()),
             parallel_tool_calls=request.parallel_tool_calls is not False,
             # Packages require all these names.
-            **TEMPLATES["fixed"],
-            **{name: getattr(request, name) or it for name, it in TEMPLATES["repeated"].items()},
+            **_TEMPLATES["fixed"],
+            **{name: getattr(request, name) or it for name, it in _TEMPLATES["repeated"].items()},
         )
         self._has_logprobs = bool(request.top_logprobs) or _LOGPROBS in (request.include or ())
         self._session = session
@@ -155,13 +235,15 @@ class _ResponsesExchange(Exchange):
     def _item(self, kind: str, written: Any, answer: Answer) -> Json:
         if kind == "call":
             return self._tools.item(written)
-        shown = {**TEMPLATES["contents"][kind], "text": written}
+        shown = {**_TEMPLATES["contents"][kind], "text": written}
         if self._has_logprobs and kind == "text":
             name = self._session.chat.text_of_token
-            shown["logprobs"] = content(answer.written, lambda token: named(token, name))
+            shown["logprobs"] = scored_tokens(
+                answer.written, lambda token: named_token(token, name)
+            )
         return {
             "id": new_id(_PREFIXES[kind]),
-            **TEMPLATES["items"][kind],
+            **_TEMPLATES["items"][kind],
             "content": [shown],
         }
 
