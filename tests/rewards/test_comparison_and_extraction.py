@@ -13,9 +13,8 @@ from async_rl.config.rewards import Extraction
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.programs import OutputRules
 from async_rl.core.types import AnswerTest, Verdict
-from async_rl.rewards.responses import extract_code, is_right
+from async_rl.rewards.responses import TextProcess, extract_code, is_right
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.text_process import TextProcess
 from async_rl.sandbox.comparison import Comparison, Returned, failure
 from async_rl.sandbox.values import encode
 

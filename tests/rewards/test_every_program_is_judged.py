@@ -14,7 +14,7 @@ from verifier_support import TOKEN, Served, run_config
 from async_rl.core.errors import ProtocolError
 from async_rl.core.programs import Checker
 from async_rl.core.types import AssertTest, CallTest, CodeProblem, CodeTest, StdinTest
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
 
 CLASSES = table(__file__, "classes")

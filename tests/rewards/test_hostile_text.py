@@ -59,7 +59,7 @@ LINEAR: dict[str, Callable[[str], object]] = {
 }
 PIECES = table(__file__, "pieces")
 """Reader -> texts whose repetition it must read in linear time."""
-ENDABLE = {"rewards/responses.py:re.search": "the rule regex: runs in text_process.py"}
+ENDABLE = {"rewards/responses.py:re.search": "the rule regex: runs in a child, TextProcess"}
 """Regular expressions without a bound, and the process that can be ended."""
 READERS = table(__file__, "readers")
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""

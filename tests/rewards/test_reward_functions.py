@@ -23,7 +23,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError, root_cause
 from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_process import RewardProcess
 

@@ -30,8 +30,7 @@ from async_rl.config.base import replace
 from async_rl.config.rewards import RemoteTerm, RewardModelTerm
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import StdinTest
-from async_rl.rewards.functions import RemoteScorer, RemoteVerifier
-from async_rl.rewards.models import RewardModel
+from async_rl.rewards.functions import RemoteScorer, RemoteVerifier, RewardModel
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.wire.http import url_of
 from benchmarks.embedded.vocabulary import build_tokenizer

@@ -21,12 +21,10 @@ from verifier_support import TOKEN, Served, no_functions, run_config, serve, ver
 from async_rl.config.base import replace
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
 from async_rl.core.types import CallTest, CodeProblem, StdinTest, Verdict
-from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import Scorer, VerifierClient
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.rewards.verifier.service import VerifierService
-from async_rl.rewards.verifier.serving import open_service
+from async_rl.rewards.verifier.service import VerifierService, open_service
 from async_rl.sandbox.cells import Cells
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"

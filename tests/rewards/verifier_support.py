@@ -16,7 +16,7 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import VerifierClient
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
