@@ -30,7 +30,7 @@ from async_rl.core.types import (
     StepScore,
     Verdict,
 )
-from async_rl.data.problems import read_hidden
+from async_rl.data.drafts import read_hidden
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample
 
