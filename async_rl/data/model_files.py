@@ -60,8 +60,8 @@ def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
             # A misspelled directory must not be looked up at the hub under that name.
             if is_local_model(path):
                 raise ConfigError(no_directory(path))
-            directory = from_hub(path, on_progress)
-        if problem := lacking(path, directory):
+            directory = _from_hub(path, on_progress)
+        if problem := _lacking(path, directory):
             raise ConfigError(problem)
         directory = directory.resolve()
     return _overridden(directory, config) if config.model.override_config else directory
@@ -114,7 +114,7 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
         ) from error
 
 
-def from_hub(name: str, on_progress: Callable[[float, str], None]) -> Path:
+def _from_hub(name: str, on_progress: Callable[[float, str], None]) -> Path:
     """Return the snapshot in the local hub cache; only missing files are downloaded. Raises
     ConfigError.
     """
@@ -142,7 +142,7 @@ def cached(name: str) -> Path | None:
 
     with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
         snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_FILES))
-        if not missing_parts(snapshot):
+        if not _missing_parts(snapshot):
             return snapshot
     return None
 
@@ -165,7 +165,7 @@ def _downloaded(download: Callable[..., str], name: str, **what: Any) -> str:
         ) from error
 
 
-def missing_parts(directory: Path) -> list[str]:
+def _missing_parts(directory: Path) -> list[str]:
     """Return the missing parts of a model's directory, in words."""
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
@@ -183,9 +183,9 @@ def no_directory(path: str, setting: str = "model.path") -> str:
     )
 
 
-def lacking(path: str | None, directory: Path) -> str:
+def _lacking(path: str | None, directory: Path) -> str:
     """Return the problem of a directory that has no model, or nothing."""
-    missing = missing_parts(directory)
+    missing = _missing_parts(directory)
     if not missing:
         return ""
     return (
@@ -199,7 +199,7 @@ def model_problems(model: ModelConfig, directory: Path) -> Iterator[str]:
     from safetensors import SafetensorError, safe_open  # of an extra
 
     path = model.path
-    if problem := lacking(path, directory):
+    if problem := _lacking(path, directory):
         yield problem
         return
     try:
