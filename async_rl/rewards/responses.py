@@ -11,9 +11,9 @@ the last number. math: the expression in the last \\boxed{}, equal as mathematic
 line that is not empty, without leading or trailing spaces. regex: the pattern matches somewhere.
 
 Invariants: finding the fences takes linear time; at most MAX_PARSED_CHARS of a response are parsed,
-starting with its last block, so an event loop may extract programs. It may not compare answers:
-expressions and patterns take forever if they want to, so a child compares them, and a comparison
-that exceeds its deadline stops the child by an alarm, also if the child's owner has exited.
+starting with its last block, so an event loop may extract programs. Comparing expressions and
+searching patterns can take forever, so a child compares answers. An alarm stops it at the deadline
+of a comparison, even if its owner has exited.
 """
 
 import ast
