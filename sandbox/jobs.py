@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import child, linux, namespaces, seccomp, watch
-from .checker import Checker, Comparer
 from .child import Children, Page
 from .judge import NAMES, Tests
 from .objects import Solver
-from .programs import Calls, Streams
+from .programs import Calls, Checker, Comparer, Streams
 from .protocol import (
     LANDLOCK,
     NAMESPACES,

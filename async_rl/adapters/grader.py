@@ -11,7 +11,8 @@ from typing import Any
 
 from async_rl.core.errors import ConfigError, at
 from async_rl.data.problems import read_problem
-from async_rl.rewards.verifier.client import VerifierPool
+from async_rl.rewards.scoring import share_of_tests
+from async_rl.rewards.verifier.pool import VerifierPool
 
 
 async def scores_of(
@@ -26,7 +27,7 @@ async def scores_of(
     url: of the verifier, as in ASYNC_RL_VERIFIER_URL.  Raises ConfigError if there is none,
     DataError if a row has no usable tests or a broken one, ProtocolError if the server refused a
     request, InfrastructureError if a response could not be judged within timeout_s or in
-    `MAX_ATTEMPTS` attempts (verifier/client.py).
+    `MAX_ATTEMPTS` attempts (verifier/pool.py).
     """
     address = url or os.environ.get("ASYNC_RL_VERIFIER_URL")
     if not address:
@@ -51,4 +52,4 @@ async def scores_of(
 async def _score(verifier: VerifierPool, response: str, row: Mapping[str, Any]) -> float:
     with at("the row of a response"):
         problem, _ = read_problem(dict(row))
-    return await verifier.share_of_tests(problem, response, "auto")
+    return await share_of_tests(verifier, problem, response, "auto")

@@ -14,7 +14,7 @@ from async_rl.config.base import by_name
 from async_rl.config.run import COLOCATED, RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import UNKNOWN_DISK, Machine
-from async_rl.data.prepare import embedded_model
+from async_rl.data.model_files import embedded_model
 from async_rl.planning.presets import fitted, fleet
 from async_rl.planning.shape import ModelShape, read_shape
 

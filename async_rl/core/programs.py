@@ -54,7 +54,7 @@ class OutputRules(Value):
 
 class Checker(Value):
     """A program that decides about printed text, where several outputs are right. It is trusted
-    as tests are, and runs in the jail (sandbox/checker.py has the forms). interacts: it runs next
+    as tests are, and runs in the jail (sandbox/programs.py has the forms). interacts: it runs next
     to the program, reads what the program prints, and prints what the program reads.
     """
 

@@ -21,8 +21,7 @@ from async_rl.core.errors import DataError, PromptTooLong, at
 from async_rl.core.frozen import frozen
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data.files import Placed, Row, read_rows
-from async_rl.data.layouts import layout_of, unfolded, with_prompt
-from async_rl.data.problems import read_hidden
+from async_rl.data.problems import TABLE, layout_of, read_problem, unfolded
 
 # In our own files, AReaL (query_id), MBPP and HumanEval (task_id), APPS and LiveCodeBench.
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id", "problem_id", "question_id")
@@ -173,7 +172,7 @@ class Drafter:
         prompt_key = data.prompt_key
         problem, shown = read_hidden(row, self._config)
         require_importable(problem, self._config.sandbox.packages)
-        row = with_prompt(unfolded(row), prompt_key)
+        row = _with_prompt(unfolded(row), prompt_key)
         layout = layout_of(row)
         # Our own rows say themselves what the prompt shows.
         is_own = layout is None or layout.form == "own"
@@ -204,6 +203,41 @@ def _names(files: Sequence[str]) -> dict[str, str]:
         is_unique = stems[path.stem] == 1
         names[file] = path.stem if is_unique else f"{path.parent.name}/{path.stem}"
     return names
+
+
+def read_hidden(row: Row, config: RunConfig) -> tuple[CodeProblem, tuple[str, ...]]:
+    """As `read_problem`, with the row itself if a reward function scores it or a function or agent
+    leads the rollouts. Such a row needs no tests unless one of its functions needs them.
+    """
+    reward = config.reward
+    if not reward.functions and config.rollout.fn is None:
+        return read_problem(row)
+    problem = CodeProblem(tests=[])
+    shown: tuple[str, ...] = ()
+    # An agent may return the reward, so a row without any tests is right.
+    is_scored_by_agent = config.agent.is_used and layout_of(unfolded(row)) is None
+    if reward.needs_tests(str(row.get("data_source"))) and not is_scored_by_agent:
+        problem, shown = read_problem(row)
+    # Parquet has dates and decimals, which JSON lacks: a function receives them as text.
+    text = msgspec.json.encode(row, enc_hook=str).decode()
+    return msgspec.structs.replace(problem, row=text), shown
+
+
+def _with_prompt(row: Row, prompt_key: str) -> Row:
+    """The unfolded row with its prompt as column `prompt`, if another column has it.
+
+    A column that the configuration names is never replaced by another one.
+    """
+    if prompt_key != "prompt":
+        return row
+    layout = layout_of(row)
+    columns = layout.prompt if layout is not None else []
+    if not columns and row.get(prompt_key) is None:
+        columns = [column for column in TABLE.prompts if row.get(column) is not None][:1]
+    texts = [row[column] for column in columns if row.get(column)]
+    # A single column may be a chat.
+    prompt = texts[0] if len(texts) == 1 else "\n\n".join(map(str, texts))
+    return row | {prompt_key: prompt} if texts else row
 
 
 def _messages(

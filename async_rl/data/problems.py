@@ -20,16 +20,19 @@ Invariant: a row without usable tests is a DataError.
 """
 
 import ast
+import base64
+import pickletools
 import re
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from async_rl.config.run import RunConfig
 from async_rl.core.assert_tests import ambiguous, defined_names, require_usable
 from async_rl.core.errors import DataError, at
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
+from async_rl.core.packaged import read_packaged
 from async_rl.core.programs import LANGUAGES, PYTHON, Checker, Language, OutputRules, language_of
 from async_rl.core.types import (
     AnswerTest,
@@ -40,31 +43,33 @@ from async_rl.core.types import (
     StdinTest,
 )
 from async_rl.data.files import Row
-from async_rl.data.layouts import TABLE, layout_of, unfolded, unpacked
 
+
+class Layout(msgspec.Struct, frozen=True):
+    """A layout of rows; layouts.toml has the meaning of the fields."""
+
+    name: str
+    form: str
+    has: list[str]
+    tests: list[str] = []
+    prompt: list[str] = []
+    setup: list[str] = []
+
+
+class _Table(msgspec.Struct, frozen=True):
+    layouts: list[Layout]
+    prompts: list[str]
+    inside: dict[str, list[str]]
+    refused: dict[str, list[str]]
+    sources: dict[str, Literal["gsm8k", "math", "pairs"]]
+
+
+TABLE = read_packaged(__package__, "layouts.toml", _Table)
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
     " (assert statements), `test` with `entry_point`, or `input_output`"
 )
-
-
-def read_hidden(row: Row, config: RunConfig) -> tuple[CodeProblem, tuple[str, ...]]:
-    """As `read_problem`, with the row itself if a reward function scores it or a function or agent
-    leads the rollouts. Such a row needs no tests unless one of its functions needs them.
-    """
-    reward = config.reward
-    if not reward.functions and config.rollout.fn is None:
-        return read_problem(row)
-    problem = CodeProblem(tests=[])
-    shown: tuple[str, ...] = ()
-    # An agent may return the reward, so a row without any tests is right.
-    is_scored_by_agent = config.agent.is_used and layout_of(unfolded(row)) is None
-    if reward.needs_tests(str(row.get("data_source"))) and not is_scored_by_agent:
-        problem, shown = read_problem(row)
-    # Parquet has dates and decimals, which JSON lacks: a function receives them as text.
-    text = msgspec.json.encode(row, enc_hook=str).decode()
-    return msgspec.structs.replace(problem, row=text), shown
 
 
 def read_problem(row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
@@ -101,55 +106,38 @@ def read_problem(row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     return problem, shown
 
 
-def _helpers(prompt: Any, entry_point: Any) -> str:
-    """The prompt's code without the function to write, if it defines any other one."""
+def unfolded(row: Row) -> Row:
+    """The row with the keys that `inside` of layouts.toml names as columns."""
+    for column, names in TABLE.inside.items():
+        value = _decoded(row.get(column))
+        if isinstance(value, dict):
+            found = {name: value[name] for name in names if name in value}
+            row = found | {name: each for name, each in row.items() if each is not None}
+    return row
+
+
+def layout_of(row: Row) -> Layout | None:
+    """The layout of an unfolded row, None if it has no tests."""
+    for layout in TABLE.layouts:
+        has_all = all(row.get(column) is not None for column in layout.has)
+        if has_all and (layout.form != "own" or _is_own(row["tests"])):
+            return layout
+    return None
+
+
+def _is_own(tests: Any) -> bool:
+    """Return whether a column `tests` has our own tests, also if they have errors."""
+    tests = _decoded(tests)
+    first = tests[0] if isinstance(tests, list) and tests else tests
+    return not isinstance(first, dict) or "kind" in first
+
+
+def _decoded(value: Any) -> Any:
+    """The value of a JSON text; any other value as it is."""
     try:
-        module = ast.parse(prompt if isinstance(prompt, str) else "")
-    except SyntaxError:  # a prompt in words
-        return ""
-    for node in module.body:
-        if isinstance(node, ast.ClassDef):
-            raise DataError(
-                f"the prompt defines class {node.name} for the test and the program, but"
-                " their objects are in two processes; leave the row out"
-            )
-    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    written = [node for node in functions if node.name == entry_point]
-    if written == functions:
-        return ""
-    module.body = [node for node in module.body if node not in written]
-    return ast.unparse(module)
-
-
-def _checker(value: Any) -> Checker:
-    remedy = "give {code: a program, form: kattis or testlib, language, interacts}"
-    checker: Checker = _read("checker", value, Checker, remedy)
-    try:
-        if checker.language == PYTHON:
-            compile(checker.code, "checker", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise DataError(f"column checker does not compile ({error}); correct it") from error
-    return checker
-
-
-def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
-    given = row.get("language")
-    kinds = {type(test) for test in tests}
-    # Other tests are about words, or Python themselves; the column may then be a natural language.
-    if given is None or not kinds & {StdinTest, ContainerTest}:
-        return PYTHON
-    language = language_of(_text("language", given))
-    if language is None:
-        raise DataError(
-            f"language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
-            " the column out for Python"
-        )
-    if language != PYTHON and kinds not in ({StdinTest}, {ContainerTest}):
-        raise DataError(
-            f"programs in {language} are judged by tests of standard input only, or all in"
-            " containers; give tests of kind stdin, or set language=python"
-        )
-    return language
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+    except msgspec.DecodeError:
+        return value
 
 
 def _read_layout(row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
@@ -190,7 +178,7 @@ def _read_layout(row: Row) -> tuple[list[CodeTest], str, tuple[str, ...]]:
                 )
         # The columns of rStar-Coder are the keys of one object.
         for value in [row] if layout.has[0] == "inputs" else values:
-            pairs = unpacked(layout.has[0], value)
+            pairs = _unpacked(layout.has[0], value)
             tests += read_input_output(pairs, row.get("func_name") or "")
     elif layout.form == "verl":
         tests = _ground_truth(row)
@@ -218,6 +206,45 @@ def _script(row: Row) -> tuple[list[CodeTest], str]:
     return [AssertTest(code=f"{code}\ncheck({function})", names=names)], setup
 
 
+def _helpers(prompt: Any, entry_point: Any) -> str:
+    """The prompt's code without the function to write, if it defines any other one."""
+    try:
+        module = ast.parse(prompt if isinstance(prompt, str) else "")
+    except SyntaxError:  # a prompt in words
+        return ""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef):
+            raise DataError(
+                f"the prompt defines class {node.name} for the test and the program, but"
+                " their objects are in two processes; leave the row out"
+            )
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    written = [node for node in functions if node.name == entry_point]
+    if written == functions:
+        return ""
+    module.body = [node for node in module.body if node not in written]
+    return ast.unparse(module)
+
+
+def _unpacked(name: str, text: Any) -> Any:
+    """The JSON text of tests that LiveCodeBench has packed; any other value as it is. Raises
+    DataError.
+
+    Only for files of the user's: a packed text may be large.
+    """
+    if not isinstance(text, str) or text.lstrip()[:1] in ("{", "["):
+        return text
+    try:
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        # The only value is a text. Reading the operations executes nothing.
+        return next(arg for _, arg, _ in pickletools.genops(data) if isinstance(arg, str))
+    except (zlib.error, ValueError, StopIteration) as error:
+        raise DataError(
+            f"{name} is {text[:80]!r}, which is not JSON and not packed as in LiveCodeBench"
+            f" ({error}); write values as JSON"
+        ) from error
+
+
 def _ground_truth(row: Row) -> list[CodeTest]:
     # As verl chooses its reward function, so that its files need no change.
     model = row["reward_model"]
@@ -234,6 +261,37 @@ def _ground_truth(row: Row) -> list[CodeTest]:
         f" {', '.join(sorted(TABLE.sources))}, or"
         " add a column `tests`"
     )
+
+
+def _checker(value: Any) -> Checker:
+    remedy = "give {code: a program, form: kattis or testlib, language, interacts}"
+    checker: Checker = _read("checker", value, Checker, remedy)
+    try:
+        if checker.language == PYTHON:
+            compile(checker.code, "checker", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise DataError(f"column checker does not compile ({error}); correct it") from error
+    return checker
+
+
+def _language(row: Row, tests: Sequence[CodeTest]) -> Language:
+    given = row.get("language")
+    kinds = {type(test) for test in tests}
+    # Other tests are about words, or Python themselves; the column may then be a natural language.
+    if given is None or not kinds & {StdinTest, ContainerTest}:
+        return PYTHON
+    language = language_of(_text("language", given))
+    if language is None:
+        raise DataError(
+            f"language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
+            " the column out for Python"
+        )
+    if language != PYTHON and kinds not in ({StdinTest}, {ContainerTest}):
+        raise DataError(
+            f"programs in {language} are judged by tests of standard input only, or all in"
+            " containers; give tests of kind stdin, or set language=python"
+        )
+    return language
 
 
 def _read(column: str, value: Any, kind: Any, remedy: str) -> Any:

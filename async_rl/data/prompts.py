@@ -24,7 +24,7 @@ from async_rl.core.os import sync
 from async_rl.core.types import Prompt, Purpose
 from async_rl.data.drafts import Draft, Drafter, Outcome
 from async_rl.data.files import Table, matching_files, open_table
-from async_rl.data.prepare import EMBEDDED
+from async_rl.data.model_files import EMBEDDED
 from async_rl.data.prompt_file import opened
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.protocol.base import message_schema

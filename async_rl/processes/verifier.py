@@ -6,7 +6,8 @@ returns: one verdict per test
 woken by: a request; `stopping`, after which it finishes the admitted requests
 """
 
-from async_rl.rewards.verifier.serving import open_service, serve
+from async_rl.rewards.verifier.server import serve
+from async_rl.rewards.verifier.service import open_service
 from async_rl.runtime.context import ProcessContext
 from async_rl.wire.http import listen
 

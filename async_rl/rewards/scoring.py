@@ -1,5 +1,5 @@
-"""From a response to a score: its program or its words are verified, functions are called, and the
-weighted sum is the reward.
+"""From a response to a score: the verifiers of the run judge its program or its words and call
+functions, and the weighted sum is the reward.
 
 Raises InfrastructureError if a response could not be judged, RewardError if a function failed. A
 program that cannot be extracted or compiled is a failure of the policy. Without tests, a sample
@@ -15,13 +15,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from async_rl.config.rewards import TESTS
+from async_rl.config.rewards import TESTS, Extraction
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
-from async_rl.core.types import AnswerTest, Prompt, Score, StepScore, Verdict
+from async_rl.core.errors import BrokenTest, DataError, InfrastructureError, RewardError
+from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Score, StepScore, Verdict
+from async_rl.observability.activity import Activity
 from async_rl.rewards.memo import MAX_FAILURE_CHARS, Verifier
 from async_rl.rewards.responses import complete_blocks, extract_code, is_well_formed
-from async_rl.rewards.verifier.protocol import SCORE, FunctionScores, RewardSample, TestResult
+from async_rl.rewards.verifier.pool import VerifierPool
+from async_rl.rewards.verifier.protocol import (
+    SCORE,
+    FunctionScores,
+    RewardSample,
+    TestResult,
+    VerifyRequest,
+)
 
 AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, FunctionScores]]
 
@@ -224,3 +232,70 @@ class Control:
         except* (InfrastructureError, RewardError, TimeoutError):
             is_outage = True
         return is_outage
+
+
+async def share_of_tests(
+    verifiers: VerifierPool, problem: CodeProblem, response: str, extraction: Extraction
+) -> float:
+    """The share of the tests of a problem that a response passes; 0 without a program.
+
+    Raises DataError if a test is broken, else as `VerifierPool.answer`.
+    """
+    code: str | None = response
+    # An answer in words is compared with the whole response.
+    if not problem.wants_words:
+        code = extract_code(response, extraction, problem.language)
+    if code is None:
+        return 0.0
+    request = VerifyRequest(
+        code=code,
+        tests=problem.tests,
+        language=problem.language,
+        setup=problem.setup,
+        stop_at_first_failure=False,
+    )
+    results = (await verifiers.answer(request)).tests
+    for test in results:
+        if test.verdict is Verdict.TEST_ERROR:
+            raise DataError(f"a test is broken: {test.message}")
+    return sum(test.verdict is Verdict.PASS for test in results) / len(problem.tests)
+
+
+class VerifierClient(VerifierPool):
+    """The verifiers of a run, one client per generator process."""
+
+    def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
+        super().__init__(
+            token,
+            limit_s=config.timeouts.score_s,
+            max_calls=config.reward.concurrency,
+            activity=activity,
+        )
+        self._sandbox = config.sandbox
+        # A reward that needs every test to pass is decided by the first that fails.
+        self._stops = config.reward.mode == "all_or_nothing"
+
+    async def verify(
+        self, problem: CodeProblem, code: str, *, stops: bool = True
+    ) -> list[TestResult]:
+        """One result per test that ran. stops: at the first failure, if the reward needs every
+        test. Raises InfrastructureError if no verifier could judge.
+        """
+        request = VerifyRequest(
+            code=code,
+            tests=problem.tests,
+            language=problem.language,
+            setup=problem.setup,
+            timeout_s=self._sandbox.timeout_s,
+            memory_mb=self._sandbox.memory_mb,
+            stop_at_first_failure=stops and self._stops,
+        )
+        return (await self.answer(request)).tests
+
+    async def ask_functions(self, functions: Sequence[str], sample: RewardSample) -> FunctionScores:
+        """The parts of each function's score.
+
+        Raises RewardError if a function failed, InfrastructureError if no verifier could run it.
+        """
+        request = VerifyRequest(code="", tests=[], functions=list(functions), sample=sample)
+        return (await self.answer(request)).scores

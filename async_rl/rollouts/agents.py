@@ -34,7 +34,7 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.protocol.generator import Completion
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import VerifierClient
 from async_rl.rollouts.conversation import Write, Written
 from async_rl.rollouts.environments import Environments
 from async_rl.rollouts.journal import Journal

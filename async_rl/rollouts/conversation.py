@@ -37,7 +37,7 @@ from async_rl.core.types import (
     Ticket,
 )
 from async_rl.protocol.generator import Completion, joined, only_read
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
 
 Write = Callable[[str, IntArray, Sampling], Awaitable[Completion]]

@@ -42,8 +42,7 @@ from async_rl.generation.engine import Generates, one_completion
 from async_rl.observability.activity import Activity
 from async_rl.protocol.generator import Completion, joined, only_read
 from async_rl.rewards.memo import VerdictMemo
-from async_rl.rewards.scoring import Control, Scorer
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import Control, Scorer, VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rollouts.conversation import SampleMaker, Written
 from async_rl.runtime.directory import Directory

@@ -29,7 +29,8 @@ from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.observability.activity import Activity
 from async_rl.protocol.weights import Manifest
-from async_rl.rewards.verifier.serving import open_service, serve
+from async_rl.rewards.verifier.server import serve
+from async_rl.rewards.verifier.service import open_service
 from async_rl.rollouts.conversation import open_conversations
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.weights.block import SharedTensors

@@ -77,7 +77,7 @@ def main(run_dir: Path, parent_pid: int) -> int:
     """Prepare the model and the prompts of the run, in the child; return the exit code."""
     die_with_parent(parent_pid)
     log = configure_logging(run_dir, "preparation")
-    from async_rl.data.prepare import prepare_model  # imports torch
+    from async_rl.data.model_files import prepare_model  # imports torch
     from async_rl.data.prompt_file import PROMPTS_FILE
     from async_rl.data.prompts import prepare_prompts
 

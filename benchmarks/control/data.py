@@ -51,7 +51,7 @@ def measure(path: Path, directory: Path) -> None:
     """Print seconds to prepare, milliseconds per prompt in the order of a run, and MB used."""
     from async_rl.composition.compose import compose_unchecked
     from async_rl.core.types import Purpose
-    from async_rl.data.prepare import prepare_model
+    from async_rl.data.model_files import prepare_model
     from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
     from async_rl.data.prompts import prepare_prompts
     from async_rl.data.tokenizer import load_tokenizer

@@ -33,7 +33,7 @@ def alone(run_dir: Path, core: int) -> None:
 
     Each line on stdin starts a round.
     """
-    from async_rl.data.prepare import prepare_model
+    from async_rl.data.model_files import prepare_model
     from async_rl.data.prompts import train_prompts
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.generation.engine import read_model_facts

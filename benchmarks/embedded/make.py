@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from async_rl.data.prepare import EMBEDDED
+from async_rl.data.model_files import EMBEDDED
 from benchmarks.embedded.list_functions import DATA_SOURCE, rows, split
 from benchmarks.embedded.tiny_coder import TINY_CODER, TINY_CODER_WITH_RETRIES, make_tiny_coder
 

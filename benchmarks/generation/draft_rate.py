@@ -20,7 +20,7 @@ from typing import Any
 
 from async_rl.composition.compose import compose
 from async_rl.core.types import Sampling
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener

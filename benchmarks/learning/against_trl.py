@@ -32,7 +32,7 @@ from typing import Any
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import AnswerTest, Prompt, Verdict
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 from async_rl.launchers.api.verifier import Verifier
 from async_rl.rewards.responses import is_right
 from benchmarks.figures import figure

@@ -42,7 +42,7 @@ from async_rl.batching.packing import Pass, pack
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 from async_rl.learner import forward_passes, models
 from async_rl.learner.attention import Context, Piece
 from async_rl.learner.metrics import Step, explained_variance

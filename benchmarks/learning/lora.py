@@ -22,7 +22,7 @@ import torch
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 from async_rl.learner.trainer import Trainer
 from benchmarks.comparing import spread
 from benchmarks.figures import figure

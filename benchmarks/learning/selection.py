@@ -26,7 +26,7 @@ from async_rl.buffer.store.ledger import reading
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 from benchmarks.comparing import mean_and_error
 from benchmarks.figures import figure
 from benchmarks.learning.bench import Bench

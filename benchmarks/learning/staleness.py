@@ -30,7 +30,7 @@ from typing import Protocol, TypeVar
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.staleness_cell import RunUp, run_cell, run_up
 from benchmarks.learning.staleness_report import report

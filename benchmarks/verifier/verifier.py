@@ -31,7 +31,8 @@ from async_rl.data.files import read_rows
 from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
-from async_rl.rewards.verifier.serving import open_service, serve
+from async_rl.rewards.verifier.server import serve
+from async_rl.rewards.verifier.service import open_service
 from async_rl.sandbox.cells import Cells
 from async_rl.wire.http import listen
 from benchmarks.embedded.corpus import flawed_program

@@ -48,13 +48,13 @@ def make_run_dir(config: RunConfig) -> Path:
     ConfigError, also if the model is neither in the hub's cache nor can be downloaded.
     """
     from async_rl.composition.compose import write_config
-    from async_rl.data import hub
+    from async_rl.data import model_files
 
     run_dir = Path(config.output_dir) / str(config.run_name)
     model = config.model.path
     # A node of a cluster may have a cache or a network that this machine lacks.
     if model is not None and not is_local_model(model) and config.launcher.is_one_machine:
-        hub.require(model)
+        model_files.require(model)
     try:
         # Prompts and responses are as private as the data that they come from.
         run_dir.mkdir(mode=0o700, parents=True)

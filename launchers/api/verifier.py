@@ -42,7 +42,7 @@ class Verifier:
 
     def __enter__(self) -> Self:
         # Imports the server of verifiers, which `import async_rl` need not wait for.
-        from async_rl.rewards.verifier.serving import open_service
+        from async_rl.rewards.verifier.service import open_service
 
         with ExitStack() as resources:
             # In a thread, because the cells of a notebook already run inside an event loop. The

@@ -1,7 +1,7 @@
 """`async-rl data check`: what data files contain: prompts, lengths, rewards, rows left out.
 
 Invariants: a run reads the files by the same code; every row is counted once; exit code 1
-if the settings refuse a row, if the tests of one are useless (rewards/verifier/hollow.py), or if a
+if the settings refuse a row, if the tests of one are useless (rewards/verifier/judging.py), or if a
 reward function gives the first row of a data source no score.
 """
 
@@ -59,7 +59,7 @@ def check(
     from async_rl.composition.files import QUICKSTART
     from async_rl.composition.overrides import as_words
     from async_rl.data.files import matching_files
-    from async_rl.data.prepare import prepare_model
+    from async_rl.data.model_files import prepare_model
     from async_rl.data.prompts import examined
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.rewards.functions import check_functions
@@ -105,8 +105,8 @@ async def _tried(
     """Return the prompts whose tests judge nothing and the reference solutions that fail, with
     reasons: programs run in the jail.
     """
-    from async_rl.rewards.verifier.hollow import problem_with_tests
-    from async_rl.rewards.verifier.serving import open_service
+    from async_rl.rewards.verifier.judging import problem_with_tests
+    from async_rl.rewards.verifier.service import open_service
 
     programs = [prompt for prompt in prompts if not prompt.problem.wants_words]
     if not programs:

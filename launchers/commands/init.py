@@ -113,7 +113,7 @@ def init(
     Examples: async-rl init my_task; async-rl init my_task --template reward
     """
     from async_rl.composition.compose import compose
-    from async_rl.data.prepare import prepare_model
+    from async_rl.data.model_files import prepare_model
 
     directory.mkdir(parents=True)
     base, length, extra, example = _PARTS[template]

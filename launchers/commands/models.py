@@ -81,7 +81,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
         if run_dir is None:
             from async_rl.composition.overrides import with_defaults
-            from async_rl.data.prepare import prepare_model
+            from async_rl.data.model_files import prepare_model
 
             config = composed(conf, with_defaults([f"model.path={checkpoint}"], overrides))
             version = 0
@@ -204,7 +204,7 @@ def export(
         raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
     import torch  # takes seconds to import, which other commands do not need
 
-    from async_rl.data.prepare import prepare_model
+    from async_rl.data.model_files import prepare_model
     from async_rl.learner.trainer import Trainer
 
     start_model = prepare_model(config, lambda *_: None)

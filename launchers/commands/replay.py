@@ -131,7 +131,7 @@ def choose(run_dir: Path, last: int | None) -> tuple[int, int]:
 
 def _train(directory: Path, config: RunConfig, *, start: int, end: int) -> None:
     """Run the ranks, which exit with this process. Raises InfrastructureError if one fails."""
-    from async_rl.data.prepare import prepare_model
+    from async_rl.data.model_files import prepare_model
 
     model_path = prepare_model(config, lambda *_: None)
     # Threads decide the order of sums, so they are those that a run on this machine gets.

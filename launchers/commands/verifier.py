@@ -189,7 +189,7 @@ def _complete(row: dict[str, Any], code: str) -> str:
 async def _score(
     programs: list[_Program], config: RunConfig, lines: BinaryIO | None
 ) -> list[_Result]:
-    from async_rl.rewards.verifier.serving import open_service
+    from async_rl.rewards.verifier.service import open_service
 
     async with open_service(config) as service:
         typer.echo(f"{len(programs)} programs, jail level {service.cells.level}", err=True)
@@ -278,7 +278,8 @@ def verifier(
 
 
 async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> None:
-    from async_rl.rewards.verifier.serving import open_service, serve
+    from async_rl.rewards.verifier.server import serve
+    from async_rl.rewards.verifier.service import open_service
     from async_rl.wire.http import listen
 
     stopping = asyncio.Event()

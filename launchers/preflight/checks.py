@@ -34,8 +34,7 @@ from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
 from async_rl.core.schemas import require_applied
-from async_rl.data.hub import cached
-from async_rl.data.model_files import model_problems, no_directory
+from async_rl.data.model_files import cached, model_problems, no_directory
 from async_rl.launchers.backends.backend import backend_of
 from async_rl.launchers.preflight.vllm import vllm_problems
 from async_rl.planning.estimate import disk_mb

@@ -1,9 +1,13 @@
-"""The file of prepared prompts: the prompts of the data, at any size, at every start of the run."""
+"""The prompts of a run: in a file at every start and at any size, in an order that is a function of
+the position.
+"""
 
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -12,7 +16,7 @@ from data_support import make_config, make_tokenizer, write_jsonl
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.core.types import Prompt, Purpose
-from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts, open_prompts
+from async_rl.data.prompt_file import PROMPTS_FILE, PromptOrder, RunPrompts, open_prompts
 from async_rl.data.prompts import held_out_prompts, prepare_prompts, train_prompts
 from async_rl.data.tokenizer import load_tokenizer
 
@@ -109,14 +113,14 @@ def test_damaged_and_unfinished_files_are_replaced(tmp_path: Path, model: Path) 
 @pytest.mark.covers("train_files: never whole in memory")
 def test_a_large_file_is_never_in_memory(tmp_path: Path, model: Path) -> None:
     # A prompt has the whole row where a function scores it; tokens would take longer.
-    text = "y" * 2000
-    table, count = tmp_path / "big.parquet", 4_000
+    text = "y" * 4000
+    table, count = tmp_path / "big.parquet", 2_000
     names = ("prompt", "answer", "notes")
     with parquet.ParquetWriter(table, pa.schema([(n, pa.string()) for n in names])) as writer:
-        for start in range(0, count, 1000):
+        for start in range(0, count, 500):
             part = [
                 {"prompt": f"{i}", "answer": "#### 1", "notes": f"{i}{text}"}
-                for i in range(start, start + 1000)
+                for i in range(start, start + 500)
             ]
             writer.write_table(pa.Table.from_pylist(part, writer.schema))
     (tmp_path / "style.py").write_text("def score(sample):\n    return 1.0\n")
@@ -150,3 +154,37 @@ def test_a_bad_row_far_into_the_file_is_left_out_or_ends_it(tmp_path: Path, mode
         with pytest.raises(DataError, match=rf"a\.jsonl, row {row}: "):
             prepared(tmp_path, config_of(file, **settings), model)
         assert not (tmp_path / PROMPTS_FILE).exists()
+
+
+def test_every_epoch_has_every_prompt_once_in_an_order_of_its_own_seed_and_number() -> None:
+    order = PromptOrder(3, 50)
+    epochs = [[order.index(epoch * 50 + i) for i in range(50)] for epoch in range(4)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    other = [PromptOrder(1, 50).index(k) for k in range(50)]
+    assert len({tuple(epoch) for epoch in [*epochs, other, range(50)]}) == 6
+    # Whatever was requested before.
+    wanted = [epochs[2][20], epochs[0][3], epochs[0][0]]
+    assert [PromptOrder(3, 50).index(k) for k in (120, 3, 0)] == wanted
+
+
+def test_a_source_has_its_share_of_each_epoch_and_its_prompts_take_turns() -> None:
+    sources = [(np.arange(30), 1.0), (np.arange(30, 40), 3.0)]
+    order = PromptOrder(3, 40, sources=sources)
+    epochs = [[order.index(epoch * 40 + i) for i in range(40)] for epoch in range(4)]
+    for epoch in epochs:
+        # Ten of the 30 prompts of the first source, and each of the ten others three times.
+        assert Counter(row >= 30 for row in epoch) == {False: 10, True: 30}
+        assert set(Counter(row for row in epoch if row >= 30).values()) == {3}
+    first = [row for epoch in epochs[:3] for row in epoch if row < 30]
+    assert sorted(first) == list(range(30))
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    other = PromptOrder(3, 40, sources=sources)
+    assert [other.index(k) for k in (120, 3)] == [epochs[3][0], epochs[0][3]]
+
+
+def test_a_chosen_row_replaces_that_of_the_order_and_no_other() -> None:
+    order, plain = PromptOrder(0, 6), PromptOrder(0, 6)
+    order.choose(4, [1, 1])
+    expected = [*(plain.index(k) for k in range(4)), 1, 1, plain.index(6)]
+    assert [order.index(k) for k in range(7)] == expected
+    assert order.drawn(4) == plain.index(4)

@@ -1,7 +1,6 @@
 """Prompts of the embedded task, and of rows of data files in every layout that is read."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from data_support import TESTS, load, make_tokenizer, write_jsonl
 
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CodeTest, StdinTest
-from async_rl.data.problems import read_problem
 
 ROWS = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text())
 TEMPLATE = (
@@ -23,10 +21,8 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.covers("prompt_key")
-@pytest.mark.covers("input_output without fn_name")
-@pytest.mark.covers("input_output with fn_name")
-@pytest.mark.covers("verl's schema, data_source")
+@pytest.mark.covers("prompt_key", "verl's schema, data_source")
+@pytest.mark.covers("input_output with fn_name", "input_output without fn_name")
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_a_row_becomes_a_prompt_or_is_refused_with_its_place_and_the_remedy(
     tokenizer: Any, tmp_path: Path, case: dict[str, Any]
@@ -45,17 +41,6 @@ def test_a_row_becomes_a_prompt_or_is_refused_with_its_place_and_the_remedy(
     for field in ("text", "prompt_id", "data_source"):
         assert getattr(prompt, field) == case.get(field, getattr(prompt, field))
     assert tokenizer.decode(prompt.token_ids.tolist()) == prompt.text
-
-
-def test_helpers_in_a_prompt_of_human_eval_belong_to_the_test() -> None:
-    poly = "def poly(xs: list, x: float):\n    return sum(c * x**i for i, c in enumerate(xs))\n"
-    prompt = f'import math\n{poly}def find_zero(xs: list):\n    """ A root of poly. """\n'
-    test = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4"
-    row = {"prompt": prompt, "test": test, "entry_point": "find_zero"}
-    problem, _ = read_problem(row)
-    assert re.findall(r"import math|def \w+", problem.setup) == ["import math", "def poly"]
-    for other in (prompt.replace("poly(xs", "find_zero(xs"), "Write find_zero.", None):
-        assert read_problem({**row, "prompt": other})[0].setup == ""
 
 
 @pytest.mark.covers("train_files, val_files: jsonl and parquet")

@@ -7,7 +7,7 @@ from planning_models import QWEN3_06B, SMOLLM2_135M
 from async_rl.composition.hardware import model_shape
 from async_rl.config.base import replace
 from async_rl.core.machine import Machine
-from async_rl.data.prepare import EMBEDDED as FILES
+from async_rl.data.model_files import EMBEDDED as FILES
 from async_rl.planning.estimate import ROW_BYTES, disk_mb, memory_mb
 from async_rl.planning.fit import derived_numbers, fit_problems
 from async_rl.planning.shape import read_shape, shape_from_hf

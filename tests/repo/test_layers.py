@@ -34,7 +34,7 @@ ADAPTERS = {
         "async_rl/adapters/grader.py",
         "async_rl/adapters/verifiers_tasks.py",
         "async_rl/rewards/",
-        "async_rl/data/hub.py",
+        "async_rl/data/model_files.py",
         "launchers/api/session.py",
     ),
     "sqlite3": (

@@ -3,8 +3,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from rewards_support import Jail, opened
-from verifier_support import Served, verifier
+from rewards_support import Jail, Served, opened, verifier
 
 from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
 

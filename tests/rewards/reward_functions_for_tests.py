@@ -27,17 +27,6 @@ async def in_parts(sample: RewardSample) -> dict[str, float]:
     }
 
 
-def with_score(sample: RewardSample) -> dict[str, float]:
-    return {"score": 0.25, "detail": 7.0}
-
-
-def sees(sample: RewardSample) -> float:
-    assert (sample.prompt_id, sample.prompt, sample.data_source) == ("p7", "ask", "mine")
-    assert sample.row == {"wanted": "yes", "prompt": "ask"}
-    assert (sample.token_ids, sample.is_written, sample.max_tokens) == ([0, 1], [True, True], 9)
-    return 1.0
-
-
 def by_response(sample: RewardSample) -> object:
     """Fail in the way that the response names."""
     what = sample.response

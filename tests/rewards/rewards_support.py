@@ -1,17 +1,25 @@
-"""A judge in this process with everything that it can have, and short ways to ask it."""
+"""A judge in this process with everything that it can have, a verifier on a real socket, and short
+ways to ask them.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import pytest
+from composing import compose_unchecked
+from starlette.types import ASGIApp
 
 from async_rl.config.base import replace
 from async_rl.config.rewards import SandboxConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import Unsupported
 from async_rl.core.types import (
     AssertTest,
@@ -23,7 +31,9 @@ from async_rl.core.types import (
     StdinTest,
     Verdict,
 )
-from async_rl.rewards.scoring import Scorer
+from async_rl.observability.activity import Activity
+from async_rl.processes import verifier as verifier_main
+from async_rl.rewards.scoring import Scorer, VerifierClient
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import (
     FunctionScores,
@@ -32,8 +42,11 @@ from async_rl.rewards.verifier.protocol import (
     VerifyRequest,
     VerifyResponse,
 )
-from async_rl.sandbox.cell import Work
+from async_rl.rewards.verifier.reward_process import RewardProcess
+from async_rl.rewards.verifier.server import build_app
+from async_rl.rewards.verifier.service import VerifierService
 from async_rl.sandbox.cells import Cells, Unsafe
+from async_rl.wire.http import serving, url_of
 
 T = TypeVar("T")
 LIMITS = SandboxConfig(
@@ -179,12 +192,6 @@ class Jail:
         finally:
             compiler.row = before
 
-    def contents(self, work: Work) -> list[bytes]:
-        """What a cell for commands returns."""
-        self.need("c")
-        compiler = self.run(self.judge.commands.require("c"))
-        return self.run(compiler.cells.run(work)).contents
-
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)
 
@@ -202,3 +209,85 @@ def opened(level: int) -> Iterator[Jail]:
         pytest.skip(str(error))
     yield made
     made.close()
+
+
+TOKEN = "secret"
+
+
+class Served(NamedTuple):
+    """A live verifier."""
+
+    url: str
+    service: VerifierService
+
+    @property
+    def base(self) -> str:
+        """The URL for clients that send no header of ours."""
+        return f"{self.url}/token/{TOKEN}"
+
+
+def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunConfig:
+    """The sections that client and scorer read."""
+    settings = [f"timeouts.group_s={4 * timeout_s}", f"reward.mode={mode}"]
+    base = compose_unchecked("ppo_code", [*settings, "reward.fail_reward=-1", "verifiers.cells=1"])
+    return replace(base, sandbox=LIMITS)
+
+
+def no_functions() -> RewardProcess:
+    """The functions of a configuration that has none."""
+    config = run_config()
+    return RewardProcess(config.reward, timeouts=config.timeouts)
+
+
+@contextlib.asynccontextmanager
+async def serve(app: ASGIApp) -> AsyncIterator[str]:
+    """The application on a loopback port; yields its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with serving(app, listener, close_s=1):
+            yield url_of(listener)
+
+
+@contextlib.asynccontextmanager
+async def verifier(
+    *, num_cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30
+) -> AsyncIterator[tuple[str, VerifierService]]:
+    """A whole verifier: cells, service, socket."""
+    async with await Cells.start(num_cells) as cells:
+        limits: Any = {"queue_size": queue_size, "queue_timeout_s": queue_timeout_s}
+        judge = Judge(cells, LIMITS, num_others=num_cells)
+        service = VerifierService(
+            cells=cells, judge=judge, functions=no_functions(), num_cells=num_cells, **limits
+        )
+        try:
+            async with serve(build_app(service, TOKEN)) as url:
+                yield url, service
+        finally:
+            await service.judge.close()
+
+
+@contextlib.asynccontextmanager
+async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
+    """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its
+    start raises.
+    """
+    registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def register(address: str) -> None:
+        registered.set_result(address)
+
+    context: Any = SimpleNamespace(
+        config=config, host="127.0.0.1", token=TOKEN, register=register, stopping=asyncio.Event(),
+        activity=Activity(), log=logging.getLogger("verifier"),
+    )  # fmt: skip
+    process = asyncio.create_task(verifier_main.run(context))
+    await asyncio.wait((process, registered), return_when=asyncio.FIRST_COMPLETED)
+    if process.done():
+        process.result()
+    client = VerifierClient(config, TOKEN)
+    client.update_servers([registered.result()])
+    try:
+        yield client
+    finally:
+        await client.close()
+        context.stopping.set()
+        await process

@@ -6,12 +6,13 @@ not be judged.
 import asyncio
 import functools
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from verifier_support import Served
+from rewards_support import Served
 
 from async_rl.adapters import openrlhf, trl, verifiers
 from async_rl.adapters.grader import scores_of
@@ -38,6 +39,15 @@ def scores(*given: Any, **settings: Any) -> list[float]:
     return asyncio.run(scores_of(*given, **settings))
 
 
+def of_each(score: Callable[[str], Awaitable[float]]) -> list[float]:
+    """The scores of the responses, one after the other."""
+
+    async def all_of_them() -> list[float]:
+        return [await score(response) for response in RESPONSES]
+
+    return asyncio.run(all_of_them())
+
+
 LAYOUTS: list[dict[str, Any]] = [
     {"test_list": TESTS},
     {"tests": json.dumps([{"kind": "assert", "code": test} for test in TESTS])},
@@ -50,11 +60,8 @@ def test_grader_reads_every_layout_of_tests() -> None:
     responses = RESPONSES * len(LAYOUTS)
     rows = [row for row in LAYOUTS for _ in RESPONSES]
     assert scores(responses, rows) == SCORES * len(LAYOUTS)
-
-
-def test_grader_scores_words_by_their_rule() -> None:
-    row = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "72"}}
-    assert scores(["#### 72", "#### 71"], [row, row]) == [1.0, 0.0]
+    words = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "72"}}
+    assert scores(["#### 72", "#### 71"], [words, words]) == [1.0, 0.0]
 
 
 def test_a_program_that_cannot_be_judged_is_never_scored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +90,7 @@ def test_verl_loads_the_custom_reward_function_by_its_name() -> None:
     function = reward.get_custom_reward_fn(config)
     given = {"data_source": "code", "ground_truth": json.dumps(PAIRS), "extra_info": {"index": 0}}
 
-    async def scores() -> list[float]:
-        return [await function(solution_str=response, **given) for response in RESPONSES]
-
-    assert asyncio.run(scores()) == SCORES
+    assert of_each(lambda response: function(solution_str=response, **given)) == SCORES
 
 
 def test_verl_scores_by_its_own_client_of_sandbox_fusion(url: str) -> None:
@@ -130,12 +134,8 @@ def test_verifiers_task_scores_a_trace() -> None:
 
     task = Task(Data(prompt="add", test_list=TESTS))
     assert [function.__name__ for function in task.hooks("reward")] == ["passed_tests"]
-    traces = [SimpleNamespace(last_reply=response) for response in RESPONSES]
-
-    async def scores() -> list[float]:
-        return [await task.passed_tests(trace) for trace in traces]
-
-    assert asyncio.run(scores()) == SCORES
+    found = of_each(lambda response: task.passed_tests(SimpleNamespace(last_reply=response)))
+    assert found == SCORES
 
 
 def test_openrlhf_executor_receives_rewards() -> None:
@@ -143,11 +143,11 @@ def test_openrlhf_executor_receives_rewards() -> None:
     fetch = agent.SingleTurnAgentExecutor(str(openrlhf.__file__))._fetch_rewards_via_func
     label = json.dumps({"test_list": TESTS})
 
-    async def scores() -> list[float]:
-        found = [await fetch([f"add {text}"], ["add "], [label]) for text in RESPONSES]
-        return [one["rewards"][0] for (one,) in found]
+    async def score(text: str) -> float:
+        (found,) = await fetch([f"add {text}"], ["add "], [label])
+        return float(found["rewards"][0])
 
-    assert asyncio.run(scores()) == SCORES
+    assert of_each(score) == SCORES
 
 
 def gym() -> Any:

@@ -1,21 +1,17 @@
 import asyncio
+import math
 from collections import defaultdict
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any
 
 import pytest
-from composing import compose
-from rewards_support import Judging, no_sample, not_asked, passed, prompt_of, score_steps
 from tables import table
 
-from async_rl.config.rewards import Extraction
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.programs import OutputRules
 from async_rl.core.types import AnswerTest, Verdict
-from async_rl.rewards.responses import extract_code, is_right
-from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.text_process import TextProcess
+from async_rl.rewards.responses import TextProcess, extract_code, is_right
 from async_rl.sandbox.comparison import Comparison, Returned, failure
 from async_rl.sandbox.values import encode
 
@@ -62,7 +58,9 @@ VALUES = [
     (HTTPStatus.OK, 200, "json python"), ([HTTPStatus.OK], [200], "json python"),
     (defaultdict(list, {"a": [1]}), {"a": [1]}, "json python"), (map(int, "5"), [5], ""),
     (object(), 5, ""), (Decimal(5), 5, "python"), (Decimal("sNaN"), 5, ""), ((1,), [1], "json"),
-    (range(3), [0, 1, 2], ""),
+    (range(3), [0, 1, 2], ""), ({1: 1}, {True: 1}, "python"), ({1}, {1.0}, "python"),
+    ([1, 2], [1], ""),
+    (math.inf, 1e308, ""), ([math.nan, {"k": (1, 2.0)}], [math.nan, {"k": (1, 2.0)}], "exact"),
 ]  # fmt: skip
 
 
@@ -84,43 +82,11 @@ def test_tolerance_bounds_the_relative_difference_of_values() -> None:
         assert not EXACT.values_equal([got], [expected])
 
 
-CODE = "def f(x):\n    return x + 1\n"
-
-
 @pytest.mark.covers("code extraction")
-def test_last_fenced_block_that_parses_is_taken() -> None:
-    response = (
-        f"First:\n```python\n{CODE}```\nthen\n```python\ndef f(x): return (\n# does not"
-        " parse\n```\nand\n```\nshort\n```\n"
-    )
-    assert extract_code(response, "auto") == CODE
-    assert extract_code(response, "fenced") == CODE
-
-
-@pytest.mark.parametrize(
-    ("response", "mode", "program"),
-    [
-        (CODE, "auto", CODE), (CODE, "whole", CODE), (CODE, "fenced", None),
-        (f"```python\n{CODE}", "auto", None), (f"```python\n{CODE}", "whole", f"```python\n{CODE}"),
-        ("```bash\npip install something_long\n```", "auto", None),
-    ],
-)  # fmt: skip
-def test_a_response_without_a_usable_block_is_the_program_itself_or_has_none(
-    response: str, mode: Extraction, program: str | None
-) -> None:
-    assert extract_code(response, mode) == program
-
-
-def test_the_problems_language_chooses_the_block() -> None:
-    program = "int main() { return 0; } // ok"
-    response = f"```cpp\n{program}\n```\n```python\n{CODE}\n```\n```text\n{program}\n```"
-    assert extract_code(response, "auto", "cpp") == f"{program}\n"
-    assert extract_code(response.replace("cpp", "C++"), "auto", "cpp") == f"{program}\n"
-    assert extract_code(f"```\n{program}\n```", "fenced", "cpp") == f"{program}\n"
-    assert extract_code(response, "auto", "rust") is None
-    assert extract_code(response, "auto") == f"{CODE}\n"
-    # Nothing is parsed: a program that does not compile is a failure of the policy.
-    assert extract_code("```rust\nfn main( { no closing }\n```", "auto", "rust") is not None
+@pytest.mark.parametrize("case", table(__file__, "extraction"), ids=lambda case: case["fact"])
+def test_the_program_of_a_response(case: dict[str, Any]) -> None:
+    found = extract_code(case["response"], case["mode"], case.get("language", "python"))
+    assert found == case["program"]
 
 
 YES = AnswerTest(rule="exact", expected="yes")
@@ -151,18 +117,3 @@ async def test_a_comparison_that_hangs_fails_or_is_cancelled_leaves_the_next_one
         assert await answers.verdict(YES, "no", 5) is Verdict.WRONG_ANSWER
     finally:
         await answers.close()
-
-
-@pytest.mark.parametrize(
-    ("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)]
-)
-def test_the_whole_response_is_scored_where_words_are_wanted(response: str, reward: float) -> None:
-    ends = ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
-    prompt = prompt_of(AnswerTest(rule="gsm8k", expected="#### 7"), source="gsm8k")
-    verifier = Judging(
-        lambda _, test, text: passed(isinstance(test, AnswerTest) and is_right(test, text))
-    )
-    scorer = Scorer(compose("grpo_code", ends), verifier, not_asked)
-    assert asyncio.run(scorer.score(prompt, response, no_sample)).reward == reward
-    steps = score_steps(scorer, prompt, response).steps
-    assert [(step.end_tokens, step.reward) for step in steps] == [(len(response) + 1, reward)]

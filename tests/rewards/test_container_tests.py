@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from container_support import IMAGE, PYTEST, PYTHON, Engine
-from rewards_support import LIMITS
+from rewards_support import LIMITS, run_config, verdicts_of, verifier_process
 from tables import table
-from verifier_support import run_config, verifier_process
 
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError, Unsupported
-from async_rl.core.types import CodeProblem, ContainerTest, StdinTest, Verdict
+from async_rl.core.types import CodeProblem, ContainerTest, StdinTest
 from async_rl.rewards.verifier.container_run import failure_of_report
 from async_rl.rewards.verifier.containers import Containers
 
@@ -65,16 +64,14 @@ def test_a_forged_report_does_not_pass(engine: Engine) -> None:
     assert found["writes a huge report"].message == "the report has more than 4 MB"
 
 
-PROBE = table(__file__, "probe")
-
-
 def test_a_container_sees_and_changes_nothing_of_the_host(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "t")
     monkeypatch.setenv("http_proxy", "http://user:secret@proxy:1")
     (tmp_path / "host").touch()
-    code = PROBE.replace("PORT", "22").replace("HOST", repr(str(tmp_path / "host")))
+    code = table(__file__, "probe").replace("PORT", "22")
+    code = code.replace("HOST", repr(str(tmp_path / "host")))
     test = {"files": {"/work/given": "x"}, "prints": StdinTest(input="", output="-")}
     seen = json.loads(engine.result(code, **test).message)
     assert "WORKED" not in seen.pop("fails").values()
@@ -114,24 +111,9 @@ def test_a_cancelled_program_leaves_no_container(engine: Engine) -> None:
         assert engine.listed() == []
 
 
-VERIFIER = """
-import asyncio, sys
-from container_support import IMAGE, PYTHON, exact
-from async_rl.core.types import ContainerTest
-from async_rl.rewards.verifier.container_run import judge_contained
-from async_rl.rewards.verifier.containers import Containers
-async def main():
-    containers = Containers(sys.argv[2:], {IMAGE: sys.argv[1]}, 1)
-    print(containers._label, flush=True)
-    test = ContainerTest(image=IMAGE, command=PYTHON)
-    await judge_contained(containers, test, "import time; time.sleep(100)", 1000, exact)
-asyncio.run(main())
-"""
-
-
 def test_a_killed_verifier_leaves_no_container(engine: Engine, tmp_path: Path) -> None:
     script = tmp_path / "verifier.py"
-    script.write_text(VERIFIER)
+    script.write_text(table(__file__, "verifier"))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path)}
     command = [sys.executable, str(script), str(engine.root), *engine.words]
     with subprocess.Popen(
@@ -200,16 +182,16 @@ def test_a_run_and_the_server_reach_containers(engine: Engine) -> None:
     )  # fmt: skip
     unknown = CodeProblem(tests=[ContainerTest(image="no-such", command=PYTHON)])
 
-    async def ask() -> tuple[tuple[Verdict, ...], str]:
+    async def ask() -> tuple[list[str], str]:
         async with verifier_process(config) as client:
             judged = await client.verify(problem, "cat; exit 0")
             with pytest.raises(InfrastructureError) as caught:
                 await client.verify(unknown, "")
-            return judged.verdicts, str(caught.value)
+            return [*map(str, verdicts_of(judged))], str(caught.value)
 
     found, reason = asyncio.run(ask())
     # 7 is 7.0 by the rules of standard output; the second command runs a file that is not there.
-    assert found == ("pass", "wrong_answer")
+    assert found == ["pass", "wrong_answer"]
     assert "has no image no-such on this machine" in reason
 
 

@@ -61,21 +61,12 @@ def test_a_program_that_was_killed_at_its_own_limit_has_failed() -> None:
     assert judged(KilledCells(peak_mb=20, cpu_s=LIMITS.timeout_s), call) is Verdict.TIMEOUT
 
 
-BLOCK = "```python\ndef f(x):\n    return x + 1\n```"
-
-
-@pytest.mark.parametrize("others", [(), (Verdict.PASS,)])
-@pytest.mark.parametrize("has_steps", [False, True])
-def test_a_response_that_could_not_be_judged_gets_no_score(
-    others: tuple[Verdict, ...], has_steps: bool
-) -> None:
-    found = (*others, Verdict.INFRASTRUCTURE_ERROR)
-    verifier = Judging(lambda number, *_: found[number])
-    scorer = Scorer(compose("grpo_code"), verifier, not_asked)
+@pytest.mark.parametrize("found", [[], [Verdict.PASS]])
+def test_a_response_that_could_not_be_judged_gets_no_score(found: list[Verdict]) -> None:
+    found = [*found, Verdict.INFRASTRUCTURE_ERROR]
+    scorer = Scorer(compose("grpo_code"), Judging(lambda number, *_: found[number]), not_asked)
     prompt = prompt_of(*calls(*found))
-    expected = pytest.RaisesExc(InfrastructureError, match="prompt p7")
-    with pytest.RaisesGroup(expected, allow_unwrapped=True, flatten_subgroups=True):
-        if has_steps:
-            score_steps(scorer, prompt, BLOCK)
-        else:
-            asyncio.run(scorer.score(prompt, BLOCK, no_sample))
+    with pytest.raises(InfrastructureError, match="prompt p7"):
+        asyncio.run(scorer.score(prompt, "def f(x): pass", no_sample))
+    with pytest.RaisesGroup(pytest.RaisesExc(InfrastructureError, match="prompt p7")):
+        score_steps(scorer, prompt, "```python\ndef f(x):\n    return x + 1\n```")

@@ -16,7 +16,7 @@ from rewards_support import Jail
 from async_rl.core.errors import DataError
 from async_rl.core.types import Verdict
 from async_rl.data.drafts import Draft, Drafter
-from async_rl.data.layouts import layout_of, unfolded
+from async_rl.data.problems import layout_of, unfolded
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from benchmarks.embedded import corpus
 from benchmarks.embedded.vocabulary import build_tokenizer

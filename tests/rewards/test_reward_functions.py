@@ -11,19 +11,16 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from composing import compose, compose_unchecked
-from rewards_support import sample_of
+from composing import compose_unchecked
+from rewards_support import sample_of, verifier_process
 from tables import table
-from verifier_support import verifier_process
 
-from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
-from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError, root_cause
 from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_process import RewardProcess
 
@@ -32,19 +29,13 @@ ROW = {"wanted": "yes", "prompt": "ask"}
 SAMPLE = sample_of("oh yes", 2, prompt="ask", data_source="mine", row=ROW, max_tokens=9)
 
 
-def term(function: str) -> RewardTerm:
-    if function in ("xml_format", "length"):
-        return ProvidedTerm(kind=function, weight=1.0, sources=[])
-    fn = function if ":" in function else f"{HERE}:{function}"
-    return PluginTerm(kind="plugin", fn=fn, weight=1.0, sources=[])
-
-
 def run_config(*functions: str, function_s: float = 10, **settings: object) -> RunConfig:
-    config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
-    terms = {function.rpartition(":")[2]: term(function) for function in functions}
-    reward = replace(config.reward, terms=terms, **settings)
-    timeouts = replace(config.timeouts, group_s=12 * function_s)
-    return replace(config, reward=reward, timeouts=timeouts)
+    given = ["verifiers.cells=1", "sandbox.packages=[]", f"timeouts.group_s={12 * function_s}"]
+    for name in functions:
+        is_provided = name in ("xml_format", "length")
+        given.append(f"reward.terms.{name}={name if is_provided else f'{HERE}:{name}'}")
+    given += [f"reward.{name}={value}" for name, value in settings.items()]
+    return compose_unchecked("grpo_code", given)
 
 
 @asynccontextmanager
@@ -61,16 +52,11 @@ def saying(response: str) -> RewardSample:
 
 
 async def test_functions_plain_and_async_give_a_score_or_parts() -> None:
-    async with running(
-        run_config("letters", "in_parts", "with_score", "sees", "xml_format", "length")
-    ) as client:
-        names = ["letters", "in_parts", "with_score", "sees"]
-        scores = await client.ask_functions([*names, "xml_format", "length"], SAMPLE)
-        assert scores == {
+    names = ["letters", "in_parts", "xml_format", "length"]
+    async with running(run_config(*names)) as client:
+        assert await client.ask_functions(names, SAMPLE) == {
             "letters": {"score": 6.0},
             "in_parts": {"score": pytest.approx(1.4), "short": pytest.approx(0.4), "wanted": 1.0},
-            "with_score": {"score": 0.25, "detail": 7.0},
-            "sees": {"score": 1.0},
             "xml_format": {"score": 0.0},
             "length": {"score": pytest.approx(2 / 9)},
         }
@@ -149,31 +135,14 @@ async def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_bef
         assert [await call for call in held] == [{"held": {"score": 1.0}}] * 8
 
 
-@pytest.mark.parametrize(("function", "said"), table(__file__, "a_wrong_name"))
-def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str) -> None:
-    function = function.replace("HERE", str(HERE))
-    config = compose("grpo_code", [f"reward.terms.mine={function}"])
-    (found,) = check_functions(config.reward)
-    assert found.startswith(f"reward.terms.mine.fn={function}: ")
-    assert said in found
-
-
-def found(*overrides: str) -> list[str]:
-    return list(problems(compose_unchecked("grpo_code", list(overrides))))
-
-
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    terms = ("reward.terms.tests=tests", "reward.terms.length=length")
-    assert found(*terms, "reward.terms.length.weight=-0.1") == []
-    assert found("reward.terms.length=length", "reward.placement=steps") == []
-    assert "does not show progress" in found(*terms, "reward.placement=steps")[0]
-    assert "have the name tests" in found("reward.terms.tests=length")[0]
-    assert "becomes the name of metrics" in found("reward.terms.a-b=length")[0]
-    assert "reward.format_reward=2 with reward.pass" in found("reward.format_reward=2")[0]
-
-
-@pytest.mark.parametrize(("override", "said"), table(__file__, "a_term_without_what_its"))
-def test_a_term_without_what_its_kind_needs_cannot_be_written(override: str, said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        compose("grpo_code", [override])
-    assert said in str(refused.value)
+@pytest.mark.parametrize("case", table(__file__, "refused"), ids=lambda case: case["said"])
+def test_a_wrong_name_or_setting_is_refused_before_anything_starts(case: dict[str, Any]) -> None:
+    given = [setting.replace("HERE", str(HERE)) for setting in case["settings"]]
+    said = ""
+    try:
+        config = compose_unchecked("grpo_code", given)
+        said = "; ".join([*check_functions(config.reward), *problems(config)])
+    except ConfigError as error:
+        said = str(error)
+    assert case["said"] in said
+    assert bool(case["said"]) == bool(said)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from composing import compose
-from rewards_support import calls, sample_of
+from rewards_support import TOKEN, Served, calls, sample_of, serve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,14 +24,11 @@ from transformers import (
     Qwen3Config,
     Qwen3ForSequenceClassification,
 )
-from verifier_support import TOKEN, Served, serve, verifier_process
 
-from async_rl.config.base import replace
-from async_rl.config.rewards import RemoteTerm, RewardModelTerm
+from async_rl.config.rewards import RemoteTerm, RewardConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import StdinTest
-from async_rl.rewards.functions import RemoteScorer, RemoteVerifier
-from async_rl.rewards.models import RewardModel
+from async_rl.rewards.functions import RemoteScorer, RemoteVerifier, find_function
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.wire.http import url_of
 from benchmarks.embedded.vocabulary import build_tokenizer
@@ -66,11 +63,23 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def settings(path: Path, **fields: Any) -> RewardModelTerm:
-    knobs = ["reward.terms.mine=reward_model", f"reward.terms.mine.path={path}"]
-    term = compose("grpo_code", knobs).reward.terms["mine"]
-    assert isinstance(term, RewardModelTerm)
-    return replace(term, **fields)
+def reward_by(kind: str, **fields: Any) -> RewardConfig:
+    given = [f"reward.terms.mine.{name}={value}" for name, value in fields.items()]
+    return compose("grpo_code", [f"reward.terms.mine={kind}", *given]).reward
+
+
+def remote(url: str, **fields: Any) -> RemoteTerm:
+    term = reward_by("remote", url=url, **fields).terms["mine"]
+    assert isinstance(term, RemoteTerm)
+    return term
+
+
+def ask(path: Path, *samples: RewardSample, **fields: Any) -> list[float]:
+    async def run() -> list[float]:
+        model = find_function("mine", reward_by("reward_model", path=path, **fields), limit_s=1)
+        return list(await asyncio.gather(*map(model, samples)))
+
+    return asyncio.run(run())
 
 
 def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
@@ -82,14 +91,6 @@ def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
         return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
 
 
-def ask(config: RewardModelTerm, samples: list[RewardSample]) -> list[float]:
-    async def run() -> list[float]:
-        model = RewardModel(config, "reward.terms.mine")
-        return list(await asyncio.gather(*map(model, samples)))
-
-    return asyncio.run(run())
-
-
 ANSWERS = ("yes", "no, and here is a longer answer than the others", "")
 
 
@@ -99,8 +100,7 @@ def test_the_reward_model_reads_prompt_and_response_in_its_own_template(model_pa
     expected = [by_hand(model_path, text) for text in texts]
     assert len(set(expected)) == 3
     for batch_size in (2, 16):
-        config = settings(model_path, batch_size=batch_size)
-        found = ask(config, [sample(answer) for answer in ANSWERS])
+        found = ask(model_path, *map(sample, ANSWERS), batch_size=batch_size)
         assert found == pytest.approx(expected, abs=1e-5)
     # A row without a chat has a prompt; what is over max_tokens is cut at the end; bias, scale and
     # clip count in this order.
@@ -113,38 +113,17 @@ def test_the_reward_model_reads_prompt_and_response_in_its_own_template(model_pa
         ({"prompt": CHAT}, {"bias": raw - 0.5, "scale": 3.0, "clip": 9.0}, 1.5),
         ({"prompt": CHAT}, {"bias": raw + 0.5, "scale": 3.0, "clip": 1.0}, -1.0),
     ):
-        (found,) = ask(settings(model_path, **fields), [sample("yes", row=row)])
+        (found,) = ask(model_path, sample("yes", row=row), **fields)
         assert found == pytest.approx(reward, abs=1e-4)
 
 
 def test_a_model_that_cannot_score_is_refused(model_path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\.terms\.mine\.path=.*: cannot be loaded"):
-        RewardModel(settings(tmp_path), "reward.terms.mine")
+        ask(tmp_path)
     shutil.copytree(model_path, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat template"):
-        RewardModel(settings(tmp_path), "reward.terms.mine")
-
-
-def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_path: Path) -> None:
-    config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
-    terms = {"reward_model": settings(model_path)}
-    config = replace(config, reward=replace(config.reward, terms=terms))
-
-    async def run() -> float:
-        async with asyncio.timeout(120), verifier_process(config) as client:
-            scores = await client.ask_functions(["reward_model"], sample("yes"))
-            return scores["reward_model"]["score"]
-
-    text = "<system> be brief\n<user> ask\n<assistant> yes\n"
-    assert asyncio.run(run()) == pytest.approx(by_hand(model_path, text), abs=1e-5)
-
-
-def remote(url: str, **fields: Any) -> RemoteTerm:
-    knobs = ["reward.terms.mine=remote", f"reward.terms.mine.url={url}"]
-    term = compose("grpo_code", knobs).reward.terms["mine"]
-    assert isinstance(term, RemoteTerm)
-    return replace(term, **fields)
+        ask(tmp_path)
 
 
 @asynccontextmanager
@@ -213,8 +192,8 @@ async def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
 async def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
     # The kernel accepts the connection, and nobody reads it.
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        term = remote(url_of(listener), attempts=2)
-        async with asyncio.timeout(20), scoring(term, limit_s=0.6) as scorer:
+        silent = remote(url_of(listener), attempts=2)
+        async with asyncio.timeout(20), scoring(silent, limit_s=0.6) as scorer:
             with pytest.raises(RewardError, match="ReadTimeout"):
                 await scorer(sample("yes"))
 
@@ -230,8 +209,8 @@ def test_another_verifier_judges_the_rows_tests(
     programs = ("def f(x):\n    return x", "def f(x):\n    return 1", "```python\nunfinished")
 
     async def run() -> list[Any]:
-        term = remote(served.url, form="verifier", token_env="SCORE_TOKEN")
-        scorer = RemoteVerifier(term, "auto", limit_s=10)
+        given = remote(served.url, form="verifier", token_env="SCORE_TOKEN")
+        scorer = RemoteVerifier(given, "auto", limit_s=10)
         scores = [await scorer(each) for each in (*map(sample, programs), echo)]
         await scorer.pool.close()
         return scores

@@ -30,7 +30,7 @@ from async_rl.core.types import (
     StepScore,
     Verdict,
 )
-from async_rl.data.problems import read_hidden
+from async_rl.data.drafts import read_hidden
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.protocol import FunctionScores, RewardSample
 
@@ -203,5 +203,8 @@ def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> N
     no_program, opened = block("this is not a program at all"), SECOND.removesuffix("```")
     found = score_blocks(f"{FIRST}\n{no_program}\n{opened}")
     assert [step.reward for step in found.steps] == [0.25]
-    # A response without blocks is one step at its last token.
+    # A response without blocks is one step at its last token, as an answer in words with blocks.
     assert score_blocks("xx = 1").steps == (StepScore(end_tokens=7, reward=0.5),)
+    scorer = Scorer(compose("grpo_code"), verifier_of_two(), not_asked)
+    whole = StepScore(end_tokens=len(FIRST) + 7, reward=1)
+    assert score_steps(scorer, prompt_of(WORDS), f"{FIRST}\nright").steps == (whole,)

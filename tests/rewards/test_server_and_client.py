@@ -11,22 +11,31 @@ from typing import Any
 import httpx
 import pytest
 from composing import compose_unchecked
-from rewards_support import LIMITS, calls, no_sample, prompt_of, verdicts_of
+from rewards_support import (
+    LIMITS,
+    TOKEN,
+    Served,
+    calls,
+    no_functions,
+    no_sample,
+    prompt_of,
+    run_config,
+    serve,
+    verdicts_of,
+    verifier,
+)
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from verifier_support import TOKEN, Served, no_functions, run_config, serve, verifier
 
 from async_rl.config.base import replace
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
 from async_rl.core.types import CallTest, CodeProblem, StdinTest, Verdict
-from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.scoring import Scorer, VerifierClient
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.rewards.verifier.service import VerifierService
-from async_rl.rewards.verifier.serving import open_service
+from async_rl.rewards.verifier.service import VerifierService, open_service
 from async_rl.sandbox.cells import Cells
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
@@ -88,27 +97,13 @@ def test_verify_answers_in_the_documented_form(http: httpx.Client) -> None:
     assert said(tests=[{**test, "expected": 2**200 + 1}])["verdict"] == "wrong_answer"
 
 
-def test_bad_request_is_told_the_path_of_its_field(http: httpx.Client) -> None:
-    wrong = {"kind": "call", "function": "f", "args": 3, "expected": 1}
-    for body, path in (
-        ({"tests": [{"kind": "assert", "code": ""}]}, "code"),
-        (_body(tests=[wrong]), "$.tests[0].args"),
-        (_body(timeout_s=-1), "$.timeout_s"),
-        (_body(wrong=1), "wrong"),
-        (_body(language="cobol"), "$.language"),
-        (_body(language="cpp"), "$.tests[0]"),
-        (_body(tests=[]), "$.tests"),
-    ):
-        answer = http.post("/verify", json=body)
-        assert answer.status_code == 400
-        assert path in answer.json()["error"]
-
-
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
-def test_every_route_wants_the_token(served: Served, headers: dict[str, str]) -> None:
-    with httpx.Client(base_url=served.url, headers=headers) as http:
-        assert http.post("/verify", json=_body()).status_code == 401
-        assert http.post("/verify_batch", json={"requests": [_body()]}).status_code == 401
+@pytest.mark.parametrize("token", ["", "/token/other", "Bearer wrong"])
+def test_every_route_wants_the_token(served: Served, token: str) -> None:
+    """In a header or in the path."""
+    path, headers = (token, {}) if token.startswith("/") else ("", {"authorization": token})
+    with httpx.Client(base_url=served.url + path, headers=headers) as http:
+        for route in ("/verify", "/verify_batch", "/apis/functioncalls"):
+            assert http.post(route, json=_body()).status_code == 401
         assert http.get("/health").status_code == 401
 
 
@@ -283,21 +278,14 @@ async def test_programs_that_use_up_their_limit_hold_up_others_only_without_a_sp
 ARRAYS = "import numpy as np\ndef f(x): return (np.array(x) + 0).item()\n"
 
 
-async def found_with(packages: list[str], *programs: str) -> list[tuple[str, bool]]:
-    """Each program's verdict, and whether a cell with packages has started by then. Verdicts of
-    such programs are in programs.yaml.
-    """
-    config = compose_unchecked("ppo_code", ["verifiers.cells=1"])
-    found = []
-    async with open_service(replace(config, sandbox=replace(LIMITS, packages=packages))) as service:
-        for code in programs:
-            request = VerifyRequest(code=code, tests=calls(0), timeout_s=2)
-            verdict = (await service.verify(request)).verdict
-            found.append((str(verdict), bool(service.judge.packaged.alive)))
-    return found
-
-
 async def test_cells_with_packages_start_with_the_first_program_that_names_one() -> None:
-    plain = "def f(x): return x  # numbers"
-    assert await found_with(["numpy"], plain, ARRAYS) == [("pass", False), ("pass", True)]
-    assert await found_with([], ARRAYS) == [("runtime_error", False)]
+    """Verdicts of such programs are in programs.yaml."""
+    config = compose_unchecked("ppo_code", ["verifiers.cells=1"])
+    for packages, verdict in (["numpy"], "pass"), ([], "runtime_error"):
+        sandbox = replace(LIMITS, packages=packages)
+        async with open_service(replace(config, sandbox=sandbox)) as service:
+            for code, right in ("def f(x): return x  # numbers", "pass"), (ARRAYS, verdict):
+                request = VerifyRequest(code=code, tests=calls(0), timeout_s=2)
+                assert (await service.verify(request)).verdict == right
+                has_started = bool(service.judge.packaged.alive)
+                assert has_started is (code == ARRAYS and packages != [])

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from sandbox_support import values
+from tables import table
 
 from async_rl.core.os import owner_only
 from async_rl.sandbox import cells as cells_module
@@ -23,14 +24,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("cells_script.py")
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 OWN = [sys.executable, str(SCRIPT), str(ROOT)]
-# A process that collects orphans, as the init of a machine does.
-COLLECTOR = """
-import ctypes, os, subprocess, sys
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-subprocess.run(sys.argv[1:], check=True)
-try: sys.exit(f'left: {os.waitpid(-1, 0)}')
-except ChildProcessError: pass
-"""
 
 
 def _check(said: dict[str, Any], level: int) -> None:
@@ -106,31 +99,15 @@ def test_cells_die_with_a_server_that_is_killed(level: int) -> None:
 
 
 def test_closing_a_pool_leaves_no_mount_and_no_process_to_init() -> None:
+    # The collector collects orphans, as the init of a machine does.
     mounts = Path("/proc/self/mounts").read_text()
     before = set(psutil.Process().children(recursive=True))
-    _said([sys.executable, "-c", COLLECTOR, *OWN, str(NAMESPACES)])
+    _said([sys.executable, "-c", table(__file__, "collector"), *OWN, str(NAMESPACES)])
     assert set(psutil.Process().children(recursive=True)) == before
     assert Path("/proc/self/mounts").read_text() == mounts
 
 
 SQUARE = "def f(x): return x * x"
-LINEAR = """
-import numpy as np
-def f(x):
-    a = np.random.default_rng(0).normal(size=(30, 30))
-    b = np.linalg.solve(a, a @ np.arange(30.0))
-    c = np.fft.fft(np.ones(4)).real.tolist()
-    return [int(round(b.sum())), c, float(np.sort(np.array([3, 1, 2])).max()),
-    sorted(np.unique([1, 1, 2]).tolist())]
-"""
-BESIDE = """
-import os, numpy
-def f(x):
-    try:
-        return sorted(os.listdir(os.path.dirname(os.path.dirname(numpy.__file__))))
-    except PermissionError:
-        return ["numpy"]
-"""
 
 
 def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwise(
@@ -169,9 +146,9 @@ def test_a_cell_with_numpy_computes_and_shows_nothing_beside_it(level: int) -> N
     async def start() -> Cells:
         return Cells.of_programs(1, level, ["numpy"])
 
-    found = values(start(), LINEAR, [3])
+    found = values(start(), table(__file__, "linear"), [3])
     assert found == (level, [[435, [4.0, 0.0, 0.0, 0.0], 3.0, [1, 2]]])
-    _, (beside,) = values(start(), BESIDE, [3])
+    _, (beside,) = values(start(), table(__file__, "beside"), [3])
     assert set(beside) <= {"numpy", "numpy.libs"}
     _, (said,) = values(start(), "import msgspec\ndef f(x): return 1", [3])
     assert said.startswith(("ModuleNotFoundError", "PermissionError"))

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from sandbox_support import outcome_of, values
+from tables import table
 
 from async_rl.sandbox import seccomp
 from async_rl.sandbox.cells import Cells
@@ -58,31 +59,16 @@ def test_every_number_gets_what_the_table_says(program: bytes) -> None:
         assert simulate(program, 39, arch) == KILL
 
 
-def test_clone_makes_threads_only(program: bytes) -> None:
-    thread = 0x3D0F00
-    assert simulate(program, 56, args=(thread,)) == ALLOW
-    assert simulate(program, 56, args=(0x7D0F00,)) == ALLOW
-    namespaces, group = (thread | 0x10000000, thread | 0x02000000), thread & ~0x10000
-    for flags in (0, 17, 0x4111, *namespaces, group, 0x01200011, thread | 0x2000):
-        assert simulate(program, 56, args=(flags,)) == DENY, hex(flags)
-
-
 def test_arguments_are_checked(program: bytes) -> None:
-    def is_allowed(number: int, *args: int) -> bool:
-        answer = simulate(program, number, args=args)
-        assert answer in (ALLOW, DENY)
-        return answer == ALLOW
-
-    assert is_allowed(53, 1, 1)
-    assert is_allowed(53, 1, 1 | 0o4000 | 0o2000000)
-    assert not any(is_allowed(53, *each) for each in ((2, 1), (1, 2), (1, 5), (16, 3), (40, 1)))
-    ioctls = {0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451}
-    assert {code for code in range(0x5400, 0x5460) if is_allowed(16, 0, code)} == ioctls
-    fcntls = itertools.chain(range(64), range(1024, 1050))
-    assert [code for code in fcntls if is_allowed(72, 0, code)] == [0, 1, 2, 3, 4, 1030]
-    assert is_allowed(302, 0, 7, 0, 4096)
-    for changed in ((0, 7, 4096, 0), (0, 7, 1 << 32, 0), (1, 7, 0, 4096)):
-        assert not is_allowed(302, *changed)
+    for number, args, is_allowed in table(__file__, "arguments"):
+        answer = simulate(program, number, args=tuple(args))
+        assert answer == (ALLOW if is_allowed else DENY), (number, args)
+    for number, codes, allowed in (
+        (16, range(0x5400, 0x5460), [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),
+        (72, itertools.chain(range(64), range(1024, 1050)), [0, 1, 2, 3, 4, 1030]),
+    ):
+        found = [code for code in codes if simulate(program, number, args=(0, code)) == ALLOW]
+        assert found == allowed
 
 
 @pytest.mark.parametrize("profile", Profile)
@@ -112,27 +98,6 @@ def test_only_the_call_with_the_secret_starts_a_program(profile: Profile) -> Non
     assert simulate(program, 59, args=(0, 0, 0)) == (ALLOW if is_tool else DENY)
 
 
-PROBE = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.restype = ctypes.c_long
-def f(numbers, first):
-    out = []
-    for n in numbers:
-        ctypes.set_errno(0)
-        r = libc.syscall(ctypes.c_long(n), ctypes.c_long(first), *[ctypes.c_long(-1)] * 5)
-        out.append(ctypes.get_errno() if r == -1 else 0)
-    return out
-"""
-ENTER = """
-import ctypes, mmap
-def f(code):
-    page = mmap.mmap(-1, 4096, prot=7)
-    page.write(bytes.fromhex(code))
-    return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
-"""
-
-
 def test_kernel_denies_every_number_outside_the_list() -> None:
     """Arguments of -1 make an allowed call harmless where one slips through, and its error is not
     EPERM for most.
@@ -140,7 +105,7 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
     allowed = set(seccomp.allowed(seccomp.PYTHON).values()) | {435} | PASSED_BY_THE_KERNEL
     denied = [n for n in range(HIGHEST) if n not in allowed]
     calls = [[denied, -1], [denied, 0], [[435], 0]]
-    level, (*answers, clone3) = values(Cells.start(1), PROBE, *calls)
+    level, (*answers, clone3) = values(Cells.start(1), table(__file__, "probe"), *calls)
     if level != NAMESPACES:
         pytest.skip("this machine has no namespaces")
     for answer in answers:
@@ -156,4 +121,6 @@ async def test_kernel_kills_other_entries() -> None:
 
     async with await Cells.start(1) as cells:
         for name, code in codes.items():
-            assert (await outcome_of(cells, ENTER, code)).reply.code == signal.SIGSYS, name
+            assert (
+                await outcome_of(cells, table(__file__, "enter"), code)
+            ).reply.code == signal.SIGSYS, name

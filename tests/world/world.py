@@ -46,7 +46,7 @@ from async_rl.observability import activity
 from async_rl.planning.topology import ProcessSpec
 from async_rl.processes import buffer, gateway, generator, learner, supervisor, verifier
 from async_rl.protocol.control import Scale
-from async_rl.rewards.verifier import client
+from async_rl.rewards.verifier import pool
 from async_rl.runs.status import config_of
 from async_rl.runtime import attached, context, directory
 from async_rl.supervision import child, control, fleet, monitor, registry, scaler
@@ -593,15 +593,14 @@ class World:
         yield gateway, "serving", web.serving
         yield gateway, "url_of", str
         yield (
-            client,
+            pool,
             "httpx",
             SimpleNamespace(
-                AsyncClient=functools.partial(httpx.AsyncClient, transport=web.Transport()),
-                Timeout=httpx.Timeout,
-                Limits=httpx.Limits,
+                **vars(httpx)
+                | {"AsyncClient": functools.partial(httpx.AsyncClient, transport=web.Transport())}
             ),
         )
-        yield client, "random", SimpleNamespace(Random=lambda: self.rng)
+        yield pool, "random", SimpleNamespace(Random=lambda: self.rng)
 
     async def _import_engine(self, context: Any) -> Any:
         async def open_engine() -> parts.Engine:

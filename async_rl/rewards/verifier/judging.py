@@ -13,6 +13,7 @@ a word in the program and its tests. A name in a comment costs a little time; a 
 the name at run time cannot import the package.
 """
 
+import keyword
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,19 +24,20 @@ from operator import itemgetter
 import msgspec
 
 from async_rl.config.rewards import SandboxConfig
-from async_rl.core.assert_tests import Call, asked_by
+from async_rl.core.assert_tests import Call, asked_by, names_asked
 from async_rl.core.errors import ConfigError, Unsupported
 from async_rl.core.programs import PYTHON, Checker
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
     CallTest,
+    CodeProblem,
     CodeTest,
     ContainerTest,
     StdinTest,
     Verdict,
 )
-from async_rl.rewards.text_process import TextProcess
+from async_rl.rewards.responses import TextProcess
 from async_rl.rewards.verifier.commands import CommandJudge, load_headers
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers
@@ -238,6 +240,33 @@ class Judge:
         files = [output, b"", given, answer]
         run = program.job(Mode.CHECK, *how, limits=limits, files=files)
         return Run(run.cells, run.work, lambda outcome: _decision(run.read(outcome)))
+
+
+async def problem_with_tests(judge: Judge, problem: CodeProblem) -> str:
+    """The reason why the tests of a row are useless; empty if they are not, or judge words.
+
+    A program that does nothing runs on them: a test that it passes teaches a policy nothing, and a
+    test that breaks for it would break for every program. Raises InfrastructureError.
+    """
+    if not problem.tests or any(isinstance(test, AnswerTest) for test in problem.tests):
+        return ""
+    usable = sorted(
+        name for name in names_asked(problem) if name.isidentifier() and not keyword.iskeyword(name)
+    )
+    request = VerifyRequest(
+        # Prints nothing and defines every function that the tests call; they return None.
+        code="".join(f"def {name}(*args, **keywords): pass\n" for name in usable),
+        tests=problem.tests,
+        setup=problem.setup,
+        stop_at_first_failure=False,
+    )
+    response = await judge.verify(request)
+    broken = [test for test in response.tests if test.verdict is Verdict.TEST_ERROR]
+    if broken:
+        return broken[0].message
+    if response.verdict is Verdict.PASS:
+        return "a program that prints nothing and returns None passes every test"
+    return ""
 
 
 def _decision(ran: Ran) -> Ruling:

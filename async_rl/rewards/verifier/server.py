@@ -1,16 +1,26 @@
-"""The HTTP interface of the verifier: Starlette routes around a `VerifierService`.
+"""The HTTP server of one verifier: serves a `VerifierService` on a socket until it is stopped.
 
 POST /verify, POST /verify_batch (results stream as they finish), GET /health; the forms of other
 systems are in `wire.py`. A body is JSON, or MessagePack if its content type says so, which keeps
-values that JSON has not; answers are JSON, and the answer to a batch is lines of JSON. Invariants:
-every request needs the token, as `Authorization: Bearer T` or in a path that starts with /token/T;
-a bad request is a 4xx that names the path of its field; a full queue is 429 with Retry-After; the
-programs of a client that disconnects end with it.
+values that JSON has not; answers are JSON, and the answer to a batch is lines of JSON. Woken by: a
+request; `stopping`, after which new work is refused, admitted work is finished, and the server
+exits.
+
+Invariants: every request needs the token, as `Authorization: Bearer T` or in a path that starts
+with /token/T; a bad request is a 4xx that names the path of its field; a full queue is 429 with
+Retry-After; the programs of a client that disconnects end with it. A connection is unknown until a
+request on it has shown the token: beyond the limit of connections the oldest unknown one is
+replaced, so that clients that send nothing do not block others and descriptors are left for cells;
+it is closed after `_UNKNOWN_S` or `_UNKNOWN_BYTES`; a client that repeats an error cannot fill the
+log.
 """
 
 import asyncio
 import contextlib
 import hmac
+import logging
+import resource
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -24,12 +34,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from async_rl.core.errors import DataError
+from async_rl.core.errors import DataError, Unavailable
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.rewards.verifier.wire import FORMS, Form
-from async_rl.wire.http import body_of, json_response, while_connected
+from async_rl.wire.http import Connection, body_of, json_response, serving, url_of, while_connected
 
+# Long enough for the first headers over a slow network; docs/verifier.md promises it.
+_UNKNOWN_S = 10.0
+_UNKNOWN_BYTES = 1 << 20
+"""Room for headers, and for the part of the body that a client sends before its token is read."""
+# A generator opens 4 for its programs and up to reward.concurrency for its calls.
+_MOST_CONNECTIONS = 4096
+# Standard streams, the log, the event loop, the listening socket, the pipes of children.
+_OWN_DESCRIPTORS = 48
+_CELL_DESCRIPTORS = 140
+"""A job of 64 streams has a file for each input and each output."""
+_ACCEPTED_AT_ONCE = 16
+"""asyncio accepts this many connections before it runs anything else, whatever the limit is."""
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 # 2 MB for each program of a client's batch; a body is in memory before it is read.
@@ -40,6 +62,41 @@ _LINGER_S = 0.003
 costs both sides as much as judging the programs.
 """
 _TOKEN_PATH = "/token/"
+
+
+async def serve(
+    service: VerifierService,
+    listener: socket.socket,
+    *,
+    token: str,
+    ready: Callable[[str], Awaitable[None]],
+    stopping: asyncio.Event,
+    log: logging.Logger,
+) -> None:
+    """Serve until `stopping`, then finish admitted programs.
+
+    ready: called with the URL once requests are accepted.
+    """
+    unknown: dict[Any, _Connection] = {}
+    url = url_of(listener)
+    http = serving(
+        build_app(service, token, lambda client: unknown.pop(client, None)),
+        listener,
+        accepted_at_once=_ACCEPTED_AT_ONCE,
+        protocol=partial(_Connection, _most_connections(2 * service.num_cells), unknown),
+    )
+    # Its warnings are about requests that are not HTTP: a client could fill the log with them.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    async with http as server:
+        await ready(url)
+        stopped = asyncio.create_task(stopping.wait(), name="stopping")
+        await asyncio.wait((server, stopped), return_when=asyncio.FIRST_COMPLETED)
+        # The server may have exited before `stopping`; then this task would outlive the block.
+        stopped.cancel()
+        if server.done():
+            raise Unavailable(f"the HTTP server on {url} ended unexpectedly")
+        if not await service.drain():
+            log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
 
 
 def build_app(
@@ -126,8 +183,7 @@ def _guarded(app: ASGIApp, token: str, known: Callable[[Any], object]) -> ASGIAp
                 response.headers["Connection"] = "close"
                 await response(scope, receive, send)
                 return
-            # From here on the connection is exempt from the limits of unknown connections
-            # (serving.py).
+            # From here on the connection is exempt from the limits of unknown connections.
             known(scope["client"])
         await app(scope, receive, send)
 
@@ -193,3 +249,54 @@ async def _refuse(_: Any, refused: Any) -> Response:
     if refused.status_code in (429, 503, 504):
         response.headers["Retry-After"] = _RETRY_AFTER_S
     return response
+
+
+class _Connection(Connection):
+    """A connection with the limits of an unknown one. Its headers have the token.
+
+    most: connections at a time; unknown: those that have not shown the token, oldest first, by
+    their address, which is all that the application knows about the connection of a request.
+    """
+
+    headers_s = _UNKNOWN_S
+
+    def __init__(self, most: int, unknown: dict[Any, Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._most = most
+        self._unknown = unknown
+        self._num_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Start the limits; end the oldest unknown connection if there are too many."""
+        super().connection_made(transport)
+        self._unknown[self.client] = self
+        # uvicorn counts the connections of the server, aborted ones too until they are lost.
+        if len(self.connections) > self._most:
+            # Removed now: its end is reported later, and it must not be aborted twice.
+            self._unknown.pop(next(iter(self._unknown))).transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the connection."""
+        self._unknown.pop(self.client, None)
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Read, up to the limit of an unknown connection."""
+        self._num_bytes += len(data)
+        # The size and the time of a body are limited once the connection has shown the token.
+        if self._num_bytes > _UNKNOWN_BYTES and self.client in self._unknown:
+            self.transport.abort()
+        # An aborted connection can still deliver data; parsing it would start a request without a
+        # client.
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+
+def _most_connections(num_cells: int) -> int:
+    """The connections of one server for which descriptors are left."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = hard - _OWN_DESCRIPTORS - _CELL_DESCRIPTORS * num_cells - _ACCEPTED_AT_ONCE
+    # A negative hard limit means no limit. asyncio accepts some connections whatever the limit is,
+    # so a smaller limit has no effect.
+    most = _MOST_CONNECTIONS if hard < 0 else min(_MOST_CONNECTIONS, left)
+    return max(most, _ACCEPTED_AT_ONCE)

@@ -1,4 +1,4 @@
-"""The work of one verifier process: admission, the queue for cells, judging, counting, the drain.
+"""The work of a verifier: its cells, admission, the queue for cells, judging, counting, the drain.
 
 Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that finishes.
 Invariants: at most `queue_size` programs wait, and the next one is refused; a program waits at most
@@ -8,14 +8,24 @@ place while one is free, so that a few programs that sleep or loop do not delay 
 after `drain` nothing new is admitted.
 """
 
+from __future__ import annotations
+
 import asyncio
+import contextlib
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
 
-from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, root_cause
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import (
+    ConfigError,
+    InfrastructureError,
+    RewardError,
+    Unsupported,
+    root_cause,
+)
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
@@ -29,7 +39,53 @@ from async_rl.rewards.verifier.protocol import (
     VerifyResponse,
 )
 from async_rl.rewards.verifier.reward_process import RewardProcess
-from async_rl.sandbox.cells import Cells
+from async_rl.sandbox.cells import Cells, Unsafe
+
+QUEUE_SIZE = 4096
+"""Programs that wait at most; the next is refused with 429. Eight generators with 64 groups of 8
+can have this number in flight; more than usual, because some trainers count a refusal as a wrong
+answer.
+"""
+
+
+@contextlib.asynccontextmanager
+async def open_service(
+    config: RunConfig, activity: Activity | None = None, *, has_functions: bool = False
+) -> AsyncIterator[VerifierService]:
+    """A service with warm cells. has_functions: load the functions of the configuration.
+
+    Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
+    be loaded.
+    """
+    # The jobs of eight cells need more descriptors than the usual limit of a shell.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # As many again for slow programs, which would otherwise hold up the quick ones.
+    num_cells = 2 * config.verifiers.cells
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            cells = await Cells.start(num_cells, allow_unsafe=config.sandbox.allow_unsafe)
+        except Unsafe as error:
+            raise ConfigError(str(error)) from error
+        await stack.enter_async_context(cells)
+        judge = Judge(
+            cells, config.sandbox, num_others=num_cells, num_containers=config.verifiers.cells
+        )
+        stack.push_async_callback(judge.close)
+        functions = RewardProcess(config.reward, timeouts=config.timeouts)
+        stack.push_async_callback(functions.close)
+        if has_functions:
+            await functions.start()
+        yield VerifierService(
+            functions=functions,
+            cells=cells,
+            judge=judge,
+            queue_size=QUEUE_SIZE,
+            num_cells=config.verifiers.cells,
+            num_spare=config.verifiers.cells,
+            queue_timeout_s=config.timeouts.score_s,
+            activity=activity,
+        )
 
 
 class VerifierService:
@@ -155,7 +211,7 @@ class VerifierService:
         self.num_judged[ran[0].verdict] += 1
         return ran
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _cell(self) -> AsyncIterator[None]:
         """The right to use one cell, in order of arrival.
 

@@ -13,7 +13,7 @@ from data_support import make_config
 
 from async_rl.core.errors import ConfigError
 from async_rl.data.cache import build_once
-from async_rl.data.prepare import prepare_model
+from async_rl.data.model_files import prepare_model
 
 
 def silent(fraction: float, text: str) -> None:
