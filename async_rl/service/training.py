@@ -32,9 +32,8 @@ from async_rl.learner.loading import learner_device
 from async_rl.protocol.base import Message
 from async_rl.protocol.service import Execute, Executed
 from async_rl.runtime.context import ProcessContext
-from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
 from async_rl.service.forms import CreateModel, Load, LoraConfig, OptimStep, read
-from async_rl.service.losses import find_loss
+from async_rl.service.losses import Limits, by_example, check_data, find_loss, pack_rows, run_row
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.tenants import Numbers, Tenant, load_base, read_state, written
 from async_rl.weights.lora import remove_adapter, use_adapter

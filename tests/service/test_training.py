@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.observability.catalogue import describe
 from async_rl.protocol.service import Operation
-from async_rl.service import batches, proto
+from async_rl.service import losses, proto
 from async_rl.service.losses import Row, find_loss
 from async_rl.service.training import TrainingRuns
 
@@ -400,7 +400,7 @@ def test_datums_that_begin_alike_share_their_tokens_and_give_the_same(
         found = []
         sizes = []
         for least in (8, 1000):
-            monkeypatch.setattr(batches, "LEAST_SHARED", least)
+            monkeypatch.setattr(losses, "LEAST_SHARED", least)
             runs = started(make_runs(model_path, "learner.budget_tokens=60"))
             passes = spy_on_rows(runs, monkeypatch)
             executed = done(runs, "forward_backward", body)
