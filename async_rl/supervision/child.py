@@ -13,10 +13,9 @@ from async_rl.core.frozen import frozen
 from async_rl.core.os import RESTART_CODE
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
-from async_rl.supervision.clock import in_time
 from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
-from async_rl.supervision.registry import Registry
+from async_rl.supervision.registry import Registry, in_time
 
 _log = logging.getLogger(__name__)
 _LAST_LINES = 15
