@@ -21,6 +21,7 @@ from async_rl.core.errors import AsyncRLError, InfrastructureError, RunFailed, r
 from async_rl.core.machine import this_machine
 from async_rl.core.os import write_private
 from async_rl.monitoring import events
+from async_rl.monitoring import events as outcomes
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.shape import read_shape
@@ -28,7 +29,6 @@ from async_rl.planning.topology import processes
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections
-from async_rl.supervision import outcome as outcomes
 from async_rl.supervision.child import Launcher
 from async_rl.supervision.control import GATHER_S, StopRequest, handlers, refresh
 from async_rl.supervision.fleet import Fleet
