@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.monitoring.prometheus import Endpoint, exported_name
+from async_rl.monitoring.exports import Endpoint, exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS
 from async_rl.supervision.monitor import Monitor
 from docs.generate.pages import dashboard

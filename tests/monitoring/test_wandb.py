@@ -8,7 +8,7 @@ import pytest
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.monitoring.wandb_run import WandbRun
+from async_rl.monitoring.exports import WandbRun
 
 
 def test_rows_are_sent_with_their_steps(
