@@ -1,15 +1,7 @@
-"""The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
+"""The numbers of a run for other programs: the newest ones for Prometheus, and each final row for
+Weights & Biases.
 
-A metric of the catalogue is a gauge: `failures/over_age` is `async_rl_failures_over_age`. Every
-metric has the label `run`, so that one Prometheus can scrape several runs.
-Metrics that the catalogue does not declare are left out. Read-only, on the address of the run
-(network.host); the path is a secret, as TensorBoard's, and every other path is 404.
-
-Export of a run to Weights & Biases, if monitoring.wandb names a project: each row of
-metrics.jsonl once it is final.
-
-The only file that imports wandb, which is not a dependency of this project.  WANDB_MODE=offline
-keeps everything in the run's directory.
+The only file that imports wandb, which is not a dependency of this project.
 """
 
 import re
@@ -28,10 +20,12 @@ from async_rl.observability.catalogue import describe
 
 
 class Endpoint:
-    """A server at `url`, until closed, and its collector.
+    """A read-only HTTP server on a thread of the supervisor, at `url`, until closed.
 
-    run: the label `run` of all metrics; newest: returns the step and the newest value of each
-    metric; called from the server's thread.
+    A metric of the catalogue is a gauge: `failures/over_age` is `async_rl_failures_over_age`; other
+    metrics are left out. The path is a secret, as TensorBoard's, and every other path is 404.
+    run: the label `run` of all metrics, so that one Prometheus can scrape several runs. newest:
+    returns the step and the newest value of each metric; called from the server's thread.
     """
 
     def __init__(
@@ -93,7 +87,8 @@ def exported_name(name: str) -> str:
 
 
 class WandbRun:
-    """One run, under the name of its directory; a resumed run continues it.
+    """One run, under the name of its directory; a resumed run continues it. WANDB_MODE=offline
+    keeps everything in that directory.
 
     Raises InfrastructureError if wandb cannot start it.
     """

@@ -1,14 +1,9 @@
-"""TensorBoard's event file of a run, written with TensorBoard's own classes and without torch or
-TensorFlow.
+"""TensorBoard of a run: its event file, written with TensorBoard's own classes and without torch or
+TensorFlow, and the program as a child of the supervisor.
 
-The only file that imports TensorBoard's writer.
-
-TensorBoard as a child of the supervisor: bound to loopback or the run's address, and stopped
-together with its parent.
-
-The port is chosen before TensorBoard starts, so the URL is known immediately; the page answers a
-few seconds later. The child is `python -m async_rl.monitoring.tensorboard <parent pid>
-<TensorBoard's arguments>`.
+The only file that imports TensorBoard. The child is `python -m async_rl.monitoring.tensorboard
+<parent pid> <TensorBoard's arguments>`, bound to loopback or the run's address. The port is chosen
+before it starts, so the URL is known immediately; the page answers a few seconds later.
 
 TensorBoard has no password, and other users of the machine reach loopback too: every address of it
 begins with a secret, which the child has from its environment, since command lines are public. Its
@@ -38,6 +33,12 @@ from tensorboard.util import tensor_util
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.os import die_with_parent
 from async_rl.observability.catalogue import FIRST_SCREEN, describe, with_unit
+
+_CLOSE_S = 3.0  # it has nothing to save
+_NICENESS = 10  # it reads the event file every second, on cores that generators may use
+_RELOAD_S = "1"
+"""Seconds. Metrics must be visible within 5 s, and writing them takes a part of that."""
+_PREFIX = "ASYNC_RL_TENSORBOARD_PREFIX"
 
 
 class EventFile:
@@ -107,13 +108,6 @@ def _first_screen() -> summary_pb2.Summary:
         tensor=tensor_util.make_tensor_proto(layout.SerializeToString(), dtype=np.object_),
     )
     return summary
-
-
-_CLOSE_S = 3.0  # it has nothing to save
-_NICENESS = 10  # it reads the event file every second, on cores that generators may use
-_RELOAD_S = "1"
-"""Seconds. Metrics must be visible within 5 s, and writing them takes a part of that."""
-_PREFIX = "ASYNC_RL_TENSORBOARD_PREFIX"
 
 
 class TensorBoard:

@@ -21,7 +21,6 @@ from async_rl.core.errors import AsyncRLError, InfrastructureError, RunFailed, r
 from async_rl.core.machine import this_machine
 from async_rl.core.os import write_private
 from async_rl.monitoring import events
-from async_rl.monitoring import events as outcomes
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.shape import read_shape
@@ -82,7 +81,7 @@ class Supervisor:
         step = max(checkpoints.versions(self._run_dir), default=0)
         cause = ""
         try:
-            outcomes.reserve(self._run_dir)
+            events.reserve_outcome(self._run_dir)
             keys = create_keys(self._run_dir / "keys")
             with Monitor(
                 self._config,
@@ -259,7 +258,7 @@ class Supervisor:
             _log.info("the run has %s", outcome)
         # The exit code and the terminal must tell the end even if the disk is full.
         try:
-            outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
+            events.write_outcome(self._run_dir, outcome=outcome, step=step, cause=cause)
             events.note(self._run_dir, outcome, cause, step=step)
         except (OSError, InfrastructureError) as error:
             _log.error("the outcome cannot be written: %s", error)

@@ -1,9 +1,7 @@
-"""The requests of the Tinker API that create, change and end something.
+"""The handlers of the Tinker API's requests, and the queries that show what the service has.
 
-What the service has, in the forms of the API: queries of the store that make JSON.
-
-:run_id and its like are parts of the path or fields of the body; :limit and :offset are of the
-query; :name and :tokenizer are of the base model.
+In a query :run_id and its like are parts of the path or fields of the body; :limit and :offset are
+of the URL; :name and :tokenizer are of the base model.
 """
 
 import dataclasses
@@ -216,7 +214,7 @@ class Api:
         }
 
     def shown(self, query: str, call: Call) -> msgspec.Raw:
-        """Return what a query of lists.py makes."""
+        """Return what a query makes."""
         page = msgspec.convert(call.query, forms.Page, strict=False)
         # GET has no body.
         named = msgspec.structs.asdict(forms.read(call.body or b"{}", forms.Named))

@@ -1,16 +1,13 @@
-"""The data of a request: checks of its datums, packed rows, and their losses and gradients.
+"""The data of a request: datums that are checked, packed into rows, and their losses per token.
+
+Formulas: tinker-docs.thinkingmachines.ai/tinker/losses. With p the log-prob of the target, q that
+of the sampler, A the advantage, r = exp(p - q), and [low, high] the absolute bounds of a ratio. The
+loss of a request is the sum over all tokens and datums, never a mean.
 
 Invariants
 - Position i of a datum's tokens predicts its target i: nothing is shifted here.
 - A datum that cannot be used is refused with its index, the field and the first bad position.
 - Rows depend on the data and the budget only, so a repeated request has the same bits.
-
-Rows of checked datums, and the losses of the Tinker API, per token. The loss of a request is
-their sum over all tokens and datums, never a mean.
-
-Formulas: tinker-docs.thinkingmachines.ai/tinker/losses. With p the log-prob of the target, q that
-of the sampler, A the advantage, r = exp(p - q), and [low, high] the absolute bounds of a ratio.
-Pure.
 """
 
 import dataclasses
@@ -31,6 +28,10 @@ from async_rl.core.frozen import frozen
 from async_rl.learner.models import Policy
 from async_rl.service.proto import AnyArray, Datum
 
+TARGETS = "target_tokens"
+LEAST_SHARED = 8
+"""Tokens: below it a segment of its own costs more than it saves."""
+_MOST = float(np.finfo(np.float32).max)
 LOW = "clip_low_threshold"
 HIGH = "clip_high_threshold"
 
@@ -144,12 +145,6 @@ def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[
             )
         values[key] = value
     return loss, values
-
-
-TARGETS = "target_tokens"
-LEAST_SHARED = 8
-"""Tokens: below it a segment of its own costs more than it saves."""
-_MOST = float(np.finfo(np.float32).max)
 
 
 @frozen

@@ -1,6 +1,5 @@
-"""The learner and the generators of a service, as its front calls them.
-
-The requests of one training run, and what its learner has of them.
+"""The learner and the generators of a service across their restarts: calls of them, and what the
+learner has of each training run.
 
 Invariants
 - The requests of a run are executed in the order of their numbers, one at a time.
@@ -35,11 +34,15 @@ from async_rl.weights.membership import Life, life_of
 
 _LONGEST_S = 3600.0
 """A request takes minutes at most; a process that hangs is ended by the supervisor before this."""
+_SAVE_S = 10.0
+"""Seconds of work after which the state of a run is saved: a kill repeats about that much."""
+_PREFIX = "state-"
+_KEPT = 2
 _log = logging.getLogger(__name__)
 
 
 class Processes:
-    """Calls them across their restarts."""
+    """Calls the learner and the generators, whichever life each of them has."""
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
@@ -103,14 +106,8 @@ class Processes:
                 await self._call(member, request)
 
 
-_SAVE_S = 10.0
-"""Seconds of work after which the state of a run is saved: a kill repeats about that much."""
-_PREFIX = "state-"
-_KEPT = 2
-
-
 class Line:
-    """work: tokens so far."""
+    """One training run. work: tokens so far."""
 
     def __init__(self, run_id: str, store: Store, backend: Processes) -> None:
         self.run_id = run_id

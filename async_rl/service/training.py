@@ -1,16 +1,14 @@
-"""Executes the requests of training runs on one base model.
-
-Invariants
-- The same requests of a run, from its start or a state, give the same bits, whatever other runs do
-  in between. A state has no gradients.
-- A refused request changes nothing.
-
-The learner of a training service.
+"""The learner of a training service: it executes the requests of training runs on one base model.
 
 takes: requests from the front, each run's in the order of their numbers
 waits for: requests; they are executed one after another in one thread
 sends: numbers of each optimizer step to the supervisor
 woken by: the front; `stopping` (leave: the front executes again what no state has)
+
+Invariants
+- The same requests of a run, from its start or a state, give the same bits, whatever other runs do
+  in between. A state has no gradients.
+- A refused request changes nothing.
 """
 
 import asyncio
@@ -44,6 +42,30 @@ _WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
     "save_weights_for_sampler": Tenant.write_weights,
     "save_weights_external": Tenant.export,
 }
+
+
+async def run(context: ProcessContext) -> None:
+    """Execute the requests of a service's training runs until the process has to stop."""
+    loop = asyncio.get_running_loop()
+    device = learner_device(context.config.learner.gpus_each)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as thread:
+        with context.activity("loading the model"):
+            runs = await loop.run_in_executor(
+                thread, TrainingRuns, context.config, context.model_path, device
+            )
+
+        async def execute(request: Execute) -> Message:
+            with context.activity(request.operation.replace("_", " ")):
+                executed = await loop.run_in_executor(thread, runs.execute, request)
+            context.activity.count("tokens_trained", executed.tokens)
+            while runs.reports:
+                step, scalars = runs.reports.pop(0)
+                context.version = step
+                await context.report(step, scalars=scalars)
+            return executed
+
+        await context.serve({Execute: execute})
+        await context.stopping.wait()
 
 
 class TrainingRuns:
@@ -187,27 +209,3 @@ class TrainingRuns:
         run.num_tokens = 0
         run.loss = 0.0
         return msgspec.json.encode({"type": "optim_step", "metrics": {"grad_norm": norm}})
-
-
-async def run(context: ProcessContext) -> None:
-    """Execute the requests of a service's training runs until the process has to stop."""
-    loop = asyncio.get_running_loop()
-    device = learner_device(context.config.learner.gpus_each)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as thread:
-        with context.activity("loading the model"):
-            runs = await loop.run_in_executor(
-                thread, TrainingRuns, context.config, context.model_path, device
-            )
-
-        async def execute(request: Execute) -> Message:
-            with context.activity(request.operation.replace("_", " ")):
-                executed = await loop.run_in_executor(thread, runs.execute, request)
-            context.activity.count("tokens_trained", executed.tokens)
-            while runs.reports:
-                step, scalars = runs.reports.pop(0)
-                context.version = step
-                await context.report(step, scalars=scalars)
-            return executed
-
-        await context.serve({Execute: execute})
-        await context.stopping.wait()

@@ -1,10 +1,4 @@
-"""One process across its lives: its start, its end, and the reason for the end.
-
-The interface of a launcher: it starts a process spec and returns a handle to wait for its end.
-
-Implemented by `launchers/backends/local.py` (child processes), `launchers/backends/ray_actors.py`
-(actors) and `launchers/backends/slurm.py` (job steps).
-"""
+"""One process across its lives: how a launcher starts it, its end, and the reason for the end."""
 
 from __future__ import annotations
 
@@ -22,6 +16,14 @@ from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry, in_time
+
+_log = logging.getLogger(__name__)
+_LAST_LINES = 15
+_LAST_ERRORS = 3
+# vLLM's message for an engine process that failed: the cause is in the output alone.
+_ELSEWHERE = "See root cause above"
+_EXCEPTION = re.compile(r"^(?:\(.*?\] )?(\w+(?:Error|Exception): .*)$", re.MULTILINE)
+_PLACED_SOON_S = 5.0  # a process that waits longer for resources of the cluster is logged
 
 
 class ProcessHandle(Protocol):
@@ -53,7 +55,11 @@ class ProcessHandle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts processes."""
+    """Starts processes.
+
+    Implemented by `launchers/backends/local.py` (child processes), `ray_actors.py` (actors) and
+    `slurm.py` (job steps).
+    """
 
     async def open(self) -> str:
         """Prepare to start processes; return the address at which they reach this machine."""
@@ -63,15 +69,6 @@ class Launcher(Protocol):
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Start one process, or request its resources. Raises InfrastructureError on failure."""
-
-
-_log = logging.getLogger(__name__)
-_LAST_LINES = 15
-_LAST_ERRORS = 3
-# vLLM's message for an engine process that failed: the cause is in the output alone.
-_ELSEWHERE = "See root cause above"
-_EXCEPTION = re.compile(r"^(?:\(.*?\] )?(\w+(?:Error|Exception): .*)$", re.MULTILINE)
-_PLACED_SOON_S = 5.0  # a process that waits longer for resources of the cluster is logged
 
 
 @frozen

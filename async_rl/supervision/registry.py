@@ -1,9 +1,8 @@
-"""The supervisor's list of processes: which one serves where, and when its last heartbeat came.
+"""The supervisor's list of processes: which one serves where, and when its last heartbeat came by a
+clock that stops with the supervisor.
 
 Every other process follows `Registry.directory`.
 Invariant: a heartbeat costs the same however many processes there are.
-
-The supervisor's clock, and waits with a limit.
 """
 
 import asyncio
