@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -56,21 +55,20 @@ class State:
 class Played:
     """The processes behind the front.
 
-    executed: run, number and kind of what was executed, in order, with repetitions, and `bodies` of
-    it; steps: numbers of optimizer steps in the metrics; request_s: what a request takes.
-    `on`: called before and after each call, with its name and argument.
+    executed: run, number and kind of what was executed, in order, with repetitions; steps: numbers
+    of optimizer steps in the metrics; request_s: what a request takes. gate: a request waits for it
+    and sets `has_begun` before.
     """
 
     def __init__(self, *, request_s: float = 0.0) -> None:
         self.memory: dict[str, State] = {}
         self.executed: list[tuple[str, int, str]] = []
-        self.bodies: list[bytes] = []
         self.steps: list[int] = []
         self.released: list[str] = []
         self.sampled: list[Sample] = []
         self.loaded: list[tuple[str, str, int]] = []
-        self.on: Callable[[str, Any], None] = lambda name, value: None
         self.gate: asyncio.Event | None = None
+        self.has_begun = asyncio.Event()
         self.clock = Clock()
         self._request_s = request_s
         self._has_left = False
@@ -80,13 +78,12 @@ class Played:
         self._has_left = True
 
     async def execute(self, request: Execute) -> Executed:
-        self.on("execute", request)
+        self.has_begun.set()
         if self.gate is not None:
             await self.gate.wait()
         self._notice()
         self.clock.now_s += self._request_s
         executed = self._executed(request)
-        self.on("executed", request)
         self._notice()
         return executed
 
@@ -111,18 +108,11 @@ class Played:
         state = self.memory[run_id]
         if kind != "save_state":
             self.executed.append((run_id, _number(request), kind))
-            self.bodies.append(request.body)
         body, tokens = b"", 1
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
             if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
                 return _refused(f"unknown loss {parsed.loss_fn!r}", state)
-            ids = np.concatenate([datum.tokens for datum in parsed.data])
-            if (ids >= MODEL.vocab_size).any():
-                return _refused(f"token {ids.max()} is not in the vocabulary", state)
-            values = [value for datum in parsed.data for value in datum.inputs.values()]
-            if not all(np.isfinite(value).all() for value in values):
-                return _refused("an input is not finite", state)
             tokens = sum(len(datum.tokens) for datum in parsed.data)
             seed = int(hashlib.sha256(state.chain.encode()).hexdigest()[:4], 16)
             rows = [-np.full(len(datum.tokens), seed / 65536, np.float32) for datum in parsed.data]
@@ -151,7 +141,6 @@ class Played:
         return Executed(body=body, version=state.version, tokens=tokens)
 
     async def sample(self, request: Sample) -> Sampled:
-        self.on("sample", request)
         self.sampled.append(request)
         if request.temperature == 99:
             raise DataError("the engine refuses this temperature")
@@ -190,7 +179,6 @@ class Played:
         )
 
     async def load(self, request: LoadSlot) -> None:
-        self.on("load", request.policy)
         assert Path(request.adapter).is_dir()
         self.loaded.append((request.policy, request.adapter, request.version))
 
@@ -207,13 +195,7 @@ def _refused(error: str, state: State) -> Executed:
 
 def ids(prefix: str = "") -> Callable[[], str]:
     numbers = itertools.count(1)
-    lock = threading.Lock()
-
-    def make() -> str:
-        with lock:
-            return f"{prefix}{next(numbers):016x}"
-
-    return make
+    return lambda: f"{prefix}{next(numbers):016x}"
 
 
 def open_desk(
@@ -232,12 +214,25 @@ def open_desk(
 
 
 @contextlib.asynccontextmanager
-async def client_of(desk: Desk, key: str = KEY) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(desk: Desk) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=build_app(desk, KEY))
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://service/api/v1/", headers={"X-API-Key": key}
+        transport=transport, base_url="http://service/api/v1/", headers={"X-API-Key": KEY}
     ) as client:
         yield client
+
+
+@contextlib.asynccontextmanager
+async def working(desk: Desk) -> AsyncIterator[asyncio.Task[None]]:
+    """Let the desk execute requests; the task ends early only if it fails."""
+    task = asyncio.create_task(desk.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        desk.store.close()
 
 
 def batch(
@@ -273,17 +268,10 @@ class Front:
 
     async def create(self, model_seq_id: int = 0, **more: Any) -> str:
         """A new run whose creation has been executed."""
-        if not self.session_id:
-            await self.session()
+        session_id = self.session_id or await self.session()
+        body = {"session_id": session_id, "model_seq_id": model_seq_id, "base_model": MODEL.name}
         reply = await self.http.post(
-            "create_model",
-            json={
-                "session_id": self.session_id,
-                "model_seq_id": model_seq_id,
-                "base_model": MODEL.name,
-                "lora_config": {"rank": 8},
-                **more,
-            },
+            "create_model", json=body | {"lora_config": {"rank": 8}} | more
         )
         assert reply.status_code == 200, reply.text
         await self.result(reply.json()["request_id"])
@@ -314,16 +302,8 @@ class Front:
             await asyncio.sleep(0)
         raise AssertionError(f"{request_id} has no answer")
 
-    async def retrieve(self, request_id: str) -> Any:
-        reply = await self.http.post("retrieve_future", json={"request_id": request_id})
-        return reply.json()
-
     async def result(self, request_id: str) -> Any:
         return (await self.wait(request_id)).json()
-
-    async def post_heartbeat(self) -> None:
-        beat = {"session_id": self.session_id}
-        assert (await self.http.post("session_heartbeat", json=beat)).status_code == 200
 
     async def settle(self) -> None:
         """Let the desk do what it can."""
@@ -331,34 +311,28 @@ class Front:
             await asyncio.sleep(0)
 
     async def forward_backward_result(self, request_id: str) -> Any:
-        reply = await self.wait(request_id)
-        assert reply.headers["content-type"] == "application/x-protobuf", reply.text
-        return ForwardBackwardOutput.FromString(reply.content)
+        return await self._decoded(request_id, ForwardBackwardOutput)
 
     async def samples(self, request_id: str) -> Any:
+        return await self._decoded(request_id, SampleResponse)
+
+    async def _decoded(self, request_id: str, kind: Any) -> Any:
         reply = await self.wait(request_id)
         assert reply.headers["content-type"] == "application/x-protobuf", reply.text
-        return SampleResponse.FromString(reply.content)
+        return kind.FromString(reply.content)
 
 
 @contextlib.asynccontextmanager
 async def front(
-    directory: Path, played: Played, *, desk: Desk | None = None, key: str = KEY
+    directory: Path, played: Played, *, desk: Desk | None = None
 ) -> AsyncIterator[Front]:
     """The real app around a desk that executes requests, until the block exits."""
     desk = desk or open_desk(directory, played)
-    working = asyncio.create_task(desk.run())
-    try:
-        async with client_of(desk, key) as http:
-            api = Front(http, desk)
-            # The desk's tasks start.
-            await api.settle()
-            yield api
-    finally:
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
-        desk.store.close()
+    async with working(desk), client_of(desk) as http:
+        api = Front(http, desk)
+        # The desk's tasks start.
+        await api.settle()
+        yield api
 
 
 def folder(run: str) -> str:

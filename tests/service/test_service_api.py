@@ -68,6 +68,7 @@ async def test_a_sample_is_refused_by_its_engine_or_stopped_by_its_client(tmp_pa
     stopped: list[str] = []
 
     async def forever(request: Any) -> Any:
+        played.has_begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -80,7 +81,7 @@ async def test_a_sample_is_refused_by_its_engine_or_stopped_by_its_client(tmp_pa
         assert await api.result(hot) == refused
         played.sample = forever  # type: ignore[method-assign]
         request_id = await api.post("asample", **ask(sampler))
-        await api.retrieve(request_id)
+        await played.has_begun.wait()
         await api.http.post("cancel_future", json={"request_id": request_id})
         assert "cancelled" in (await api.result(request_id))["error"]
         assert stopped == [request_id]
@@ -237,7 +238,7 @@ async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path
         await api.result(await api.step(run, 2))
         chain = played.memory[run].chain
         played.clock.now_s += 200
-        await api.post_heartbeat()
+        await api.http.post("session_heartbeat", json={"session_id": api.session_id})
         played.clock.now_s += 200
         await api.desk.sweep()
         await api.settle()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_support import KEY, MODEL, Played, folder
+from service_support import KEY, MODEL, Played, folder, working
 
 from async_rl.service.desk import Desk
 from async_rl.service.front import build_app
@@ -43,22 +43,18 @@ async def use(directory: Path, played: Played) -> Any:
     """Return what the programs printed."""
     listener = listen("127.0.0.1", 0)
     desk = Desk(Store(directory), played, MODEL)
-    async with serving(build_app(desk, KEY), listener):
-        working = asyncio.create_task(desk.run())
+    async with working(desk) as work, serving(build_app(desk, KEY), listener):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(PROGRAMS), url_of(listener), KEY),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         talking = asyncio.create_task(process.communicate())
-        await asyncio.wait((talking, working), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
+        await asyncio.wait((talking, work), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
             process.kill()
-            working.result()
+            work.result()
         printed, errors = await talking
-        working.cancel()
-        await asyncio.wait((working,))
-    desk.store.close()
     assert process.returncode == 0, errors.decode()
     return json.loads(printed.splitlines()[-1])
 
@@ -107,8 +103,6 @@ def test_custom_losses_are_computed_by_the_client(used: Used) -> None:
         (3, "optim_step"),
     ]
     assert used.got["custom"]["metrics"]["squares:sum"] > 0
-    assert used.executed("graph") == used.executed("custom")[:3]
-    assert used.got["graph"]["metrics"]["custom/squares:sum"] > 0
 
 
 def test_the_parts_of_a_batch_are_executed_in_order(used: Used) -> None:
@@ -131,10 +125,8 @@ def test_refusals_reach_the_user_with_their_remedy(used: Used) -> None:
     for name, text in {
         "model": "use 'local/tiny'",
         "rank": "rank=64 is not trained here: model.lora.rank=32",
-        "full": "model.lora=none",
         "dimuon": "use adamw",
         "loss": "use ppo, cispo",
-        "vocabulary": "token 100",
         "path": "was never saved here",
     }.items():
         assert text in used.got["refused"][name], name

@@ -78,20 +78,6 @@ def custom(service: tinker.ServiceClient) -> dict[str, Any]:
     return {"model_id": client.model_id, "metrics": output.metrics}
 
 
-def graph(service: tinker.ServiceClient) -> dict[str, Any]:
-    """The same loss as a graph, with an input of the datum."""
-    client = service.create_lora_training_client(base_model="local/tiny", rank=8).result()
-
-    def squares(logprobs: Any, scale: Any) -> Any:
-        return (logprobs**2).sum() * scale, {"custom/squares:sum": (logprobs**2).sum()}
-
-    handle = service.create_custom_loss(squares, {"logprobs": 1, "scale": 0}).result()
-    row = datum([1, 2, 3])
-    row.loss_fn_inputs["scale"] = types.TensorData(data=[2.0], dtype="float32", shape=[])
-    output = client.forward_backward_custom([row], handle).result()
-    return {"model_id": client.model_id, "metrics": output.metrics}
-
-
 def chunks(service: tinker.ServiceClient) -> dict[str, Any]:
     """A batch that the client sends in parts, the first one last."""
     client = service.create_lora_training_client(base_model="local/tiny", rank=8).result()
@@ -159,20 +145,17 @@ def refused(service: tinker.ServiceClient) -> dict[str, Any]:
 
     attempt("model", lambda: create(base_model="other"))
     attempt("rank", lambda: create(rank=64))
-    attempt("full", lambda: create(rank=0))
-    dimuon = types.DimuonOptimizerConfig()
-    attempt("dimuon", lambda: create(optimizer=dimuon))
+    attempt("dimuon", lambda: create(optimizer=types.DimuonOptimizerConfig()))
     # A name of the hub stands for a directory of this name.
     client = create(base_model="org/tiny")
     row = datum([1, 2, 3])
     attempt("loss", lambda: client.forward_backward([row], "stable_reinforce").result())
-    attempt("vocabulary", lambda: client.forward_backward([datum([1, 100])], "ppo").result())
     attempt("path", lambda: service.create_sampling_client(model_path="tinker://a/b/c").result())
     client.forward_backward([row], "cross_entropy").result()
     return errors
 
 
-PROGRAMS = (life, custom, graph, chunks, inflight, refused)
+PROGRAMS = (life, custom, chunks, inflight, refused)
 
 
 def main() -> None:
