@@ -20,10 +20,12 @@ from async_rl.service import forms
 from async_rl.service.desk import Desk
 from async_rl.service.front import build_app
 from async_rl.service.proto import (
+    Datum,
     ForwardBackwardOutput,
     ForwardBackwardRequest,
     SampleResponse,
     decode,
+    encode_batch,
     forward_backward_output,
     parse_forward_backward,
 )
@@ -236,21 +238,19 @@ async def working(desk: Desk) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def batch(
-    run: str, seq_id: int, *rows: list[int], loss: str = "cross_entropy", **more: Any
+    run: str,
+    seq_id: int,
+    *rows: list[int],
+    loss: str = "cross_entropy",
+    forward_only: bool = False,
 ) -> bytes:
     """A request of forward_backward, in protobuf."""
-    request = ForwardBackwardRequest(model_id=run, seq_id=seq_id, loss_fn=loss, **more)
-    for row in rows:
-        datum = request.data.add()
-        datum.model_input.add().encoded_text.tokens = np.array(row, "<i4").tobytes()
-        fill(datum, "target_tokens", np.array([*row[1:], 1], "<i8"))
-    return bytes(request.SerializeToString())
-
-
-def fill(datum: Any, name: str, array: Any) -> None:
-    tensor = datum.loss_fn_inputs[name]
-    tensor.dense, tensor.dtype = array.tobytes(), {"f": 1, "i": 2}[array.dtype.kind]
-    tensor.shape.extend(array.shape)
+    data = [
+        Datum(tokens=np.array(row), inputs={"target_tokens": np.array([*row[1:], 1])})
+        for row in rows
+    ]
+    more = ForwardBackwardRequest(forward_only=forward_only)
+    return encode_batch(data, run, seq_id, loss, {}) + bytes(more.SerializeToString())
 
 
 class Front:

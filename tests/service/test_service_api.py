@@ -15,7 +15,6 @@ from service_support import (
     Played,
     batch,
     client_of,
-    fill,
     folder,
     front,
     open_desk,
@@ -26,7 +25,7 @@ from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.certify import service
 from async_rl.service.address import FOLDER
 from async_rl.service.forms import DEVIATIONS
-from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
+from async_rl.service.proto import Datum, ForwardBackwardOutput, ProvenanceSpan, encode_batch
 from async_rl.service.store import Checkpoint, Request, Store
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"tokens": [3]}]}
@@ -175,29 +174,27 @@ async def origin(api: Front, **lies: Any) -> Any:
     await api.samples(reply["request_id"])
     for seq_id in (2, 3):
         await api.step(run, seq_id)
-    # Sampled: 6 7 8 after 1 2 3.
-    request = ForwardBackwardRequest(model_id=run, seq_id=4, loss_fn="ppo")
-    datum = request.data.add()
-    tokens = np.array(lies.get("tokens", [1, 2, 3, 6, 7]), "<i4")
-    datum.model_input.add().encoded_text.tokens = tokens.tobytes()
-    targets = np.array(lies.get("targets", [2, 3, 6, 7, 8]), "<i8")
-    logprobs = np.array(lies.get("logprobs", [0, 0, -0.0, -1 / 7, -2 / 7]), "<f4")
-    fill(datum, "target_tokens", targets)
-    fill(datum, "logprobs", logprobs)
     name = lies.get("name", sequence)
-    datum.model_input_spans.add().prompt_tokens.MergeFrom(span(name, 0, 3))
-    datum.model_input_spans.add().sampled_tokens.MergeFrom(span(name, 0, 2))
-    datum.loss_fn_input_spans.add().prompt_tokens.MergeFrom(span(name, 1, 2))
-    datum.loss_fn_input_spans.add().sampled_tokens.MergeFrom(
-        span(name, *lies.get("sampled", (0, 3)))
+
+    def span(kind: str, offset: int, length: int) -> Any:
+        part = {"sequence_id": name, "offset": offset, "length": length}
+        return ProvenanceSpan(**{f"{kind}_tokens": part})
+
+    # Sampled: 6 7 8 after 1 2 3.
+    logprobs = lies.get("logprobs", [0, 0, -0.0, -1 / 7, -2 / 7])
+    datum = Datum(
+        tokens=np.array(lies.get("tokens", [1, 2, 3, 6, 7])),
+        inputs={
+            "target_tokens": np.array(lies.get("targets", [2, 3, 6, 7, 8])),
+            "logprobs": np.array(logprobs, np.float32),
+        },
+        input_spans=[span("prompt", 0, 3), span("sampled", 0, 2)],
+        target_spans=[span("prompt", 1, 2), span("sampled", *lies.get("sampled", (0, 3)))],
     )
-    reply = await api.http.post("forward_backward", content=request.SerializeToString())
+    reply = await api.http.post(
+        "forward_backward", content=encode_batch([datum], run, 4, "ppo", {})
+    )
     return await api.wait(reply.json()["request_id"])
-
-
-def span(sequence_id: str, offset: int, length: int) -> Any:
-    kind = ForwardBackwardRequest.DESCRIPTOR.file.message_types_by_name["Span"]._concrete_class
-    return kind(sequence_id=sequence_id, offset=offset, length=length)
 
 
 @pytest.mark.parametrize("is_of_base", [False, True])
