@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,11 @@ class Played:
             await self.gate.wait()
         self._notice()
         self.clock.now_s += self._request_s
-        executed = self._executed(request)
+        try:
+            executed = self._executed(request)
+        except DataError as error:
+            version = self.memory[request.run_id].version
+            executed = Executed(body=b"", version=version, error=str(error))
         self._notice()
         return executed
 
@@ -114,16 +118,13 @@ class Played:
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
             if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
-                return _refused(f"unknown loss {parsed.loss_fn!r}", state)
+                raise DataError(f"unknown loss {parsed.loss_fn!r}")
             tokens = sum(len(datum.tokens) for datum in parsed.data)
             seed = int(hashlib.sha256(state.chain.encode()).hexdigest()[:4], 16)
             rows = [-np.full(len(datum.tokens), seed / 65536, np.float32) for datum in parsed.data]
             body = forward_backward_output(rows, {"loss:sum": float(seed)})
         if kind == "optim_step":
-            try:
-                forms.read(request.body, forms.OptimStep)
-            except DataError as error:
-                return _refused(str(error), state)
+            forms.read(request.body, forms.OptimStep)
             state.version += 1
             body = json.dumps({"metrics": {"chain": int(state.chain[:6] or "0", 16)}}).encode()
             if request.step:
@@ -155,20 +156,16 @@ class Played:
                 # As if the weights had changed in the middle of the sequence.
                 loaded = [version for name, _, version in self.loaded if name == request.policy]
                 versions[: count // 2] = min(loaded)
-            sequences.append(
-                Completion(
-                    token_ids=ids.astype(np.int32),
-                    logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
-                    versions=versions.astype(np.int32),
-                    is_truncated=index % 2 == 1,
-                    likeliest=Scores(
-                        ids=np.ones((count, request.num_top), np.int32),
-                        logprobs=np.full((count, request.num_top), -0.5, np.float32),
-                    )
-                    if request.num_top
-                    else None,
-                )
+            shape = (count, request.num_top)
+            likeliest = Scores(ids=np.ones(shape, np.int32), logprobs=np.full(shape, -0.5, "f4"))
+            sequence = Completion(
+                token_ids=ids.astype(np.int32),
+                logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
+                versions=versions.astype(np.int32),
+                is_truncated=index % 2 == 1,
+                likeliest=likeliest if request.num_top else None,
             )
+            sequences.append(sequence)
         top = request.num_prompt_top or 0
         ids = np.zeros((width, 1 + top), np.int32)
         ids[1:, 1:] = 1
@@ -191,15 +188,6 @@ def _number(request: Execute) -> int:
     return int(json.loads(request.body).get("seq_id", 0))
 
 
-def _refused(error: str, state: State) -> Executed:
-    return Executed(body=b"", version=state.version, error=error)
-
-
-def ids(prefix: str = "") -> Callable[[], str]:
-    numbers = itertools.count(1)
-    return lambda: f"{prefix}{next(numbers):016x}"
-
-
 def open_desk(
     directory: Path,
     played: Played,
@@ -209,9 +197,14 @@ def open_desk(
     poll_s: float = 0.0,
     model: Model = MODEL,
 ) -> Desk:
-    now = clock or played.clock
-    played.clock = now
-    store = Store(directory, now=now, new_id=ids(prefix), poll_s=poll_s)
+    played.clock = clock or played.clock
+    numbers = itertools.count(1)
+    store = Store(
+        directory,
+        now=played.clock,
+        new_id=lambda: f"{prefix}{next(numbers):016x}",
+        poll_s=poll_s,
+    )
     return Desk(store, played, model)
 
 

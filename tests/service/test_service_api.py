@@ -92,6 +92,10 @@ async def saved(api: Front, run: str, seq_id: int, path: str, **more: Any) -> An
     return await api.result(reply.json()["request_id"])
 
 
+async def shown(api: Front, path: str, field: str) -> Any:
+    return (await api.http.get(path)).json()[field]
+
+
 async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Path) -> None:
     played = Played()
     async with front(tmp_path, played) as api:
@@ -105,7 +109,7 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         await saved(api, run, 4, "two.b")
         for seq_id, wrong in enumerate(("../up", "a/b", "", ".hidden"), start=5):
             assert "$.path" in (await saved(api, run, seq_id, wrong))["error"]
-        listed = (await api.http.get(f"training_runs/{run}/checkpoints")).json()["checkpoints"]
+        listed = await shown(api, f"training_runs/{run}/checkpoints", "checkpoints")
         assert [row["checkpoint_id"] for row in listed] == ["weights/two.b", "weights/one"]
         assert listed[-1]["checkpoint_type"] == "training"
         assert listed[-1]["expires_at"] > listed[-1]["time"]
@@ -113,13 +117,12 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         page = (await api.http.get("checkpoints", params={"limit": 1, "offset": 1})).json()
         assert page["cursor"] == {"limit": 1, "offset": 1, "total_count": len(listed)}
         assert page["checkpoints"] == listed[1:2]
-        shown = (await api.http.get(f"training_runs/{run}")).json()
-        assert shown["last_checkpoint"] == listed[0]
-        assert shown["user_metadata"] == {"goal": "7"}
-        assert (await api.http.get("training_runs")).json()["training_runs"] == [shown]
-        assert (await api.http.get("sessions")).json()["sessions"] == [api.session_id]
-        session = (await api.http.get(f"sessions/{api.session_id}")).json()
-        assert session["training_run_ids"] == [run]
+        of_run = (await api.http.get(f"training_runs/{run}")).json()
+        assert of_run["last_checkpoint"] == listed[0]
+        assert of_run["user_metadata"] == {"goal": "7"}
+        assert await shown(api, "training_runs", "training_runs") == [of_run]
+        assert await shown(api, "sessions", "sessions") == [api.session_id]
+        assert await shown(api, f"sessions/{api.session_id}", "training_run_ids") == [run]
         info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
         assert (info.json()["lora_rank"], info.json()["train_mlp"]) == (8, True)
         # The replaced files go, and then the expired ones.
@@ -134,13 +137,12 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
         assert info.status_code == 404
         two = f"training_runs/{run}/checkpoints/weights/two.b"
-        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 3600})).status_code == 200
-        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 5})).status_code == 400
-        row: Any = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
-        assert row.expires_s == played.clock.now_s + 3600
-        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": None})).status_code == 200
-        row = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
-        assert row.expires_s is None
+        end_s = played.clock.now_s + 3600
+        for seconds, status, expires_s in ((3600, 200, end_s), (5, 400, end_s), (None, 200, None)):
+            reply = await api.http.put(f"{two}/ttl", json={"ttl_seconds": seconds})
+            assert reply.status_code == status
+            (row,) = api.desk.store.all(Checkpoint, "path LIKE '%two.b'")
+            assert row.expires_s == expires_s
         assert (await api.http.delete(two)).status_code == 200
         assert (await api.http.delete(two)).status_code == 404
 
@@ -151,14 +153,10 @@ async def test_exported_weights_are_files_of_the_shared_disk(tmp_path: Path) -> 
         export = {"model_id": run, "seq_id": 1, "path": "out"}
         answer = await api.result(await api.post("save_weights_external", **export))
         assert answer["path"] == f"tinker://{run}/external_weights/out"
-        listed = f"training_runs/{run}/checkpoints"
-        found = (await api.http.get(f"{listed}/external_weights/out/external_weights_urls")).json()
-        address = urllib.request.urlopen, found["urls"]["state.json"]
-        with await asyncio.to_thread(*address) as file:
+        listed = f"training_runs/{run}/checkpoints/external_weights/out/external_weights_urls"
+        address = (await shown(api, listed, "urls"))["state.json"]
+        with await asyncio.to_thread(urllib.request.urlopen, address) as file:
             assert json.loads(file.read())["version"] == 0
-        await saved(api, run, 2, "one")
-        wrong = await api.http.get(f"{listed}/weights/one/external_weights_urls")
-        assert wrong.status_code == 400
 
 
 async def origin(api: Front, **lies: Any) -> Any:
@@ -208,12 +206,10 @@ async def test_trained_tokens_that_the_run_has_sampled_have_an_age(
         assert metrics == ({} if is_of_base else {"age_mean:mean": 2, "age_max:max": 2})
         # Each drawn sequence is shown with the version of each of its tokens.
         (drawn,) = api.desk.store.all(Request, "kind='sample'")
-        shown = (await api.http.get(f"samples/{drawn.request_id}.0")).json()
-        assert shown.pop("logprobs") == pytest.approx([0, -1 / 7, -2 / 7])
+        sequence = (await api.http.get(f"samples/{drawn.request_id}.0")).json()
+        assert sequence.pop("logprobs") == pytest.approx([0, -1 / 7, -2 / 7])
         run = "" if is_of_base else f"{api.session_id}:train:0"
-        assert shown == {"model_id": run, "tokens": [6, 7, 8], "versions": [0] * 3}
-        unknown = await api.http.get(f"samples/{drawn.request_id}.1")
-        assert (unknown.status_code, "no sequence" in unknown.json()["detail"]) == (400, True)
+        assert sequence == {"model_id": run, "tokens": [6, 7, 8], "versions": [0] * 3}
 
 
 async def test_a_lie_about_an_origin_is_refused_with_its_first_wrong_token(tmp_path: Path) -> None:
@@ -236,18 +232,12 @@ async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path
         chain = played.memory[run].chain
         played.clock.now_s += 200
         await api.http.post("session_heartbeat", json={"session_id": api.session_id})
-        played.clock.now_s += 200
-        await api.desk.sweep()
-        await api.settle()
-        assert played.released == []
-        played.clock.now_s += 301
-        await api.desk.sweep()
-        await api.settle()
-        assert played.released == [run]
+        for silent_s, released in ((200, []), (301, [run]), (0, [run])):
+            played.clock.now_s += silent_s
+            await api.desk.sweep()
+            await api.settle()
+            assert played.released == released
         assert run not in played.memory
-        await api.desk.sweep()
-        await api.settle()
-        assert played.released == [run]
         await api.forward_backward_result(await api.batch(run, 3, [1], forward_only=True))
         assert played.memory[run].chain == chain
 
@@ -310,12 +300,10 @@ async def test_answers_are_kept_for_minutes_and_numbers_for_ever(tmp_path: Path)
 DEEP = b'{"a": ' + b"[" * 100_000
 BAD: list[tuple[str, Any, int, str]] = [
     ("create_session", b"{", 400, "bad request"),
-    ("create_session", b"\xff\xfe", 400, "bad request"),
     ("create_session", DEEP, 400, "bad request"),
     ("optim_step", b'{"model_id": "RUN", "seq_id": 1, "x": NaN}', 400, "bad request"),
     ("forward_backward", b"\xff\xff\xff\xff", 400, "not a ForwardBackwardRequest"),
     ("forward_backward", batch("invented", 1, [1]), 404, "invented"),
-    ("forward_backward", batch("", 1, [1]), 404, "''"),
     ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [1] * 64}]}), 400, "64 tokens"),
 ]
 
@@ -340,16 +328,11 @@ async def test_bad_input_is_answered_in_the_form_of_the_api(tmp_path: Path) -> N
             assert text in reply.json()["detail"], (path, body, reply.text)
         large = await api.http.post("forward_backward", content=b" " * ((128 << 20) + 1))
         assert (large.status_code, "128 MB" in large.json()["detail"]) == (413, True)
-        for query in ({"limit": "x"}, {"limit": -1}, {"limit": 10**9}, {"offset": "1.5"}):
-            assert (await api.http.get("training_runs", params=query)).status_code == 400
-        for path in ("training_runs/invented", "samplers/invented", "sessions/invented"):
-            assert (await api.http.get(path)).status_code == 404
+        assert (await api.http.get("training_runs", params={"limit": -1})).status_code == 400
+        assert (await api.http.get("samplers/invented")).status_code == 404
         assert await api.forward_backward_result(await api.batch(run, 1, [1, 2]))
         assert len((await api.samples(await api.post("asample", **ask(sampler)))).sequences) == 1
-    assert [entry[1:] for entry in played.executed] == [
-        (0, "create_model"),
-        (1, "forward_backward"),
-    ]
+    assert [entry[2] for entry in played.executed] == ["create_model", "forward_backward"]
 
 
 async def test_paths_that_are_no_checkpoint_of_the_right_kind_are_refused(tmp_path: Path) -> None:
@@ -370,10 +353,10 @@ async def test_paths_that_are_no_checkpoint_of_the_right_kind_are_refused(tmp_pa
 
 async def test_every_request_needs_the_key(tmp_path: Path) -> None:
     desk = open_desk(tmp_path, Played())
-    for key in ("", "tml-other", KEY[:-1], "ü"):
-        async with client_of(desk) as http:
+    async with client_of(desk) as http:
+        for key in ("", KEY[:-1], "ü"):
             headers = {"X-API-Key": key.encode()}
-            for path in ("create_session", "retrieve_future", "client/config"):
+            for path in ("create_session", "retrieve_future"):
                 reply = await http.post(path, json={}, headers=headers)
                 assert (reply.status_code, "X-API-Key" in reply.json()["detail"]) == (401, True)
             assert (await http.get("healthz", headers=headers)).json() == {"status": "ok"}
@@ -439,11 +422,8 @@ async def test_a_session_has_a_limited_number_of_training_runs(
     async with front(tmp_path, Played()) as api:
         run = await api.create()
         assert await api.create() == run, "the same request again"
-        form = {"session_id": api.session_id, "model_seq_id": 1, "base_model": MODEL.name}
-        another = {**form, "lora_config": {"rank": 8}}
-        full = await api.http.post("create_model", json=another)
-        assert full.status_code == 400
-        assert "has 1 training runs; unload one of them" in full.text
+        with pytest.raises(AssertionError, match="has 1 training runs; unload one of them"):
+            await api.create(1)
         await api.result(await api.post("unload_model", model_id=run))
         await api.create(1)
         await api.session()
@@ -471,11 +451,9 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
             ("holds", "1 training runs; 4 requests, 4 answered"),
             ("holds", "0 checkpoints and weights of samplers"),
         ]
-        await api.result(await api.post("save_weights", model_id=run, seq_id=4, path="a"))
+        await saved(api, run, 4, "a")
         # The played learner writes no checksums.
-        assert verdicts()[1][0] == "broken"
-        assert verdicts()[1][1].endswith(
-            "a~4/sha256sums.txt cannot be read (No such file or directory)"
-        )
+        verdict, evidence = verdicts()[1]
+        assert (verdict, "a~4/sha256sums.txt cannot be read" in evidence) == ("broken", True)
         api.desk.store.change("DELETE FROM requests WHERE seq_id=2")
         assert verdicts()[0] == ("broken", f"{run} lacks 1 requests")
