@@ -59,12 +59,12 @@ def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with
         if life.is_ready:
             world.register(process)
         if life.error:
-            world.fails(process, f"{role}-0", life.error)
+            world.fails(process, life.error)
         if life.code is not None:
             process.end(life.code)
 
     async def main() -> tuple[str, World]:
-        world = World(role, tmp_path, on_start)
+        world = World([spec(role)], tmp_path, on_start)
         async with world.running():
             return str(await world.fleet.failed), world
 
@@ -72,24 +72,24 @@ def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with
     limit = f"; it was restarted {MAX_RESTARTS} times within 300 s already"
     assert told.removesuffix(f"{limit} (supervisor.max_restarts)") == cause
     assert (limit in told) is (starts > 1)
-    assert len(world.launcher.started) == starts
-    assert world.reasons == [cause] * (starts - 1)
+    assert len(world.started) == starts
+    assert world.lost == [(f"{role}-0", cause)] * (starts - 1)
 
 
 def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        world = World("generator", tmp_path, lambda *_: None)
-        world.launcher.is_full = True
+        world = World([spec("generator")], tmp_path, lambda *_: None)
+        world.is_full = True
         place = "room on the cluster: 1 CPU"
         async with world.running():
             await asyncio.sleep(2 * LIMITS.start_s)
             (member,) = world.registry.members
             assert (member.state, member.waits_for, member.pid) == ("starting", place, 0)
             assert not world.fleet.failed.done()
-            world.launcher.started[0].pid = 1000
-            world.launcher.started[0].has_place.set()
+            world.started[0].pid = 1000
+            world.started[0].has_place.set()
             assert str(await world.fleet.failed) == NEVER_READY
         assert f"generator-0 waits for {place}" in caplog.text
 
@@ -100,34 +100,37 @@ def test_ranks_of_the_learner_end_together_and_the_lost_one_is_the_cause(tmp_pat
     """Rank 0 tells an error because its peer is gone, before the end of the peer is noticed."""
 
     def on_start(world: World, process: Scripted) -> None:
-        started = world.launcher.started
-        world.register(process, rank=process.pid % 2)
+        started = world.started
+        world.register(process)
         if len(started) == 2:
-            world.fails(process, "learner-0", "RuntimeError: connection closed by peer")
+            world.fails(started[0], "RuntimeError: connection closed by peer")
             started[0].end(1)
             asyncio.get_running_loop().call_later(0.05, started[1].end, -9)
         if len(started) == 4:
             for rank in started[2:]:
                 rank.end(0)
 
-    async def main() -> tuple[list[str], int, bool]:
-        world = World("learner", tmp_path, on_start, ranks=2)
+    async def main() -> World:
+        world = World([spec("learner", 0), spec("learner", 1)], tmp_path, on_start)
         await world.fleet.run()
-        return world.lost, len(world.launcher.started), world.fleet.learner_done.done()
+        return world
 
-    assert virtually(main()) == (["learner-0", "learner-1"], 4, True)
+    world = virtually(main())
+    assert [name for name, _ in world.lost] == ["learner-0", "learner-1"]
+    assert len(world.started) == 4
+    assert world.fleet.learner_done.done()
 
 
 def test_a_process_that_is_silent_while_the_run_ends_may_finish(tmp_path: Path) -> None:
     """A learner that saves a large checkpoint may have no time for heartbeats."""
 
     async def main() -> None:
-        world = World("learner", tmp_path, World.register)
+        world = World([spec("learner")], tmp_path, World.register)
         async with world.running():
-            await world.until_serving()
+            await world.until("learner-0")
             world.fleet.begin_stop()
             await asyncio.sleep(3 * LIMITS.silence_s)
-            assert not world.launcher.started[0].code.done()
+            assert not world.started[0].code.done()
 
     virtually(main())
 
@@ -137,13 +140,13 @@ def test_an_added_process_that_cannot_start_is_given_up(tmp_path: Path) -> None:
         if process.pid == 1000:
             world.register(process)
         else:
-            world.fails(process, "generator-1", "OutOfMemory: 9 GB")
+            world.fails(process, "OutOfMemory: 9 GB")
             process.end(1)
 
     async def main() -> None:
-        world = World("generator", tmp_path, fails_unless_first)
+        world = World([spec("generator")], tmp_path, fails_unless_first)
         async with world.running():
-            await world.until_serving()
+            await world.until("generator-0")
             world.fleet.add(spec("generator", 1))
             await world.fleet.children["generator-1"].has_left.wait()
             assert not world.fleet.failed.done()
