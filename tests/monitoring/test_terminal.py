@@ -1,4 +1,4 @@
-"""The live line, the plain lines and the status table, as text."""
+"""The live line, the plain lines and the end of a run, as text."""
 
 import errno
 import io
@@ -9,7 +9,6 @@ from typing import Any
 
 import members
 import pytest
-from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
 from tables import table
@@ -20,7 +19,6 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console, who_waits
 from async_rl.monitoring.rates import Rates
-from async_rl.monitoring.status import render
 from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.membership import Member
 from async_rl.runs.status import result_lines
@@ -154,33 +152,6 @@ def test_the_line_says_how_long_a_run_still_takes(config: RunConfig, tmp_path: P
     assert screen.lines[-1] == "step 8/100  about 9 min 12 s left"
     screen.console.progress(3, {}, [])
     assert screen.lines[-1] == "step 3/100", "the learner went back to a checkpoint"
-
-
-def test_status_lists_every_process_with_what_it_waits_for() -> None:
-    held = {"state": "blocked", "waits_for": "admission: 48 of 48", "since_s": NOW - 2}
-    answer = members.reply(
-        [
-            member("verifier-0", state="serving"),
-            member("generator-0", version=11, **held),
-            member("learner-0", state="training", since_s=NOW - 1, version=12),
-        ],
-        started_s=NOW - 95,
-        tensorboard_url="http://127.0.0.1:6006/",
-        metrics={"reward/mean": 0.5, "throughput/generated_tokens_per_s": 9841.2},
-    )
-    out = io.StringIO()
-    RichConsole(file=out, width=120).print(render(answer, now_s=NOW))
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert lines == [
-        "r  step 3 of 9, running for 1 min 35 s",
-        "/r",
-        "TensorBoard http://127.0.0.1:6006/",
-        "reward 0.500  generated tokens/s 9,841",
-        "process      pid  state     version  since  at work  rate  waits for",
-        "learner-0    42   training  12       1 s",
-        "generator-0  42   blocked   11       2 s                   admission: 48 of 48",
-        "verifier-0   42   serving            0 s",
-    ]
 
 
 @pytest.mark.parametrize(("is_terminal", "error"), [(False, errno.EPIPE), (True, errno.EIO)])
