@@ -113,8 +113,9 @@ class World:
         self.fleet.note_fatal(ReportFatal(name=name, pid=process.pid, text=text))
 
     def register(self, process: Scripted) -> None:
+        # Without an address nothing is sent to it.
         spec = process.spec
-        message = Register(name=spec.name, role=spec.role, pid=process.pid, address="tcp://x")
+        message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
         self.registry.register(message)
 
     async def until(self, *names: str) -> None:
