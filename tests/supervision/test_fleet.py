@@ -2,66 +2,29 @@
 
 import asyncio
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 from fleet_support import LIMITS, MAX_RESTARTS, Scripted, World, spec, virtually
-
-from async_rl.core.types import Role
-
-
-class Life(NamedTuple):
-    """What a process does in each of its lives; without a code it stays."""
-
-    code: int | None = None
-    is_ready: bool = False
-    error: str = ""
-    why: str = ""
+from tables import table
 
 
-OF_NODE = "was lost with its node 10.0.0.3"
-# As vLLM 0.32 prints it, seen on a GPU.
-ENGINE = (
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
-)
-CAUSE = "ModuleNotFoundError: No module named 'torchvision'"
-PRINTED = f"(EngineCore pid=7) ERROR 11-26 12:01:09 [core.py:1510] {CAUSE}\n"
-NEVER_READY = "generator-0 was not ready and made no progress for 120 s"
-
-
-@pytest.mark.parametrize(
-    ("role", "life", "cause", "starts"),
-    [
-        ("generator", Life(-9, is_ready=True), "generator-0 was ended by SIGKILL", 3),
-        ("generator", Life(-9, why=OF_NODE), f"generator-0 {OF_NODE}", 3),
-        ("generator", Life(), NEVER_READY, 1),
-        ("buffer", Life(1, error="DataError: row 3"), "buffer-0 failed: DataError: row 3", 1),
-        ("generator", Life(1, error=ENGINE), f"generator-0 failed: {ENGINE}\n  {CAUSE}", 1),
-        # An error that the learner reports is final, even after it was ready.
-        ("learner", Life(1, is_ready=True, error="NaN"), "learner-0 failed: NaN", 1),
-        (
-            "verifier",
-            Life(139),
-            "verifier-0 exited with code 139; its last output was:\n  one\n  Segmentation fault",
-            1,
-        ),
-    ],
-)
+@pytest.mark.parametrize("life", table(__file__, "lives"))
 def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with_its_cause(
-    tmp_path: Path, role: Role, life: Life, cause: str, starts: int
+    tmp_path: Path, life: dict[str, Any]
 ) -> None:
-    printed = f"{PRINTED}{CAUSE}\n  File x\n{ENGINE}\n" if life.error == ENGINE else ""
+    role = life["role"]
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"{role}-0.out").write_text(f"{printed}one\nSegmentation fault\n")
+    (tmp_path / "logs" / f"{role}-0.out").write_text(life.get("printed", ""))
 
     def on_start(world: World, process: Scripted) -> None:
-        process.why = life.why
-        if life.is_ready:
+        process.why = life.get("why", "")
+        if "is_ready" in life:
             world.register(process)
-        if life.error:
-            world.fails(process, life.error)
-        if life.code is not None:
-            process.end(life.code)
+        if "error" in life:
+            world.fails(process, life["error"])
+        if "code" in life:
+            process.end(life["code"])
 
     async def main() -> tuple[str, World]:
         world = World([spec(role)], tmp_path, on_start)
@@ -70,10 +33,10 @@ def test_a_process_that_is_lost_comes_back_and_one_that_failed_ends_the_run_with
 
     told, world = virtually(main())
     limit = f"; it was restarted {MAX_RESTARTS} times within 300 s already"
-    assert told.removesuffix(f"{limit} (supervisor.max_restarts)") == cause
-    assert (limit in told) is (starts > 1)
-    assert len(world.started) == starts
-    assert world.lost == [(f"{role}-0", cause)] * (starts - 1)
+    assert told.removesuffix(f"{limit} (supervisor.max_restarts)") == life["cause"]
+    assert (limit in told) is (life["starts"] > 1)
+    assert len(world.started) == life["starts"]
+    assert world.lost == [(f"{role}-0", life["cause"])] * (life["starts"] - 1)
 
 
 def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
@@ -90,7 +53,10 @@ def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
             assert not world.fleet.failed.done()
             world.started[0].pid = 1000
             world.started[0].has_place.set()
-            assert str(await world.fleet.failed) == NEVER_READY
+            assert (
+                str(await world.fleet.failed)
+                == "generator-0 was not ready and made no progress for 120 s"
+            )
         assert f"generator-0 waits for {place}" in caplog.text
 
     virtually(main())
