@@ -28,10 +28,9 @@ from async_rl.planning.topology import processes
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections
-from async_rl.supervision import outcome as outcomes
+from async_rl.supervision.child import Launcher
 from async_rl.supervision.control import GATHER_S, StopRequest, handlers, refresh
 from async_rl.supervision.fleet import Fleet
-from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.preparation import prepare
@@ -82,7 +81,7 @@ class Supervisor:
         step = max(checkpoints.versions(self._run_dir), default=0)
         cause = ""
         try:
-            outcomes.reserve(self._run_dir)
+            events.reserve_outcome(self._run_dir)
             keys = create_keys(self._run_dir / "keys")
             with Monitor(
                 self._config,
@@ -259,7 +258,7 @@ class Supervisor:
             _log.info("the run has %s", outcome)
         # The exit code and the terminal must tell the end even if the disk is full.
         try:
-            outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
+            events.write_outcome(self._run_dir, outcome=outcome, step=step, cause=cause)
             events.note(self._run_dir, outcome, cause, step=step)
         except (OSError, InfrastructureError) as error:
             _log.error("the outcome cannot be written: %s", error)

@@ -29,7 +29,7 @@ from async_rl.runtime.start import Start
 
 # The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0
-_OF_SERVICES = {"learner": "service.serving", "gateway": "service.front"}
+_OF_SERVICES = {"learner": "service.training", "gateway": "service.front"}
 """The programs of a training service, in place of those of these roles. No other run imports them:
 the gateway has no GPU, and needs neither optimizers nor checkpoints.
 """

@@ -29,10 +29,9 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Drain
 from async_rl.runtime.context import ProcessContext
 from async_rl.service.address import FOLDER, address_of
-from async_rl.service.api import Api
+from async_rl.service.api import QUERIES, Api
 from async_rl.service.desk import Desk
 from async_rl.service.forms import Call, Named
-from async_rl.service.lists import QUERIES
 from async_rl.service.order import SAVES
 from async_rl.service.processes import Processes
 from async_rl.service.sampling import Model

@@ -13,8 +13,7 @@ from async_rl.core.errors import DataError, Unavailable
 from async_rl.core.types import IntArray
 from async_rl.protocol.service import LoadSlot
 from async_rl.service import forms
-from async_rl.service.lines import Line
-from async_rl.service.processes import Processes
+from async_rl.service.processes import Line, Processes
 from async_rl.service.proto import parse_forward_backward
 from async_rl.service.sampling import check, with_ages
 from async_rl.service.store import Checkpoint, Request, Run, Sampler, Store

@@ -1,4 +1,9 @@
-"""Executes the requests of training runs on one base model.
+"""The learner of a training service: it executes the requests of training runs on one base model.
+
+takes: requests from the front, each run's in the order of their numbers
+waits for: requests; they are executed one after another in one thread
+sends: numbers of each optimizer step to the supervisor
+woken by: the front; `stopping` (leave: the front executes again what no state has)
 
 Invariants
 - The same requests of a run, from its start or a state, give the same bits, whatever other runs do
@@ -6,9 +11,11 @@ Invariants
 - A refused request changes nothing.
 """
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,10 +26,12 @@ from async_rl.config.run import RunConfig
 from async_rl.core.checksums import sum_of
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.types import FloatArray
+from async_rl.learner.loading import learner_device
+from async_rl.protocol.base import Message
 from async_rl.protocol.service import Execute, Executed
-from async_rl.service.batches import Limits, by_example, check_data, pack_rows, run_row
+from async_rl.runtime.context import ProcessContext
 from async_rl.service.forms import CreateModel, Load, LoraConfig, OptimStep, read
-from async_rl.service.losses import find_loss
+from async_rl.service.losses import Limits, by_example, check_data, find_loss, pack_rows, run_row
 from async_rl.service.proto import forward_backward_output, parse_forward_backward
 from async_rl.service.tenants import Numbers, Tenant, load_base, read_state, written
 from async_rl.weights.lora import remove_adapter, use_adapter
@@ -33,6 +42,30 @@ _WRITERS: Mapping[str, Callable[[Tenant, Path], None]] = {
     "save_weights_for_sampler": Tenant.write_weights,
     "save_weights_external": Tenant.export,
 }
+
+
+async def run(context: ProcessContext) -> None:
+    """Execute the requests of a service's training runs until the process has to stop."""
+    loop = asyncio.get_running_loop()
+    device = learner_device(context.config.learner.gpus_each)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as thread:
+        with context.activity("loading the model"):
+            runs = await loop.run_in_executor(
+                thread, TrainingRuns, context.config, context.model_path, device
+            )
+
+        async def execute(request: Execute) -> Message:
+            with context.activity(request.operation.replace("_", " ")):
+                executed = await loop.run_in_executor(thread, runs.execute, request)
+            context.activity.count("tokens_trained", executed.tokens)
+            while runs.reports:
+                step, scalars = runs.reports.pop(0)
+                context.version = step
+                await context.report(step, scalars=scalars)
+            return executed
+
+        await context.serve({Execute: execute})
+        await context.stopping.wait()
 
 
 class TrainingRuns:

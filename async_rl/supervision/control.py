@@ -18,11 +18,10 @@ from async_rl.protocol.membership import (
     ReportMetrics,
     WatchMembers,
 )
-from async_rl.supervision.clock import in_time
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
-from async_rl.supervision.registry import Registry
+from async_rl.supervision.registry import Registry, in_time
 from async_rl.supervision.scaler import Scaler
 from async_rl.wire.rpc import Handler
 

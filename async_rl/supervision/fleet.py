@@ -24,11 +24,9 @@ from async_rl.core.errors import RunFailed
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.membership import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
-from async_rl.supervision.child import Child, End
-from async_rl.supervision.clock import in_time
-from async_rl.supervision.launcher import Launcher
+from async_rl.supervision.child import Child, End, Launcher
 from async_rl.supervision.liveness import Liveness
-from async_rl.supervision.registry import Registry
+from async_rl.supervision.registry import Registry, in_time
 
 _log = logging.getLogger(__name__)
 # A rank that loses its peer may report an error before the peer's end is noticed. The real cause is

@@ -19,12 +19,11 @@ from async_rl.config.run import RunConfig
 from async_rl.core.closing import Closing
 from async_rl.core.errors import require_life
 from async_rl.monitoring.console import Console
-from async_rl.monitoring.prometheus import Endpoint
+from async_rl.monitoring.exports import Endpoint, WandbRun
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.status import NOTHING_REWARDED
-from async_rl.monitoring.tensorboard_process import TensorBoard
-from async_rl.monitoring.wandb_run import WandbRun
+from async_rl.monitoring.tensorboard import TensorBoard
 from async_rl.observability.logs import log_path
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.learner import StartFrom

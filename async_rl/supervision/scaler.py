@@ -38,9 +38,8 @@ from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
 from async_rl.runtime.directory import Connections, Incarnation
 from async_rl.supervision.child import Child
-from async_rl.supervision.clock import in_time
 from async_rl.supervision.fleet import Fleet
-from async_rl.supervision.registry import Registry
+from async_rl.supervision.registry import Registry, in_time
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from async_rl.composition.schema import json_schema
-from async_rl.monitoring.prometheus import exported_name
+from async_rl.monitoring.exports import exported_name
 from async_rl.observability.catalogue import (
     FIRST_SCREEN,
     METRICS,

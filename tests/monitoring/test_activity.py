@@ -67,53 +67,38 @@ def test_an_inner_wait_suspends_the_stage_around_it(activity: Activity, clock: C
     assert counters["wait_s/verifier"] == counters["wait_s"] == 10.0
 
 
-class Task:
-    """A task inside a block, until it is told to leave."""
-
-    def __init__(self, block: contextlib.AbstractContextManager[None]) -> None:
-        self.entered, self.leaving = asyncio.Event(), asyncio.Event()
-        self.task = asyncio.create_task(self.stay(block))
-
-    async def stay(self, block: contextlib.AbstractContextManager[None]) -> None:
-        with block:
-            self.entered.set()
-            await self.leaving.wait()
-
-    async def enter(self) -> Task:
-        await self.entered.wait()
-        return self
-
-    async def leave(self) -> None:
-        self.leaving.set()
-        await self.task
-
-
-async def test_two_tasks_in_a_stage_count_its_seconds_once(
+async def test_a_stage_counts_once_for_all_tasks_and_a_process_waits_while_none_is_busy(
     activity: Activity, clock: Clock
 ) -> None:
-    first = await Task(activity("generating")).enter()
-    clock.pass_by(1)
-    second = await Task(activity("generating")).enter()
-    clock.pass_by(2)
-    await first.leave()
-    clock.pass_by(4)
-    await second.leave()
-    assert activity.snapshot().counters["busy_s/generating"] == 7.0
+    async def stay(block: contextlib.AbstractContextManager[None], leaving: asyncio.Event) -> None:
+        with block:
+            await leaving.wait()
 
+    async def enter(block: contextlib.AbstractContextManager[None], seconds: float) -> None:
+        leaving.append(asyncio.Event())
+        tasks.append(asyncio.create_task(stay(block, leaving[-1])))
+        await asyncio.sleep(0)
+        clock.pass_by(seconds)
 
-async def test_a_process_waits_only_while_no_task_is_busy(activity: Activity, clock: Clock) -> None:
-    waiter = await Task(activity.waiting("batch")).enter()
-    clock.pass_by(3)
-    worker = await Task(activity("training")).enter()
-    clock.pass_by(5)
+    async def leave(index: int, seconds: float) -> None:
+        leaving[index].set()
+        await tasks[index]
+        clock.pass_by(seconds)
+
+    leaving: list[asyncio.Event] = []
+    tasks: list[asyncio.Task[None]] = []
+    await enter(activity.waiting("batch"), 3)
+    await enter(activity("training"), 5)
+    await enter(activity("training"), 2)
+    await leave(1, 4)
     assert activity.snapshot()[:2] == ("training", "")
-    await worker.leave()
-    clock.pass_by(1)
+    await leave(2, 1)
     assert activity.snapshot()[:2] == ("waiting", "batch")
-    await waiter.leave()
+    await leave(0, 0)
     counters = activity.snapshot().counters
-    assert counters["wait_s/batch"] == 9.0, "the task waited all the time"
-    assert (counters["wait_s"], counters["busy_s"]) == (4.0, 5.0), "the process not"
+    assert counters["busy_s/training"] == 11.0
+    assert counters["wait_s/batch"] == 15.0, "the task waited all the time"
+    assert (counters["wait_s"], counters["busy_s"]) == (4.0, 11.0), "the process not"
 
 
 async def test_a_block_in_a_thread_suspends_its_caller_s(activity: Activity, clock: Clock) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.launchers.commands import live
 from async_rl.observability.logs import configure_logging, log_path
 
 
@@ -49,3 +50,15 @@ def test_lines_name_level_process_and_source_and_a_second_life_appends(tmp_path:
     at = lines.index("ERROR   generator-0  fatal")
     assert lines[-1] == "    ValueError: no such thing"
     assert all(line.startswith("    ") for line in lines[at + 1 :])
+
+
+def test_control_characters_of_a_model_or_a_library_are_shown_and_not_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clipboard = "\x1b]52;c;ZXZpbA==\x07"
+    configure_logging(tmp_path, "verifier-0").warning("the model wrote %s", clipboard)
+    assert "wrote ␛]52;c;ZXZpbA==␇" in log_path(tmp_path, "verifier-0").read_text()
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "logs" / "verifier-0.out").write_text(f"output of a library {clipboard}\n")
+    live.logs(str(tmp_path), output=True)
+    assert capsys.readouterr().out == "output of a library ␛]52;c;ZXZpbA==␇\n"

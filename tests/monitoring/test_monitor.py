@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from async_rl.core.errors import Superseded
 from async_rl.observability.logs import log_path
@@ -28,9 +27,9 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
     lines = log_path(tmp_path, "supervisor").read_text().splitlines()
     warned = [line for line in lines if "no sample has a reward above" in line]
     assert ["step 2:" in warned[0], "step 5:" in warned[1], len(warned)] == [True, True, 2]
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Tensors("run/alarm")] == [2, 5]
+    events = (tmp_path / "events.jsonl").read_bytes().splitlines()
+    noted = [event for line in events if (event := msgspec.json.decode(line))["kind"] == "alarm"]
+    assert [event["step"] for event in noted] == [2, 5]
 
 
 def test_the_late_start_of_an_earlier_life_of_the_learner_deletes_no_rows(

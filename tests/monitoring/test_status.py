@@ -1,4 +1,4 @@
-"""The output of `async-rl status` below the table: rates, the bottleneck, the flow, the rewards."""
+"""The output of `async-rl status`: processes, rates, the bottleneck, the flow, the rewards."""
 
 import io
 from typing import Any
@@ -40,6 +40,28 @@ def shown(answer: StatusReply, before: StatusReply | None = None) -> str:
     out = io.StringIO()
     Console(file=out, width=200).print(render(answer, now_s=60.0, before=before))
     return out.getvalue()
+
+
+def test_status_lists_every_process_with_what_it_waits_for() -> None:
+    held = {"state": "blocked", "waits_for": "admission: 48 of 48", "since_s": 58}
+    processes = [
+        members.member("verifier-0", state="serving", since_s=60),
+        members.member("generator-0", version=11, **held),
+        members.member("learner-0", state="training", since_s=59, version=12),
+    ]
+    metrics = {"reward/mean": 0.5, "throughput/generated_tokens_per_s": 9841.2}
+    facts = {"started_s": -35, "tensorboard_url": "http://127.0.0.1:6006/", "metrics": metrics}
+    lines = [line.rstrip() for line in shown(reply(*processes, **facts)).splitlines()]
+    assert lines == [
+        "r  step 3 of 9, running for 1 min 35 s",
+        "/r",
+        "TensorBoard http://127.0.0.1:6006/",
+        "reward 0.500  generated tokens/s 9,841",
+        "process      pid  state     version  since  at work  rate  waits for",
+        "learner-0    7    training  12       1 s",
+        "generator-0  7    blocked   11       2 s                   admission: 48 of 48",
+        "verifier-0   7    serving            0 s",
+    ]
 
 
 def test_a_rate_is_per_second_of_the_process_between_two_answers_or_since_its_start() -> None:

@@ -1,4 +1,4 @@
-"""The live line, the plain lines and the status table, as text."""
+"""The live line, the plain lines and the end of a run, as text."""
 
 import errno
 import io
@@ -9,7 +9,8 @@ from typing import Any
 
 import members
 import pytest
-from rich.console import Console as RichConsole
+from rich.table import Table
+from rich.text import Text
 from tables import table
 from unread_output import run_unread
 
@@ -18,7 +19,6 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console, who_waits
 from async_rl.monitoring.rates import Rates
-from async_rl.monitoring.status import render
 from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.membership import Member
 from async_rl.runs.status import result_lines
@@ -93,14 +93,6 @@ def test_elsewhere_a_plain_line_comes_every_five_seconds(config: RunConfig, tmp_
         screen.console.progress(step, {}, [])
         screen.now += 1
     assert screen.lines == ["step 0/4", "step 5/4", "step 10/4"]
-    # The end of preparing is told even if it took no time.
-    screen = Screen(config, tmp_path)
-    for share, text in ((0.0, "corpus"), (0.5, "warm start"), (1.0, "model ready")):
-        screen.console.preparing(share, text)
-    assert screen.lines == [
-        "preparing the model   0%  corpus",
-        "preparing the model 100%  model ready",
-    ]
 
 
 def test_the_end_says_what_a_run_achieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,49 +154,6 @@ def test_the_line_says_how_long_a_run_still_takes(config: RunConfig, tmp_path: P
     assert screen.lines[-1] == "step 3/100", "the learner went back to a checkpoint"
 
 
-def test_on_a_terminal_the_line_is_redrawn_in_place(config: RunConfig, tmp_path: Path) -> None:
-    screen = Screen(config, tmp_path, is_terminal=True)
-    screen.console.preparing(0.5, "warm start")
-    screen.now += 1
-    screen.console.progress(1, {"reward/mean": 0.25}, [])
-    screen.console.note("generator-0 came back")
-    screen.now += 1
-    screen.console.progress(2, {"reward/mean": 0.5}, [])
-    screen.console.end("finished", "", 4)
-    text = screen.out.getvalue()
-    assert "warm start" in text
-    assert "reward 0.50" in text
-    assert text.count("generator-0 came back") == 1
-    assert "\x1b[2K" in text, "the line is erased before it is drawn anew"
-
-
-def test_status_lists_every_process_with_what_it_waits_for() -> None:
-    held = {"state": "blocked", "waits_for": "admission: 48 of 48", "since_s": NOW - 2}
-    answer = members.reply(
-        [
-            member("verifier-0", state="serving"),
-            member("generator-0", version=11, **held),
-            member("learner-0", state="training", since_s=NOW - 1, version=12),
-        ],
-        started_s=NOW - 95,
-        tensorboard_url="http://127.0.0.1:6006/",
-        metrics={"reward/mean": 0.5, "throughput/generated_tokens_per_s": 9841.2},
-    )
-    out = io.StringIO()
-    RichConsole(file=out, width=120).print(render(answer, now_s=NOW))
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert lines == [
-        "r  step 3 of 9, running for 1 min 35 s",
-        "/r",
-        "TensorBoard http://127.0.0.1:6006/",
-        "reward 0.500  generated tokens/s 9,841",
-        "process      pid  state     version  since  at work  rate  waits for",
-        "learner-0    42   training  12       1 s",
-        "generator-0  42   blocked   11       2 s                   admission: 48 of 48",
-        "verifier-0   42   serving            0 s",
-    ]
-
-
 @pytest.mark.parametrize(("is_terminal", "error"), [(False, errno.EPIPE), (True, errno.EIO)])
 def test_a_terminal_that_is_gone_ends_neither_the_process_nor_its_other_output(
     config: RunConfig, tmp_path: Path, is_terminal: bool, error: int
@@ -237,3 +186,20 @@ console.end('finished', '', 1)
 sys.exit(7)
 """
     assert run_unread(program) == (7, b"")
+
+
+def test_control_characters_are_shown_and_not_sent_in_every_form() -> None:
+    hostile = "\x1b]52;c;ZXZpbA==\x07\x9d0;title\x9c\x7f\r"
+    text = Text(hostile, style="red")
+    grid = Table("response")
+    grid.add_row(text)
+    for form in (grid, text, hostile):
+        out = io.StringIO()
+        terminal = Terminal(file=out, force_terminal=True, color_system="standard", width=120)
+        terminal.print(form, markup=False, highlight=False)
+        shown = out.getvalue()
+        assert "␛]52;c;" in shown
+        assert not {"\x07", "\x7f", "\x9d", "\r"} & set(shown)
+        assert "\x1b]" not in shown
+        # rich's own colours are kept
+        assert isinstance(form, str) or "\x1b[31m" in shown

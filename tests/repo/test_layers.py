@@ -20,7 +20,7 @@ ADAPTERS = {
     "hydra": ("async_rl/composition/", "launchers/migration/sources.py"),
     "omegaconf": ("async_rl/composition/", "launchers/migration/sources.py"),
     "tensorboard": ("async_rl/monitoring/",),
-    "wandb": ("async_rl/monitoring/wandb_run.py",),
+    "wandb": ("async_rl/monitoring/exports.py",),
     "rich": ("async_rl/monitoring/", "launchers/"),
     "typer": ("launchers/",),
     "starlette": (

@@ -6,8 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ from async_rl.service import forms
 from async_rl.service.desk import Desk
 from async_rl.service.front import build_app
 from async_rl.service.proto import (
+    Datum,
     ForwardBackwardOutput,
     ForwardBackwardRequest,
     SampleResponse,
     decode,
+    encode_batch,
     forward_backward_output,
     parse_forward_backward,
 )
@@ -56,21 +57,20 @@ class State:
 class Played:
     """The processes behind the front.
 
-    executed: run, number and kind of what was executed, in order, with repetitions, and `bodies` of
-    it; steps: numbers of optimizer steps in the metrics; request_s: what a request takes.
-    `on`: called before and after each call, with its name and argument.
+    executed: run, number and kind of what was executed, in order, with repetitions; steps: numbers
+    of optimizer steps in the metrics; request_s: what a request takes. gate: a request waits for it
+    and sets `has_begun` before.
     """
 
     def __init__(self, *, request_s: float = 0.0) -> None:
         self.memory: dict[str, State] = {}
         self.executed: list[tuple[str, int, str]] = []
-        self.bodies: list[bytes] = []
         self.steps: list[int] = []
         self.released: list[str] = []
         self.sampled: list[Sample] = []
         self.loaded: list[tuple[str, str, int]] = []
-        self.on: Callable[[str, Any], None] = lambda name, value: None
         self.gate: asyncio.Event | None = None
+        self.has_begun = asyncio.Event()
         self.clock = Clock()
         self._request_s = request_s
         self._has_left = False
@@ -80,13 +80,16 @@ class Played:
         self._has_left = True
 
     async def execute(self, request: Execute) -> Executed:
-        self.on("execute", request)
+        self.has_begun.set()
         if self.gate is not None:
             await self.gate.wait()
         self._notice()
         self.clock.now_s += self._request_s
-        executed = self._executed(request)
-        self.on("executed", request)
+        try:
+            executed = self._executed(request)
+        except DataError as error:
+            version = self.memory[request.run_id].version
+            executed = Executed(body=b"", version=version, error=str(error))
         self._notice()
         return executed
 
@@ -111,27 +114,17 @@ class Played:
         state = self.memory[run_id]
         if kind != "save_state":
             self.executed.append((run_id, _number(request), kind))
-            self.bodies.append(request.body)
         body, tokens = b"", 1
         if kind in ("forward", "forward_backward"):
             parsed = parse_forward_backward(request.body)
             if parsed.loss_fn not in ("cross_entropy", "importance_sampling", "ppo"):
-                return _refused(f"unknown loss {parsed.loss_fn!r}", state)
-            ids = np.concatenate([datum.tokens for datum in parsed.data])
-            if (ids >= MODEL.vocab_size).any():
-                return _refused(f"token {ids.max()} is not in the vocabulary", state)
-            values = [value for datum in parsed.data for value in datum.inputs.values()]
-            if not all(np.isfinite(value).all() for value in values):
-                return _refused("an input is not finite", state)
+                raise DataError(f"unknown loss {parsed.loss_fn!r}")
             tokens = sum(len(datum.tokens) for datum in parsed.data)
             seed = int(hashlib.sha256(state.chain.encode()).hexdigest()[:4], 16)
             rows = [-np.full(len(datum.tokens), seed / 65536, np.float32) for datum in parsed.data]
             body = forward_backward_output(rows, {"loss:sum": float(seed)})
         if kind == "optim_step":
-            try:
-                forms.read(request.body, forms.OptimStep)
-            except DataError as error:
-                return _refused(str(error), state)
+            forms.read(request.body, forms.OptimStep)
             state.version += 1
             body = json.dumps({"metrics": {"chain": int(state.chain[:6] or "0", 16)}}).encode()
             if request.step:
@@ -151,7 +144,6 @@ class Played:
         return Executed(body=body, version=state.version, tokens=tokens)
 
     async def sample(self, request: Sample) -> Sampled:
-        self.on("sample", request)
         self.sampled.append(request)
         if request.temperature == 99:
             raise DataError("the engine refuses this temperature")
@@ -164,20 +156,16 @@ class Played:
                 # As if the weights had changed in the middle of the sequence.
                 loaded = [version for name, _, version in self.loaded if name == request.policy]
                 versions[: count // 2] = min(loaded)
-            sequences.append(
-                Completion(
-                    token_ids=ids.astype(np.int32),
-                    logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
-                    versions=versions.astype(np.int32),
-                    is_truncated=index % 2 == 1,
-                    likeliest=Scores(
-                        ids=np.ones((count, request.num_top), np.int32),
-                        logprobs=np.full((count, request.num_top), -0.5, np.float32),
-                    )
-                    if request.num_top
-                    else None,
-                )
+            shape = (count, request.num_top)
+            likeliest = Scores(ids=np.ones(shape, np.int32), logprobs=np.full(shape, -0.5, "f4"))
+            sequence = Completion(
+                token_ids=ids.astype(np.int32),
+                logprobs=(-np.arange(count) / 7 - index).astype(np.float32),
+                versions=versions.astype(np.int32),
+                is_truncated=index % 2 == 1,
+                likeliest=likeliest if request.num_top else None,
             )
+            sequences.append(sequence)
         top = request.num_prompt_top or 0
         ids = np.zeros((width, 1 + top), np.int32)
         ids[1:, 1:] = 1
@@ -190,7 +178,6 @@ class Played:
         )
 
     async def load(self, request: LoadSlot) -> None:
-        self.on("load", request.policy)
         assert Path(request.adapter).is_dir()
         self.loaded.append((request.policy, request.adapter, request.version))
 
@@ -199,21 +186,6 @@ def _number(request: Execute) -> int:
     if request.operation in ("forward", "forward_backward"):
         return int(decode(request.body).seq_id)
     return int(json.loads(request.body).get("seq_id", 0))
-
-
-def _refused(error: str, state: State) -> Executed:
-    return Executed(body=b"", version=state.version, error=error)
-
-
-def ids(prefix: str = "") -> Callable[[], str]:
-    numbers = itertools.count(1)
-    lock = threading.Lock()
-
-    def make() -> str:
-        with lock:
-            return f"{prefix}{next(numbers):016x}"
-
-    return make
 
 
 def open_desk(
@@ -225,37 +197,53 @@ def open_desk(
     poll_s: float = 0.0,
     model: Model = MODEL,
 ) -> Desk:
-    now = clock or played.clock
-    played.clock = now
-    store = Store(directory, now=now, new_id=ids(prefix), poll_s=poll_s)
+    played.clock = clock or played.clock
+    numbers = itertools.count(1)
+    store = Store(
+        directory,
+        now=played.clock,
+        new_id=lambda: f"{prefix}{next(numbers):016x}",
+        poll_s=poll_s,
+    )
     return Desk(store, played, model)
 
 
 @contextlib.asynccontextmanager
-async def client_of(desk: Desk, key: str = KEY) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(desk: Desk) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=build_app(desk, KEY))
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://service/api/v1/", headers={"X-API-Key": key}
+        transport=transport, base_url="http://service/api/v1/", headers={"X-API-Key": KEY}
     ) as client:
         yield client
 
 
+@contextlib.asynccontextmanager
+async def working(desk: Desk) -> AsyncIterator[asyncio.Task[None]]:
+    """Let the desk execute requests; the task ends early only if it fails."""
+    task = asyncio.create_task(desk.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        desk.store.close()
+
+
 def batch(
-    run: str, seq_id: int, *rows: list[int], loss: str = "cross_entropy", **more: Any
+    run: str,
+    seq_id: int,
+    *rows: list[int],
+    loss: str = "cross_entropy",
+    forward_only: bool = False,
 ) -> bytes:
     """A request of forward_backward, in protobuf."""
-    request = ForwardBackwardRequest(model_id=run, seq_id=seq_id, loss_fn=loss, **more)
-    for row in rows:
-        datum = request.data.add()
-        datum.model_input.add().encoded_text.tokens = np.array(row, "<i4").tobytes()
-        fill(datum, "target_tokens", np.array([*row[1:], 1], "<i8"))
-    return bytes(request.SerializeToString())
-
-
-def fill(datum: Any, name: str, array: Any) -> None:
-    tensor = datum.loss_fn_inputs[name]
-    tensor.dense, tensor.dtype = array.tobytes(), {"f": 1, "i": 2}[array.dtype.kind]
-    tensor.shape.extend(array.shape)
+    data = [
+        Datum(tokens=np.array(row), inputs={"target_tokens": np.array([*row[1:], 1])})
+        for row in rows
+    ]
+    more = ForwardBackwardRequest(forward_only=forward_only)
+    return encode_batch(data, run, seq_id, loss, {}) + bytes(more.SerializeToString())
 
 
 class Front:
@@ -273,17 +261,10 @@ class Front:
 
     async def create(self, model_seq_id: int = 0, **more: Any) -> str:
         """A new run whose creation has been executed."""
-        if not self.session_id:
-            await self.session()
+        session_id = self.session_id or await self.session()
+        body = {"session_id": session_id, "model_seq_id": model_seq_id, "base_model": MODEL.name}
         reply = await self.http.post(
-            "create_model",
-            json={
-                "session_id": self.session_id,
-                "model_seq_id": model_seq_id,
-                "base_model": MODEL.name,
-                "lora_config": {"rank": 8},
-                **more,
-            },
+            "create_model", json=body | {"lora_config": {"rank": 8}} | more
         )
         assert reply.status_code == 200, reply.text
         await self.result(reply.json()["request_id"])
@@ -314,16 +295,8 @@ class Front:
             await asyncio.sleep(0)
         raise AssertionError(f"{request_id} has no answer")
 
-    async def retrieve(self, request_id: str) -> Any:
-        reply = await self.http.post("retrieve_future", json={"request_id": request_id})
-        return reply.json()
-
     async def result(self, request_id: str) -> Any:
         return (await self.wait(request_id)).json()
-
-    async def post_heartbeat(self) -> None:
-        beat = {"session_id": self.session_id}
-        assert (await self.http.post("session_heartbeat", json=beat)).status_code == 200
 
     async def settle(self) -> None:
         """Let the desk do what it can."""
@@ -331,34 +304,28 @@ class Front:
             await asyncio.sleep(0)
 
     async def forward_backward_result(self, request_id: str) -> Any:
-        reply = await self.wait(request_id)
-        assert reply.headers["content-type"] == "application/x-protobuf", reply.text
-        return ForwardBackwardOutput.FromString(reply.content)
+        return await self._decoded(request_id, ForwardBackwardOutput)
 
     async def samples(self, request_id: str) -> Any:
+        return await self._decoded(request_id, SampleResponse)
+
+    async def _decoded(self, request_id: str, kind: Any) -> Any:
         reply = await self.wait(request_id)
         assert reply.headers["content-type"] == "application/x-protobuf", reply.text
-        return SampleResponse.FromString(reply.content)
+        return kind.FromString(reply.content)
 
 
 @contextlib.asynccontextmanager
 async def front(
-    directory: Path, played: Played, *, desk: Desk | None = None, key: str = KEY
+    directory: Path, played: Played, *, desk: Desk | None = None
 ) -> AsyncIterator[Front]:
     """The real app around a desk that executes requests, until the block exits."""
     desk = desk or open_desk(directory, played)
-    working = asyncio.create_task(desk.run())
-    try:
-        async with client_of(desk, key) as http:
-            api = Front(http, desk)
-            # The desk's tasks start.
-            await api.settle()
-            yield api
-    finally:
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
-        desk.store.close()
+    async with working(desk), client_of(desk) as http:
+        api = Front(http, desk)
+        # The desk's tasks start.
+        await api.settle()
+        yield api
 
 
 def folder(run: str) -> str:

@@ -15,7 +15,6 @@ from service_support import (
     Played,
     batch,
     client_of,
-    fill,
     folder,
     front,
     open_desk,
@@ -26,7 +25,7 @@ from async_rl.core.errors import Unavailable
 from async_rl.runs.certificate.certify import service
 from async_rl.service.address import FOLDER
 from async_rl.service.forms import DEVIATIONS
-from async_rl.service.proto import ForwardBackwardOutput, ForwardBackwardRequest
+from async_rl.service.proto import Datum, ForwardBackwardOutput, ProvenanceSpan, encode_batch
 from async_rl.service.store import Checkpoint, Request, Store
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}, {"tokens": [3]}]}
@@ -68,6 +67,7 @@ async def test_a_sample_is_refused_by_its_engine_or_stopped_by_its_client(tmp_pa
     stopped: list[str] = []
 
     async def forever(request: Any) -> Any:
+        played.has_begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -80,7 +80,7 @@ async def test_a_sample_is_refused_by_its_engine_or_stopped_by_its_client(tmp_pa
         assert await api.result(hot) == refused
         played.sample = forever  # type: ignore[method-assign]
         request_id = await api.post("asample", **ask(sampler))
-        await api.retrieve(request_id)
+        await played.has_begun.wait()
         await api.http.post("cancel_future", json={"request_id": request_id})
         assert "cancelled" in (await api.result(request_id))["error"]
         assert stopped == [request_id]
@@ -90,6 +90,10 @@ async def saved(api: Front, run: str, seq_id: int, path: str, **more: Any) -> An
     body = {"model_id": run, "seq_id": seq_id, "path": path, **more}
     reply = await api.http.post("save_weights", json=body)
     return await api.result(reply.json()["request_id"])
+
+
+async def shown(api: Front, path: str, field: str) -> Any:
+    return (await api.http.get(path)).json()[field]
 
 
 async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         await saved(api, run, 4, "two.b")
         for seq_id, wrong in enumerate(("../up", "a/b", "", ".hidden"), start=5):
             assert "$.path" in (await saved(api, run, seq_id, wrong))["error"]
-        listed = (await api.http.get(f"training_runs/{run}/checkpoints")).json()["checkpoints"]
+        listed = await shown(api, f"training_runs/{run}/checkpoints", "checkpoints")
         assert [row["checkpoint_id"] for row in listed] == ["weights/two.b", "weights/one"]
         assert listed[-1]["checkpoint_type"] == "training"
         assert listed[-1]["expires_at"] > listed[-1]["time"]
@@ -113,13 +117,12 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         page = (await api.http.get("checkpoints", params={"limit": 1, "offset": 1})).json()
         assert page["cursor"] == {"limit": 1, "offset": 1, "total_count": len(listed)}
         assert page["checkpoints"] == listed[1:2]
-        shown = (await api.http.get(f"training_runs/{run}")).json()
-        assert shown["last_checkpoint"] == listed[0]
-        assert shown["user_metadata"] == {"goal": "7"}
-        assert (await api.http.get("training_runs")).json()["training_runs"] == [shown]
-        assert (await api.http.get("sessions")).json()["sessions"] == [api.session_id]
-        session = (await api.http.get(f"sessions/{api.session_id}")).json()
-        assert session["training_run_ids"] == [run]
+        of_run = (await api.http.get(f"training_runs/{run}")).json()
+        assert of_run["last_checkpoint"] == listed[0]
+        assert of_run["user_metadata"] == {"goal": "7"}
+        assert await shown(api, "training_runs", "training_runs") == [of_run]
+        assert await shown(api, "sessions", "sessions") == [api.session_id]
+        assert await shown(api, f"sessions/{api.session_id}", "training_run_ids") == [run]
         info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
         assert (info.json()["lora_rank"], info.json()["train_mlp"]) == (8, True)
         # The replaced files go, and then the expired ones.
@@ -134,13 +137,12 @@ async def test_checkpoints_are_listed_replaced_expired_and_deleted(tmp_path: Pat
         info = await api.http.post("weights_info", json={"tinker_path": one["path"]})
         assert info.status_code == 404
         two = f"training_runs/{run}/checkpoints/weights/two.b"
-        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 3600})).status_code == 200
-        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": 5})).status_code == 400
-        row: Any = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
-        assert row.expires_s == played.clock.now_s + 3600
-        assert (await api.http.put(f"{two}/ttl", json={"ttl_seconds": None})).status_code == 200
-        row = api.desk.store.one(Checkpoint, "path LIKE '%two.b'")
-        assert row.expires_s is None
+        end_s = played.clock.now_s + 3600
+        for seconds, status, expires_s in ((3600, 200, end_s), (5, 400, end_s), (None, 200, None)):
+            reply = await api.http.put(f"{two}/ttl", json={"ttl_seconds": seconds})
+            assert reply.status_code == status
+            (row,) = api.desk.store.all(Checkpoint, "path LIKE '%two.b'")
+            assert row.expires_s == expires_s
         assert (await api.http.delete(two)).status_code == 200
         assert (await api.http.delete(two)).status_code == 404
 
@@ -151,14 +153,10 @@ async def test_exported_weights_are_files_of_the_shared_disk(tmp_path: Path) -> 
         export = {"model_id": run, "seq_id": 1, "path": "out"}
         answer = await api.result(await api.post("save_weights_external", **export))
         assert answer["path"] == f"tinker://{run}/external_weights/out"
-        listed = f"training_runs/{run}/checkpoints"
-        found = (await api.http.get(f"{listed}/external_weights/out/external_weights_urls")).json()
-        address = urllib.request.urlopen, found["urls"]["state.json"]
-        with await asyncio.to_thread(*address) as file:
+        listed = f"training_runs/{run}/checkpoints/external_weights/out/external_weights_urls"
+        address = (await shown(api, listed, "urls"))["state.json"]
+        with await asyncio.to_thread(urllib.request.urlopen, address) as file:
             assert json.loads(file.read())["version"] == 0
-        await saved(api, run, 2, "one")
-        wrong = await api.http.get(f"{listed}/weights/one/external_weights_urls")
-        assert wrong.status_code == 400
 
 
 async def origin(api: Front, **lies: Any) -> Any:
@@ -174,29 +172,27 @@ async def origin(api: Front, **lies: Any) -> Any:
     await api.samples(reply["request_id"])
     for seq_id in (2, 3):
         await api.step(run, seq_id)
-    # Sampled: 6 7 8 after 1 2 3.
-    request = ForwardBackwardRequest(model_id=run, seq_id=4, loss_fn="ppo")
-    datum = request.data.add()
-    tokens = np.array(lies.get("tokens", [1, 2, 3, 6, 7]), "<i4")
-    datum.model_input.add().encoded_text.tokens = tokens.tobytes()
-    targets = np.array(lies.get("targets", [2, 3, 6, 7, 8]), "<i8")
-    logprobs = np.array(lies.get("logprobs", [0, 0, -0.0, -1 / 7, -2 / 7]), "<f4")
-    fill(datum, "target_tokens", targets)
-    fill(datum, "logprobs", logprobs)
     name = lies.get("name", sequence)
-    datum.model_input_spans.add().prompt_tokens.MergeFrom(span(name, 0, 3))
-    datum.model_input_spans.add().sampled_tokens.MergeFrom(span(name, 0, 2))
-    datum.loss_fn_input_spans.add().prompt_tokens.MergeFrom(span(name, 1, 2))
-    datum.loss_fn_input_spans.add().sampled_tokens.MergeFrom(
-        span(name, *lies.get("sampled", (0, 3)))
+
+    def span(kind: str, offset: int, length: int) -> Any:
+        part = {"sequence_id": name, "offset": offset, "length": length}
+        return ProvenanceSpan(**{f"{kind}_tokens": part})
+
+    # Sampled: 6 7 8 after 1 2 3.
+    logprobs = lies.get("logprobs", [0, 0, -0.0, -1 / 7, -2 / 7])
+    datum = Datum(
+        tokens=np.array(lies.get("tokens", [1, 2, 3, 6, 7])),
+        inputs={
+            "target_tokens": np.array(lies.get("targets", [2, 3, 6, 7, 8])),
+            "logprobs": np.array(logprobs, np.float32),
+        },
+        input_spans=[span("prompt", 0, 3), span("sampled", 0, 2)],
+        target_spans=[span("prompt", 1, 2), span("sampled", *lies.get("sampled", (0, 3)))],
     )
-    reply = await api.http.post("forward_backward", content=request.SerializeToString())
+    reply = await api.http.post(
+        "forward_backward", content=encode_batch([datum], run, 4, "ppo", {})
+    )
     return await api.wait(reply.json()["request_id"])
-
-
-def span(sequence_id: str, offset: int, length: int) -> Any:
-    kind = ForwardBackwardRequest.DESCRIPTOR.file.message_types_by_name["Span"]._concrete_class
-    return kind(sequence_id=sequence_id, offset=offset, length=length)
 
 
 @pytest.mark.parametrize("is_of_base", [False, True])
@@ -210,12 +206,10 @@ async def test_trained_tokens_that_the_run_has_sampled_have_an_age(
         assert metrics == ({} if is_of_base else {"age_mean:mean": 2, "age_max:max": 2})
         # Each drawn sequence is shown with the version of each of its tokens.
         (drawn,) = api.desk.store.all(Request, "kind='sample'")
-        shown = (await api.http.get(f"samples/{drawn.request_id}.0")).json()
-        assert shown.pop("logprobs") == pytest.approx([0, -1 / 7, -2 / 7])
+        sequence = (await api.http.get(f"samples/{drawn.request_id}.0")).json()
+        assert sequence.pop("logprobs") == pytest.approx([0, -1 / 7, -2 / 7])
         run = "" if is_of_base else f"{api.session_id}:train:0"
-        assert shown == {"model_id": run, "tokens": [6, 7, 8], "versions": [0] * 3}
-        unknown = await api.http.get(f"samples/{drawn.request_id}.1")
-        assert (unknown.status_code, "no sequence" in unknown.json()["detail"]) == (400, True)
+        assert sequence == {"model_id": run, "tokens": [6, 7, 8], "versions": [0] * 3}
 
 
 async def test_a_lie_about_an_origin_is_refused_with_its_first_wrong_token(tmp_path: Path) -> None:
@@ -237,19 +231,13 @@ async def test_a_silent_session_leaves_the_learner_and_comes_back(tmp_path: Path
         await api.result(await api.step(run, 2))
         chain = played.memory[run].chain
         played.clock.now_s += 200
-        await api.post_heartbeat()
-        played.clock.now_s += 200
-        await api.desk.sweep()
-        await api.settle()
-        assert played.released == []
-        played.clock.now_s += 301
-        await api.desk.sweep()
-        await api.settle()
-        assert played.released == [run]
+        await api.http.post("session_heartbeat", json={"session_id": api.session_id})
+        for silent_s, released in ((200, []), (301, [run]), (0, [run])):
+            played.clock.now_s += silent_s
+            await api.desk.sweep()
+            await api.settle()
+            assert played.released == released
         assert run not in played.memory
-        await api.desk.sweep()
-        await api.settle()
-        assert played.released == [run]
         await api.forward_backward_result(await api.batch(run, 3, [1], forward_only=True))
         assert played.memory[run].chain == chain
 
@@ -312,12 +300,10 @@ async def test_answers_are_kept_for_minutes_and_numbers_for_ever(tmp_path: Path)
 DEEP = b'{"a": ' + b"[" * 100_000
 BAD: list[tuple[str, Any, int, str]] = [
     ("create_session", b"{", 400, "bad request"),
-    ("create_session", b"\xff\xfe", 400, "bad request"),
     ("create_session", DEEP, 400, "bad request"),
     ("optim_step", b'{"model_id": "RUN", "seq_id": 1, "x": NaN}', 400, "bad request"),
     ("forward_backward", b"\xff\xff\xff\xff", 400, "not a ForwardBackwardRequest"),
     ("forward_backward", batch("invented", 1, [1]), 404, "invented"),
-    ("forward_backward", batch("", 1, [1]), 404, "''"),
     ("asample", ask("SAMPLER", prompt={"chunks": [{"tokens": [1] * 64}]}), 400, "64 tokens"),
 ]
 
@@ -342,16 +328,11 @@ async def test_bad_input_is_answered_in_the_form_of_the_api(tmp_path: Path) -> N
             assert text in reply.json()["detail"], (path, body, reply.text)
         large = await api.http.post("forward_backward", content=b" " * ((128 << 20) + 1))
         assert (large.status_code, "128 MB" in large.json()["detail"]) == (413, True)
-        for query in ({"limit": "x"}, {"limit": -1}, {"limit": 10**9}, {"offset": "1.5"}):
-            assert (await api.http.get("training_runs", params=query)).status_code == 400
-        for path in ("training_runs/invented", "samplers/invented", "sessions/invented"):
-            assert (await api.http.get(path)).status_code == 404
+        assert (await api.http.get("training_runs", params={"limit": -1})).status_code == 400
+        assert (await api.http.get("samplers/invented")).status_code == 404
         assert await api.forward_backward_result(await api.batch(run, 1, [1, 2]))
         assert len((await api.samples(await api.post("asample", **ask(sampler)))).sequences) == 1
-    assert [entry[1:] for entry in played.executed] == [
-        (0, "create_model"),
-        (1, "forward_backward"),
-    ]
+    assert [entry[2] for entry in played.executed] == ["create_model", "forward_backward"]
 
 
 async def test_paths_that_are_no_checkpoint_of_the_right_kind_are_refused(tmp_path: Path) -> None:
@@ -372,10 +353,10 @@ async def test_paths_that_are_no_checkpoint_of_the_right_kind_are_refused(tmp_pa
 
 async def test_every_request_needs_the_key(tmp_path: Path) -> None:
     desk = open_desk(tmp_path, Played())
-    for key in ("", "tml-other", KEY[:-1], "ü"):
-        async with client_of(desk) as http:
+    async with client_of(desk) as http:
+        for key in ("", KEY[:-1], "ü"):
             headers = {"X-API-Key": key.encode()}
-            for path in ("create_session", "retrieve_future", "client/config"):
+            for path in ("create_session", "retrieve_future"):
                 reply = await http.post(path, json={}, headers=headers)
                 assert (reply.status_code, "X-API-Key" in reply.json()["detail"]) == (401, True)
             assert (await http.get("healthz", headers=headers)).json() == {"status": "ok"}
@@ -441,11 +422,8 @@ async def test_a_session_has_a_limited_number_of_training_runs(
     async with front(tmp_path, Played()) as api:
         run = await api.create()
         assert await api.create() == run, "the same request again"
-        form = {"session_id": api.session_id, "model_seq_id": 1, "base_model": MODEL.name}
-        another = {**form, "lora_config": {"rank": 8}}
-        full = await api.http.post("create_model", json=another)
-        assert full.status_code == 400
-        assert "has 1 training runs; unload one of them" in full.text
+        with pytest.raises(AssertionError, match="has 1 training runs; unload one of them"):
+            await api.create(1)
         await api.result(await api.post("unload_model", model_id=run))
         await api.create(1)
         await api.session()
@@ -473,11 +451,9 @@ async def test_the_certificate_says_what_is_missing_and_what_is_damaged(tmp_path
             ("holds", "1 training runs; 4 requests, 4 answered"),
             ("holds", "0 checkpoints and weights of samplers"),
         ]
-        await api.result(await api.post("save_weights", model_id=run, seq_id=4, path="a"))
+        await saved(api, run, 4, "a")
         # The played learner writes no checksums.
-        assert verdicts()[1][0] == "broken"
-        assert verdicts()[1][1].endswith(
-            "a~4/sha256sums.txt cannot be read (No such file or directory)"
-        )
+        verdict, evidence = verdicts()[1]
+        assert (verdict, "a~4/sha256sums.txt cannot be read" in evidence) == ("broken", True)
         api.desk.store.change("DELETE FROM requests WHERE seq_id=2")
         assert verdicts()[0] == ("broken", f"{run} lacks 1 requests")

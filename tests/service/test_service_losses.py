@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tables import table
 
 from async_rl.core.errors import DataError
 from async_rl.service.losses import HIGH, LOSSES, LOW, Example, Row, find_loss
@@ -76,20 +77,7 @@ def oracle(name: str, x: dict[str, np.ndarray], config: dict[str, float]) -> tup
     return total, gradient
 
 
-CASES = [
-    ("cross_entropy", {}),
-    ("importance_sampling", {}),
-    ("ppo", {}),
-    ("ppo", {LOW: 0.5, HIGH: 3.0}),
-    ("cispo", {}),
-    ("cispo", {LOW: 0.7, HIGH: 1.1}),
-    ("dro", {"beta": 0.05}),
-    ("gspo", {}),
-    ("gspo", {LOW: 0.5, HIGH: 1.05}),
-]
-
-
-@pytest.mark.parametrize(("name", "given"), CASES)
+@pytest.mark.parametrize(("name", "given"), table(__file__, "cases"))
 def test_loss_and_gradient_are_those_of_the_formula(name: str, given: dict[str, float]) -> None:
     x = made_up()
     loss, config = find_loss(name, given)
@@ -117,15 +105,7 @@ def test_thresholds_have_the_defaults_of_the_api() -> None:
     assert find_loss("cispo", {HIGH: 5.0})[1] == {LOW: 0.0, HIGH: 5.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "reason"),
-    [
-        ("stable_reinforce", {}, r"loss_fn=stable_reinforce .* use one of cross_entropy, import"),
-        ("ppo", {"epsilon": 0.1}, "ppo has no key epsilon; its keys: clip_low_threshold, clip_hi"),
-        ("dro", {}, "loss_fn=dro needs .* beta, not nan: loss_fn_config={'beta': a num"),
-        ("ppo", {HIGH: math.nan}, "clip_high_threshold, not nan"),
-    ],
-)
+@pytest.mark.parametrize(("name", "config", "reason"), table(__file__, "refused"))
 def test_a_loss_that_is_not_known_is_refused(name: str, config: dict, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         find_loss(name, config)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from service_support import MODEL, Played
+from service_support import MODEL, Played, working
 
 import async_rl
 from async_rl.composition.compose import compose, write_config
@@ -35,12 +35,9 @@ async def service(run_dir: Path, played: Played, config: RunConfig) -> AsyncIter
         write_config(config, file)
     address = address_of(run_dir)
     desk = Desk(Store(run_dir / FOLDER, poll_s=0.0), played, MODEL)
-    async with serving(build_app(desk, address.api_key), listen("127.0.0.1", address.port)):
-        working = asyncio.create_task(desk.run())
+    app = build_app(desk, address.api_key)
+    async with working(desk), serving(app, listen("127.0.0.1", address.port)):
         yield async_rl.Run(run_dir)
-        working.cancel()
-        await asyncio.wait((working,))
-    desk.store.close()
 
 
 async def test_a_life_of_sampling_training_and_saving(tmp_path: Path, config: RunConfig) -> None:
@@ -102,10 +99,10 @@ async def test_a_call_to_a_service_that_ended_can_be_repeated(
         leave_mark(tmp_path, os.getpid())
         session = await asyncio.to_thread(run.session, rank=4)
         # It was accepted before the end.
-        began, played.gate = asyncio.Event(), asyncio.Event()
-        played.on = lambda name, value: began.set() if name == "execute" else None
+        played.gate = asyncio.Event()
+        played.has_begun.clear()
         calling = asyncio.create_task(asyncio.to_thread(session.step, 1e-3))
-        await began.wait()
+        await played.has_begun.wait()
         (tmp_path / "launched.json").unlink()
     with pytest.raises(RunFailed, match=f"the service {tmp_path.name} is not running"):
         await calling

@@ -1,6 +1,5 @@
 """A service's learner on a tiny random model, and requests as a client sends them."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ SERVICE = (
     "model.lora.alpha=16",
     "model.lora.slots=4",
 )
-_DTYPES = {"f": (1, "<f4"), "i": (2, "<i8")}
 
 
 def make_runs(model_path: Path, *overrides: str, service: Sequence[str] = SERVICE) -> TrainingRuns:
@@ -49,30 +47,18 @@ def optim(run_id: str = RUN, **adam: float) -> bytes:
     return as_json(model_id=run_id, seq_id=1, adam_params={"learning_rate": 0.01, **adam})
 
 
-def tensor(message: Any, values: np.ndarray) -> None:
-    message.dtype, kind = _DTYPES[values.dtype.kind]
-    message.dense = values.astype(kind).tobytes()
-    message.shape.extend(values.shape)
-
-
 def data_request(
-    data: Sequence[Mapping[str, np.ndarray]],
-    loss: str,
-    config: Mapping[str, float | str] | None = None,
+    data: Sequence[Mapping[str, np.ndarray]], loss: str, config: Mapping[str, float] | None = None
 ) -> bytes:
     """A forward_backward of datums that are given by their tokens and inputs."""
-    request = proto.ForwardBackwardRequest(model_id=RUN, seq_id=1, loss_fn=loss)
-    for name, value in (config or {}).items():
-        field = "text" if isinstance(value, str) else "number"
-        setattr(request.loss_fn_config_v2[name], field, value)
-    for fields in data:
-        datum = request.data.add()
-        chunk = datum.model_input.add()
-        chunk.encoded_text.tokens = fields["tokens"].astype("<i4").tobytes()
-        for name, values in fields.items():
-            if name != "tokens":
-                tensor(datum.loss_fn_inputs[name], values)
-    return request.SerializeToString()
+    rows = [
+        proto.Datum(
+            tokens=fields["tokens"],
+            inputs={name: values for name, values in fields.items() if name != "tokens"},
+        )
+        for fields in data
+    ]
+    return proto.encode_batch(rows, RUN, 1, loss, config or {})
 
 
 def make_datum(
@@ -125,16 +111,7 @@ def started(runs: TrainingRuns, run_id: str = RUN, **lora: Any) -> TrainingRuns:
 
 def answer(executed: Executed) -> tuple[list[np.ndarray], dict[str, float]]:
     """The log-probs of each datum, and the metrics."""
-    output = proto.ForwardBackwardOutput()
-    output.ParseFromString(executed.body)
-    (record,) = output.loss_fn_outputs
-    batched = record.fields["logprobs"]
-    ends = np.frombuffer(batched.offsets, "<i8")
-    shape = (-1, *batched.trailing_shape)
-    rows = [
-        np.frombuffer(batched.data[a:b], "<f4").reshape(shape) for a, b in itertools.pairwise(ends)
-    ]
-    return rows, dict(output.metrics)
+    return proto.read_output(executed.body)
 
 
 def weights(runs: TrainingRuns, run_id: str = RUN) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,8 @@ def virtual_registry() -> Registry:
 class Scripted:
     """A process that ends when told."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, spec: ProcessSpec, pid: int) -> None:
+        self.spec = spec
         self.pid = pid
         self.waits_for = ""
         self.why = ""
@@ -60,11 +61,36 @@ class Scripted:
         self.end(-9)
 
 
-class ScriptedLauncher:
-    def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None]) -> None:
+def spec(role: Role, rank: int = 0) -> ProcessSpec:
+    return ProcessSpec(name=f"{role}-{rank}", role=role, rank=rank, cores=(), gpus=0, env={})
+
+
+class World:
+    """A fleet of these processes, with everything around it; also their launcher."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        run_dir: Path,
+        on_start: Callable[[Any, Scripted], None],
+    ) -> None:
+        self.registry = virtual_registry()
         self.started: list[Scripted] = []
         self.is_full = False
+        self.lost: list[tuple[str, str]] = []
+        self.given_up: list[tuple[str, str]] = []
         self._on_start = on_start
+        self.fleet = Fleet(
+            specs,
+            launcher=self,
+            registry=self.registry,
+            max_restarts=MAX_RESTARTS,
+            run_dir=run_dir,
+            timeouts=LIMITS,
+            liveness=Liveness(self.registry, LIMITS, is_local=True),
+        )
+        self.fleet.on_restart = lambda name, reason: self.lost.append((name, reason))
+        self.fleet.give_up = lambda spec, reason: self.given_up.append((spec.name, reason))
 
     async def open(self) -> str:
         return "127.0.0.1"
@@ -73,74 +99,29 @@ class ScriptedLauncher:
         pass
 
     async def start(self, spec: ProcessSpec) -> Scripted:
-        process = Scripted(1000 + len(self.started))
+        process = Scripted(spec, 1000 + len(self.started))
         if self.is_full:
             process.pid = 0
             process.waits_for = "room on the cluster: 1 CPU"
             process.has_place.clear()
         self.started.append(process)
-        self._on_start(spec, process)
+        asyncio.get_running_loop().call_soon(self._on_start, self, process)
         return process
 
-
-def spec(role: Role, rank: int = 0) -> ProcessSpec:
-    return ProcessSpec(name=f"{role}-{rank}", role=role, rank=rank, cores=(), gpus=0, env={})
-
-
-def surroundings(registry: Registry, run_dir: Path) -> dict[str, Any]:
-    return {
-        "run_dir": run_dir,
-        "timeouts": LIMITS,
-        "liveness": Liveness(registry, LIMITS, is_local=True),
-    }
-
-
-class World:
-    """A fleet of one process, or of several ranks, with everything around it."""
-
-    def __init__(
-        self,
-        role: Role,
-        tmp_path: Path,
-        on_start: Callable[["World", Scripted], None],
-        ranks: int = 1,
-    ) -> None:
-        self.registry = virtual_registry()
-        self.lost: list[str] = []
-        self.reasons: list[str] = []
-        self.given_up: list[tuple[str, str]] = []
-        self.launcher = ScriptedLauncher(
-            lambda _, process: (
-                asyncio.get_running_loop().call_soon(on_start, self, process) and None
-            )
-        )
-        self.fleet = Fleet(
-            [spec(role, rank) for rank in range(ranks)],
-            launcher=self.launcher,
-            registry=self.registry,
-            max_restarts=MAX_RESTARTS,
-            **surroundings(self.registry, tmp_path),
-        )
-        self.fleet.on_restart = self._on_restart
-        self.fleet.give_up = lambda spec, reason: self.given_up.append((spec.name, reason))
-        self.role: Role = role
-
-    def _on_restart(self, name: str, reason: str) -> None:
-        self.lost.append(name)
-        self.reasons.append(reason)
-
-    def fails(self, process: Scripted, name: str, text: str) -> None:
+    def fails(self, process: Scripted, text: str) -> None:
+        name = process.spec.name
         self.fleet.note_fatal(ReportFatal(name=name, pid=process.pid, text=text))
 
-    def register(self, process: Scripted, rank: int = 0) -> None:
-        name = f"{self.role}-{rank}"
-        self.registry.register(
-            Register(name=name, role=self.role, pid=process.pid, address="tcp://x")
-        )
+    def register(self, process: Scripted) -> None:
+        # Without an address nothing is sent to it.
+        spec = process.spec
+        message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
+        self.registry.register(message)
 
-    async def until_serving(self, count: int = 1) -> None:
+    async def until(self, *names: str) -> None:
+        """Wait until these processes serve, and no other."""
         directory = self.registry.directory
-        while len(directory.members) < count:
+        while sorted(m.name for m in self.registry.members if m.state == "ready") != sorted(names):
             await directory.changed(directory.revision)
 
     @contextlib.asynccontextmanager

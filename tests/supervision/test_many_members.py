@@ -14,10 +14,9 @@ from async_rl.monitoring.rates import Rates
 from async_rl.observability import catalogue
 from async_rl.protocol.membership import Heartbeat, Register
 from async_rl.runtime.directory import Directory
-from async_rl.supervision.clock import AwakeClock
 from async_rl.supervision.control import StopRequest, handlers
 from async_rl.supervision.liveness import Liveness
-from async_rl.supervision.registry import Registry
+from async_rl.supervision.registry import AwakeClock, Registry
 
 CONFIG = compose("grpo_code", [])
 GENERATORS: frozenset[Role] = frozenset({"generator"})

@@ -15,9 +15,9 @@ from composing import compose
 
 from async_rl.composition.compose import write_config
 from async_rl.core.errors import RunFailed
+from async_rl.monitoring import events
 from async_rl.processes.supervisor import run_supervised
 from async_rl.runs.status import RunState, status_of
-from async_rl.supervision import outcome
 from async_rl.supervision.control import StopRequest
 from async_rl.supervision.preparation import prepare
 from async_rl.training.checkpoints import directory_of
@@ -34,7 +34,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_a_run_that_a_full_disk_ended_has_failed_and_was_not_killed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome.reserve(run_dir)
+    events.reserve_outcome(run_dir)
     reserved = (run_dir / "state.reserved").stat()
 
     def no_room(path: Path, data: bytes) -> int:
@@ -51,14 +51,16 @@ def test_a_run_that_a_full_disk_ended_has_failed_and_was_not_killed(
     with monkeypatch.context() as full:
         full.setattr(Path, "write_bytes", no_room)
         full.setattr(Path, "open", only_in_place)
-        outcome.write(run_dir, outcome="failed", step=4, cause="the disk is full; " + "é" * 9000)
+        events.write_outcome(
+            run_dir, outcome="failed", step=4, cause="the disk is full; " + "é" * 9000
+        )
     assert status_of(run_dir).state is RunState.FAILED
     assert status_of(run_dir).cause.startswith("the disk is full; ")
     after = (run_dir / "state.json").stat()
     # Neither a new file nor a longer one: there is no room for them.
     assert (after.st_ino, after.st_size) == (reserved.st_ino, reserved.st_size)
-    outcome.reserve(run_dir)
-    outcome.write(run_dir, outcome="finished", step=9, cause="")
+    events.reserve_outcome(run_dir)
+    events.write_outcome(run_dir, outcome="finished", step=9, cause="")
     assert status_of(run_dir).state is RunState.FINISHED
     assert not (run_dir / "state.reserved").exists(), "the room is given back"
 

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 from composing import compose
-from fleet_support import (
-    MAX_RESTARTS,
-    Scripted,
-    ScriptedLauncher,
-    surroundings,
-    virtual_registry,
-    virtually,
-)
+from fleet_support import World, virtually
 from tables import table
 
 from async_rl.composition.hardware import model_shape
@@ -24,53 +17,30 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import gb, total_memory_mb
-from async_rl.planning.topology import ProcessSpec, processes
-from async_rl.protocol.membership import Register
+from async_rl.planning.topology import processes
 from async_rl.runtime.directory import Connections
-from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.scaler import Scaler, wanted_counts
 from async_rl.wire.keys import create_keys
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 
 
-class ScaledRun:
-    """A supervisor without sockets: processes serve as soon as they are started, and end when
-    asked.
-    """
+class ScaledRun(World):
+    """Processes that serve as soon as they are started, and end when asked."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
-        self.registry = virtual_registry()
-        self.registry.wanted = wanted_counts(config, run_dir)
-        self.launcher = ScriptedLauncher(self.serve)
-        self.fleet = Fleet(
-            processes(config, machine, self.registry.wanted),
-            launcher=self.launcher,
-            registry=self.registry,
-            max_restarts=MAX_RESTARTS,
-            **surroundings(self.registry, run_dir),
-        )
-        self.fleet.on_restart = lambda *_: None
-        self.fleet.give_up = lambda *_: None
-        connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
+    def __init__(self, config: RunConfig, run_dir: Path, machine: Machine) -> None:
+        wanted = wanted_counts(config, run_dir)
+        super().__init__(processes(config, machine, wanted), run_dir, World.register)
+        self.registry.wanted = wanted
         self.scaler = Scaler(
             config=config,
             run_dir=run_dir,
             machine=machine,
             fleet=self.fleet,
             registry=self.registry,
-            connect=connect,
+            connect=Connections(create_keys(run_dir / "keys"), self.registry.directory),
             shape=None if machine is MACHINE else model_shape(config),
         )
-
-    def serve(self, spec: ProcessSpec, process: Scripted) -> None:
-        message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
-        asyncio.get_running_loop().call_soon(self.registry.register, message)
-
-    async def until(self, *names: str) -> None:
-        directory = self.registry.directory
-        while sorted(m.name for m in self.registry.members if m.state == "ready") != sorted(names):
-            await directory.changed(directory.revision)
 
 
 def with_run(
@@ -81,13 +51,11 @@ def with_run(
 ) -> None:
     async def main() -> None:
         run = ScaledRun(config, run_dir, machine)
-        tasks = [asyncio.create_task(run.fleet.run()), asyncio.create_task(run.scaler.run())]
-        try:
+        async with run.running():
+            scaling = asyncio.create_task(run.scaler.run())
             await act(run)
-        finally:
-            run.fleet.kill_all()
-            tasks[1].cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            scaling.cancel()
+            await asyncio.wait((scaling,))
 
     virtually(main())
 

@@ -50,7 +50,7 @@ from async_rl.rewards.verifier import pool
 from async_rl.runs.status import config_of
 from async_rl.runtime import attached, context, directory
 from async_rl.supervision import child, control, fleet, monitor, registry, scaler
-from async_rl.supervision.clock import AwakeClock
+from async_rl.supervision.registry import AwakeClock
 from async_rl.training import checkpoints
 from async_rl.wire.keys import Keys
 

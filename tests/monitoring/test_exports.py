@@ -1,16 +1,19 @@
-"""The metrics that a run exports to Prometheus."""
+"""The numbers of a run for Prometheus and for Weights & Biases."""
 
 import json
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.monitoring.prometheus import Endpoint, exported_name
+from async_rl.monitoring.exports import Endpoint, WandbRun, exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS
 from async_rl.supervision.monitor import Monitor
 from docs.generate.pages import dashboard
@@ -73,3 +76,29 @@ def test_the_dashboard_asks_for_the_exported_names_of_the_first_screen() -> None
     shown = [name for chart in FIRST_SCREEN.values() for name in chart.metrics]
     assert sorted(asked) == sorted(exported_name(name) + '{run=~"$run"}' for name in shown)
     assert page["templating"]["list"][1]["query"] == "label_values(async_rl_step, run)"
+
+
+def test_rows_are_sent_with_their_steps(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock does not have the package; this one keeps what it is told."""
+    told: list[object] = []
+
+    def init(**arguments: object) -> SimpleNamespace:
+        if arguments["project"] == "unknown":
+            raise ValueError("no such project")
+        told.append((arguments["id"], arguments["resume"]))
+        return SimpleNamespace(
+            log=lambda row, *, step: told.append((step, row)), finish=lambda: told.append("end")
+        )
+
+    wandb = SimpleNamespace(Error=ValueError, Settings=dict, init=init)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    run = WandbRun("tests", tmp_path, config)
+    for step in (1, 2):
+        run.log(step, {"reward/mean": 0.25 * step})
+    run.close()
+    rows = [(1, {"reward/mean": 0.25}), (2, {"reward/mean": 0.5})]
+    assert told == [(tmp_path.name, "allow"), *rows, "end"]
+    with pytest.raises(InfrastructureError, match="no such project; run wandb login"):
+        WandbRun("unknown", tmp_path, config)

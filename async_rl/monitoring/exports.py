@@ -1,28 +1,31 @@
-"""The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
+"""The numbers of a run for other programs: the newest ones for Prometheus, and each final row for
+Weights & Biases.
 
-A metric of the catalogue is a gauge: `failures/over_age` is `async_rl_failures_over_age`. Every
-metric has the label `run`, so that one Prometheus can scrape several runs.
-Metrics that the catalogue does not declare are left out. Read-only, on the address of the run
-(network.host); the path is a secret, as TensorBoard's, and every other path is 404.
+The only file that imports wandb, which is not a dependency of this project.
 """
 
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 
+from async_rl.config.base import as_builtins
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
 from async_rl.observability.catalogue import describe
 
 
 class Endpoint:
-    """A server at `url`, until closed, and its collector.
+    """A read-only HTTP server on a thread of the supervisor, at `url`, until closed.
 
-    run: the label `run` of all metrics; newest: returns the step and the newest value of each
-    metric; called from the server's thread.
+    A metric of the catalogue is a gauge: `failures/over_age` is `async_rl_failures_over_age`; other
+    metrics are left out. The path is a secret, as TensorBoard's, and every other path is 404.
+    run: the label `run` of all metrics, so that one Prometheus can scrape several runs. newest:
+    returns the step and the newest value of each metric; called from the server's thread.
     """
 
     def __init__(
@@ -81,3 +84,41 @@ def _only_at(path: str, answer: Any) -> Any:
 def exported_name(name: str) -> str:
     """Return a metric's name in Prometheus."""
     return "async_rl_" + re.sub(r"\W+", "_", name)
+
+
+class WandbRun:
+    """One run, under the name of its directory; a resumed run continues it. WANDB_MODE=offline
+    keeps everything in that directory.
+
+    Raises InfrastructureError if wandb cannot start it.
+    """
+
+    def __init__(self, project: str, run_dir: Path, config: RunConfig) -> None:
+        import wandb
+
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=run_dir.name,
+                # The id makes a resumed run continue the same curves.
+                id=run_dir.name,
+                # A new id starts a run, a known one continues it.
+                resume="allow",
+                dir=str(run_dir),
+                config=as_builtins(config),
+                # The supervisor owns the terminal and its signals.
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.Error as error:
+            raise InfrastructureError(
+                f"monitoring.wandb={project}: {error}; run wandb login, set WANDB_MODE=offline in"
+                " the environment, or set monitoring.wandb=null"
+            ) from error
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Send the metrics of one step; steps come in order."""
+        self._run.log(scalars, step=step)
+
+    def close(self) -> None:
+        """Send the remaining rows and end the run."""
+        self._run.finish()
