@@ -3,6 +3,8 @@
 The learner's logits exist in this file and, on a GPU, in fused_logprobs.py, nowhere else.  Row i of
 `hidden` predicts `targets[i]`; the shift by one position is applied by the caller.  The KL to the
 reference has three uses: in the reward, in the loss, and for metrics.
+
+The product of two matrices as the log-probs need it.
 """
 
 import functools
@@ -14,7 +16,18 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from async_rl.algorithms.edits import Edits
-from async_rl.algorithms.products import product
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
+
+    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
+    (by torch) for bfloat16 on a CPU.
+    """
+    if a.dtype is torch.float32:
+        return torch.mm(a, b, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)
+
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
