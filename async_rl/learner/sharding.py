@@ -11,6 +11,8 @@ Invariants
   its module and may be the input embedding.
 - One rank in float32 on a CPU is not wrapped: `fully_shard` would cost 15 percent of a step of the
   embedded model.
+
+The units of FSDP: the modules of a model that are sharded and gathered separately.
 """
 
 import itertools
@@ -37,7 +39,6 @@ from async_rl.config.learner import shard_ranks
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import one_ahead
 from async_rl.learner.attention import WHOLE_ROWS, Context
-from async_rl.learner.units import units
 from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
@@ -299,3 +300,36 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the global norm of the gradients of all shards (collective): float32 []."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return full_tensor(torch.nn.utils.get_total_norm(gradients))
+
+
+def units(
+    model: nn.Module,
+    *,
+    blocks: Collection[str],
+    min_params: int,
+    kept: Collection[nn.Module | None],
+) -> list[nn.Module]:
+    """Return the modules inside the model that are sharded separately, inner ones first.
+
+    With min_params=0 they are the modules whose class is named in blocks.  Otherwise they are the
+    smallest modules with at least min_params parameters that are in no other unit; modules of
+    `kept`, and modules that contain one, are never units.
+    """
+    if not min_params:
+        return [module for module in model.modules() if type(module).__name__ in blocks]
+    units: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> int:
+        """Return the module's parameters that are in no unit."""
+        left = sum(p.numel() for p in module.parameters(recurse=False))
+        left += sum(visit(child) for child in module.children())
+        # FSDP's hooks run with forward; a ModuleList has none.
+        is_callable = type(module).forward is not nn.Module.forward
+        has_kept = any(m in kept for m in module.modules())
+        if left < min_params or module is model or has_kept or not is_callable:
+            return left
+        units.append(module)
+        return 0
+
+    visit(model)
+    return units
