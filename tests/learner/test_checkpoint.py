@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.learner import checkpoint, staging
+from async_rl.learner import checkpoint, checkpoint_files
 
 
 @pytest.mark.covers("checkpoints hold everything", "value_norm in the checkpoint")
@@ -155,7 +155,7 @@ def test_a_checkpoint_is_written_past_the_cache_or_through_it(
         return real_write(fd, content[: 3 * 4096])
 
     monkeypatch.setattr(
-        staging, "os", SimpleNamespace(**{**vars(os), "open": opening, "write": write})
+        checkpoint_files, "os", SimpleNamespace(**{**vars(os), "open": opening, "write": write})
     )
     trainer = make_trainer(model_path, "grpo_code")
     trainer.save(tmp_path / "step_1", 1).result()

@@ -14,7 +14,7 @@ from warm_processes import warm_context
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.learner import sharding
-from async_rl.learner.staging import Staging
+from async_rl.learner.checkpoint_files import Staging
 from async_rl.learner.trainer import Trainer
 
 CASES = {

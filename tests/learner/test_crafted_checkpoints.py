@@ -15,7 +15,7 @@ from learner_support import make_groups, make_trainer
 from tables import table
 
 from async_rl.core.errors import DataError
-from async_rl.learner.checkpoint_index import Index, file_of, read_index
+from async_rl.learner.checkpoint_files import Index, file_of, read_index
 
 SHARD = file_of(0)
 NAME = "policy.model.lm.model.norm.weight"

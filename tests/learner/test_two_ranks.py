@@ -22,7 +22,7 @@ from warm_processes import warm_context
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group
 from async_rl.learner import sharding
-from async_rl.learner.checkpoint_index import file_of, read_index
+from async_rl.learner.checkpoint_files import file_of, read_index
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
