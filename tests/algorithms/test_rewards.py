@@ -1,7 +1,7 @@
 import torch
 from composing import compose
 
-from async_rl.learner.rewards import Rewards
+from async_rl.learner.objective import Rewards
 
 
 def rules(*knobs: str) -> Rewards:
