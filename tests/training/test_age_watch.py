@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from async_rl.training.age_watch import PROBE_MEAN, AgeWatch
+from async_rl.training.mismatch import PROBE_MEAN, AgeWatch
 
 LOG = logging.getLogger("learner")
 FP8 = "kv_cache_dtype=fp8"

@@ -13,8 +13,8 @@ from composing import compose
 from async_rl.core.types import FloatArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.training.mismatch import Expected, Prober, followed_share, probe_rows
 from async_rl.training.operations import Score
-from async_rl.training.probe import Expected, Prober, followed_share, probe_rows
 
 BFLOAT16 = ["model.dtype=bfloat16"]
 FP8 = ["generation.vllm.extra=['kv_cache_dtype=fp8']"]
