@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from async_rl.batching.batch import Batch, Sizes, sizes_of
-from async_rl.batching.packing import Pass, minibatches, pack, passes, share_out
+from async_rl.batching.division import minibatches, passes, share_out
+from async_rl.batching.packing import Pass, pack
 from async_rl.config.algorithm import AlgorithmConfig, LossKl
 from async_rl.config.learner import CACHE_TOKENS
 from async_rl.config.policy_losses import PluginCorrection
