@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from learner_support import make_groups
 
 from async_rl.batching.batch import collate_part, whole
-from async_rl.batching.division import cost_tokens, minibatches, passes, share_out
+from async_rl.learner.forward_passes import cost_tokens, minibatches, passes, share_out
 
 CPU = torch.device("cpu")
 
