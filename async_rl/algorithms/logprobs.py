@@ -3,8 +3,6 @@
 The learner's logits exist in this file and, on a GPU, in fused_logprobs.py, nowhere else.  Row i of
 `hidden` predicts `targets[i]`; the shift by one position is applied by the caller.  The KL to the
 reference has three uses: in the reward, in the loss, and for metrics.
-
-The product of two matrices as the log-probs need it.
 """
 
 import functools
@@ -16,18 +14,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from async_rl.algorithms.edits import Edits
-
-
-def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
-
-    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
-    (by torch) for bfloat16 on a CPU.
-    """
-    if a.dtype is torch.float32:
-        return torch.mm(a, b, out=out)
-    return torch.mm(a, b, out_dtype=torch.float32, out=out)
-
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -101,6 +87,17 @@ def _factors(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     if hidden.device.type == "cpu":
         return hidden.float(), head.float()
     return hidden, head
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
+
+    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
+    (by torch) for bfloat16 on a CPU.
+    """
+    if a.dtype is torch.float32:
+        return torch.mm(a, b, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 class _Logits(torch.autograd.Function):

@@ -1,24 +1,12 @@
-"""Divides the sequences of a batch among minibatches, ranks and forward passes, and packs the
-sequences of a pass into one row of tokens, with tokens that several sequences share stored once.
+"""Packs sequences into one row of tokens, with tokens that several sequences share stored once.
 
 A row is a list of segments, which form trees: the first token of a segment follows a token of an
 earlier segment, or nothing.  A token attends to itself and to what it follows: a response to its
 prompt, a call of an agent to the part of its session that it continues.  So the row computes the
 same as separate sequences, without padding in the linear layers and without repeated tokens.
 Invariants
-- Minibatches depend on the batch and the seed only, not on the number of ranks or a memory budget,
-  so neither changes the objective.
-- Sequences that share a prompt stay together if possible, because a packed row stores the prompt
-  once.
-- Every rank computes the same partition, from the sizes of all sequences.
 - Only this file knows that the hidden state of a token predicts the next token (`predict_index`).
-
-The numbers that a critic reads next to the hidden state: how far a response is, and how
-surprising its tokens were to the policy that sampled them.
-
-The behavior policy gave the log-probs, because its log-probs are known before any pass, and are the
-same when the values are computed and when they are trained.
-Invariant: the numbers of a token depend on that token and on the tokens that it follows.
+- The numbers that a critic reads at a token depend on that token and on the tokens that it follows.
 """
 
 import bisect
@@ -37,6 +25,9 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray, Trajectory
 
 Indices = npt.NDArray[np.int64]
+
+NUM_INPUTS = 4
+"""Of a critic, next to the hidden state of a token."""
 
 
 @frozen
@@ -156,7 +147,7 @@ def pack(
     it.  Without sequences the row is one unused token, which keeps ranks in step.
     """
     row = RowInProgress()
-    numbers: list[tuple[Indices, FloatArray]] = []
+    placed: list[tuple[Indices, Trajectory]] = []
     if not sequences:
         row.add(np.zeros(1, dtype=np.int32), -1)
     for s in sequences:
@@ -168,22 +159,48 @@ def pack(
             branches=sample.branches,
             with_end=with_ends,
         )
+        placed.append((places, sample))
         start = batch.offsets[s]
         row.tokens.append(np.arange(start, start + sample.response_length))
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(places[-1])
-            numbers.append((places, place_and_surprise(sample)))
     packed = row.finish(sequences, device)
     if batch.edits is not None:
         packed = replace(packed, edits=batch.edits.at(packed.token_index))
     if not with_ends:
         return packed
-    of_tokens = np.zeros((row.size, 2), dtype=np.float32)
-    for places, of_sample in numbers:
-        of_tokens[places] = of_sample
-    inputs = value_inputs(of_tokens, seen_by(packed.segments))
+    inputs = _value_inputs(placed, row.size, seen_by(packed.segments))
     return replace(packed, value_inputs=torch.from_numpy(inputs).to(device))
+
+
+def _value_inputs(
+    placed: Iterable[tuple[Indices, Trajectory]], num_tokens: int, seen: Iterable[Indices]
+) -> FloatArray:
+    """Return the inputs of a critic: how far a response is, and how surprising its tokens were to
+    the policy that sampled them. Its log-probs are known before any pass, and are the same when the
+    values are computed and when they are trained.
+
+    placed: the sequences of the row, each with the place of every token; seen: as `seen_by`
+    -> float32 [T, NUM_INPUTS].  With p the probability of a token that the policy wrote, 1 for any
+    other, and over the token and those that it follows, the columns are
+      the number of response tokens;  1 - p of the token;  the largest 1 - p;  log(1 - sum of log p)
+    In a regression they explain as much of the returns as more statistics and the entropy do
+    (docs/decisions/critic_inputs.md).
+    """
+    is_response = np.zeros(num_tokens)
+    surprise = np.zeros(num_tokens)
+    for places, sample in placed:
+        is_response[places[sample.prompt_length :]] = 1.0
+        surprise[places] = np.where(sample.loss_mask, -sample.behavior_logprobs, 0.0)
+    unlikely = -np.expm1(-surprise)
+    inputs = np.repeat(unlikely.astype(np.float32)[:, None], NUM_INPUTS, axis=1)
+    for path in seen:
+        # A token of several paths gets the same numbers from each.
+        inputs[path, 0] = is_response[path].cumsum()
+        inputs[path, 2] = np.maximum.accumulate(unlikely[path])
+        inputs[path, 3] = np.log1p(surprise[path].cumsum())
+    return inputs
 
 
 def pack_rows(rows: Sequence[IntArray], *, prompt_length: int, device: torch.device) -> Pass:
@@ -218,36 +235,3 @@ def _positions(segments: Indices) -> Indices:
     lengths = segments[:, 1]
     sizes = zip(lengths.tolist(), seen_by(segments), strict=True)
     return np.concatenate([np.arange(len(seen))[-length:] for length, seen in sizes])
-
-
-NUM_INPUTS = 4
-
-
-def place_and_surprise(sample: Trajectory) -> FloatArray:
-    """Return 1 for a response token and 0 for a token of the prompt, and the nats of surprise of a
-    token that the policy wrote, 0 of any other: float32 [L, 2].
-    """
-    is_response = np.arange(len(sample.token_ids)) >= sample.prompt_length
-    surprise = np.where(sample.loss_mask, -sample.behavior_logprobs, 0.0)
-    return np.stack([is_response, surprise], axis=1).astype(np.float32)
-
-
-def value_inputs(of_tokens: FloatArray, seen: Iterable[npt.NDArray[np.int64]]) -> FloatArray:
-    """Return the inputs at each token of a row.
-
-    of_tokens: float32 [T, 2], `place_and_surprise` of each; seen: for each segment, the tokens that
-    its last token attends to -> float32 [T, NUM_INPUTS].  With p = exp(-surprise), and over the
-    token and those that it follows, the columns are
-      the number of response tokens;  1 - p of the token;  the largest 1 - p;  log(1 - sum of log p)
-    In a regression they explain as much of the returns as more statistics and the entropy do
-    (docs/decisions/critic_inputs.md).
-    """
-    is_response, surprise = of_tokens.T.astype(np.float64)
-    unlikely = -np.expm1(-surprise)
-    inputs = np.repeat(unlikely.astype(np.float32)[:, None], NUM_INPUTS, axis=1)
-    for path in seen:
-        # A token of several paths gets the same numbers from each.
-        inputs[path, 0] = is_response[path].cumsum()
-        inputs[path, 2] = np.maximum.accumulate(unlikely[path])
-        inputs[path, 3] = np.log1p(surprise[path].cumsum())
-    return inputs

@@ -1,10 +1,7 @@
-"""The index of a checkpoint: which file has which rows of each tensor, and all that is no tensor.
+"""The files of a checkpoint: the safetensors file of each rank, and the index, which says what file
+has which rows of each tensor, and all that is no tensor.
 
 docs/checkpoints.md describes the format for readers without this project.
-
-The image of one safetensors file in main memory, written past the kernel's cache.
-
-The memory is allocated at the first use and kept: new memory costs several times the copy.
 """
 
 import hashlib
@@ -27,6 +24,9 @@ from async_rl.weights.tensors import tensor_spec
 INDEX_FILE = "index.json"
 # A thousand ranks with a thousand tensors each need 100 MB.
 _MAX_BYTES = 1 << 30
+# Every disk accepts this alignment of memory, offsets and lengths without a cache.
+_ALIGN = 4096
+_PIECE_BYTES = 64 << 20
 Size = Annotated[int, msgspec.Meta(ge=0)]
 # No other name, so none leads out of the directory.
 FileName = Annotated[str, msgspec.Meta(pattern=r"^rank_[0-9]{4,6}\.safetensors\Z")]
@@ -110,13 +110,12 @@ def read_index(directory: Path) -> Index:
     return index
 
 
-# Every disk accepts this alignment of memory, offsets and lengths without a cache.
-_ALIGN = 4096
-_PIECE_BYTES = 64 << 20
-
-
 class Staging:
-    """One image; `fill` must not run during `write`."""
+    """The image of one safetensors file in main memory, written past the kernel's cache.
+
+    The memory is allocated at the first use and kept: new memory costs several times the copy.
+    `fill` must not run during `write`.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)

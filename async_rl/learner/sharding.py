@@ -11,8 +11,6 @@ Invariants
   its module and may be the input embedding.
 - One rank in float32 on a CPU is not wrapped: `fully_shard` would cost 15 percent of a step of the
   embedded model.
-
-The units of FSDP: the modules of a model that are sharded and gathered separately.
 """
 
 import itertools
@@ -192,7 +190,7 @@ class Ranks(Across):
                 embeddings |= {lm.get_input_embeddings(), lm.get_output_embeddings()}
         params = self.min_shard_params
         stays = stays_gathered and self.stays_gathered
-        for module in units(model, blocks=blocks, min_params=params, kept=embeddings):
+        for module in _units(model, blocks=blocks, min_params=params, kept=embeddings):
             wrap(module, reshard_after_forward=False if stays else None)
         # The root is used again by the backward pass right after, so it stays gathered.
         wrap(model, reshard_after_forward=False)
@@ -232,6 +230,39 @@ class Ranks(Across):
         """Wait for all ranks (collective)."""
         if self.world_size > 1:
             dist.barrier()
+
+
+def _units(
+    model: nn.Module,
+    *,
+    blocks: Collection[str],
+    min_params: int,
+    kept: Collection[nn.Module | None],
+) -> list[nn.Module]:
+    """Return the modules inside the model that are sharded separately, inner ones first.
+
+    With min_params=0 they are the modules whose class is named in blocks.  Otherwise they are the
+    smallest modules with at least min_params parameters that are in no other unit; modules of
+    `kept`, and modules that contain one, are never units.
+    """
+    if not min_params:
+        return [module for module in model.modules() if type(module).__name__ in blocks]
+    units: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> int:
+        """Return the module's parameters that are in no unit."""
+        left = sum(p.numel() for p in module.parameters(recurse=False))
+        left += sum(visit(child) for child in module.children())
+        # FSDP's hooks run with forward; a ModuleList has none.
+        is_callable = type(module).forward is not nn.Module.forward
+        has_kept = any(m in kept for m in module.modules())
+        if left < min_params or module is model or has_kept or not is_callable:
+            return left
+        units.append(module)
+        return 0
+
+    visit(model)
+    return units
 
 
 class _Gathering:
@@ -294,42 +325,3 @@ def local(x: Tensor) -> Tensor:
 def full_tensor(x: Tensor) -> Tensor:
     """Return the whole of a sharded tensor (collective), or x if it is not sharded."""
     return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the global norm of the gradients of all shards (collective): float32 []."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return full_tensor(torch.nn.utils.get_total_norm(gradients))
-
-
-def units(
-    model: nn.Module,
-    *,
-    blocks: Collection[str],
-    min_params: int,
-    kept: Collection[nn.Module | None],
-) -> list[nn.Module]:
-    """Return the modules inside the model that are sharded separately, inner ones first.
-
-    With min_params=0 they are the modules whose class is named in blocks.  Otherwise they are the
-    smallest modules with at least min_params parameters that are in no other unit; modules of
-    `kept`, and modules that contain one, are never units.
-    """
-    if not min_params:
-        return [module for module in model.modules() if type(module).__name__ in blocks]
-    units: list[nn.Module] = []
-
-    def visit(module: nn.Module) -> int:
-        """Return the module's parameters that are in no unit."""
-        left = sum(p.numel() for p in module.parameters(recurse=False))
-        left += sum(visit(child) for child in module.children())
-        # FSDP's hooks run with forward; a ModuleList has none.
-        is_callable = type(module).forward is not nn.Module.forward
-        has_kept = any(m in kept for m in module.modules())
-        if left < min_params or module is model or has_kept or not is_callable:
-            return left
-        units.append(module)
-        return 0
-
-    visit(model)
-    return units

@@ -1,18 +1,13 @@
-"""Compare the log-probs of learner and generators on fixed tokens: at the first load of each life
-of a generator, of all generators every weights.probe_every_pushes, and on one row at every push in
-between.
+"""Watches how far the generators' samples are from the policy that is trained: a probe compares the
+log-probs of learner and generators on fixed tokens, and a warning says how many sequences count.
 
-A difference means that a generator does not compute the policy that is trained, so the run stops.
-Two probes of one life also show whether its log-probs changed as the learner's did in between,
-which detects old weights where both versions are within the tolerance.
-
-Watches how many sequences of a batch count, and warns before old data or a quantized engine
-harms a run.
-
-The weights of whole sequences become uneven before a policy collapses on old data, so the warning
-comes while the learning rate is lowered (`algorithm.step_scale`), or could still be.
-Invariant: one warning when the mean share falls below the bound, one message when it is above the
-bound again.
+A probe is due at the first load of each life of a generator, of all generators every
+weights.probe_every_pushes, and on one row at every push in between. A difference means that a
+generator does not compute the policy, so the run stops. Two probes of one life also show whether
+its log-probs changed as the learner's did in between, which detects old weights where both versions
+are within the tolerance.
+Invariant: one warning when the mean share of the sequences that count falls below a bound, one
+message when it is above the bound again.
 """
 
 import collections
@@ -37,6 +32,7 @@ from async_rl.weights.membership import Life
 # 64 tokens, because the learner scores them at every push: one short forward pass.
 _ROWS = 4
 _ROW_TOKENS = 16
+_MEAN = "weights/probe_abs_mean"
 _WORST = "weights/probe_abs_max"
 _CAUSES = (
     "likely causes: different dtypes (model.dtype), an argument of generation.vllm.extra, a model"
@@ -49,6 +45,23 @@ _CAUSES = (
 _EXACT = 1e-3
 _ROUNDED = 0.3
 """In bfloat16, or with quantized weights or keys and values."""
+
+# The mean share over this many steps was below it in 36 of 38 cells that collapsed and in 37 of 201
+# others: benchmarks/results/staleness.jsonl of commit 12c28eee.
+_FEW = 0.35
+_NUM_STEPS = 10
+_TRAINING = "training"
+_OLD = (
+    "the policy has moved far since they were sampled, and may collapse on them; lower"
+    " buffer.max_staleness_versions or the learning rate, or set"
+    " algorithm.step_scale=effective_sequences"
+)
+_QUANTIZED = (
+    "generation.vllm.extra={} changes the engine's log-probs by {:.2g} nats of the learner's own"
+    " weights, and the policy may collapse; remove it, or set"
+    " algorithm.step_scale=effective_sequences and a correction, algorithm.policy_loss.correction"
+    "=token_tis"
+)
 
 
 @frozen
@@ -117,7 +130,7 @@ class Prober:
         worst = float(difference.max())
         mean = float(difference.mean())
         self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
-        self.metrics[PROBE_MEAN] = max(mean, self.metrics.get(PROBE_MEAN, 0.0))
+        self.metrics[_MEAN] = max(mean, self.metrics.get(_MEAN, 0.0))
         judged, kind = (mean, "mean") if self._is_rounded else (worst, "worst")
         problem = ""
         tolerance = _ROUNDED if self._is_rounded else _EXACT
@@ -169,27 +182,12 @@ def probe_rows(vocabulary: int) -> list[IntArray]:
     return [generator.integers(0, vocabulary, _ROW_TOKENS, dtype=np.int32) for _ in range(_ROWS)]
 
 
-# The mean share over this many steps was below it in 36 of 38 cells that collapsed and in 37 of 201
-# others: benchmarks/results/staleness.jsonl of commit 12c28eee.
-_FEW = 0.35
-_NUM_STEPS = 10
-_TRAINING = "training"
-_OLD = (
-    "the policy has moved far since they were sampled, and may collapse on them; lower"
-    " buffer.max_staleness_versions or the learning rate, or set"
-    " algorithm.step_scale=effective_sequences"
-)
-_QUANTIZED = (
-    "generation.vllm.extra={} changes the engine's log-probs by {:.2g} nats of the learner's own"
-    " weights, and the policy may collapse; remove it, or set"
-    " algorithm.step_scale=effective_sequences and a correction, algorithm.policy_loss.correction"
-    "=token_tis"
-)
-PROBE_MEAN = "weights/probe_abs_mean"
-
-
 class AgeWatch:
-    """The state of one learner's warnings."""
+    """The state of one learner's warnings of old data and of a quantized engine.
+
+    The weights of whole sequences become uneven before a policy collapses on old data, so the
+    warning comes while the learning rate is lowered (`algorithm.step_scale`), or could still be.
+    """
 
     def __init__(self, log: logging.Logger, *, quantization: str = "") -> None:
         """quantization: the settings that quantize the engine (GenerationConfig)."""
@@ -213,7 +211,7 @@ class AgeWatch:
         self.stage = _TRAINING
         if share < _FEW:
             # The probe where no sample is of the learner's version.
-            engine = scalars.get("mismatch/engine_abs_mean", scalars.get(PROBE_MEAN, 0.0))
+            engine = scalars.get("mismatch/engine_abs_mean", scalars.get(_MEAN, 0.0))
             whole = scalars.get("mismatch/stale_abs_mean", engine)
             kind = "old data"
             cause = _OLD

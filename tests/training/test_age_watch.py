@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from async_rl.training.mismatch import PROBE_MEAN, AgeWatch
+from async_rl.training.mismatch import AgeWatch
 
 LOG = logging.getLogger("learner")
 FP8 = "kv_cache_dtype=fp8"
@@ -46,9 +46,9 @@ def test_old_data_that_lasts_is_reported_once_with_its_remedy(
     ("quantization", "mismatch", "kind"),
     [
         (FP8, {"mismatch/engine_abs_mean": 0.2}, "quantized engine"),
-        (FP8, {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.3}, "quantized engine"),
+        (FP8, {"weights/probe_abs_mean": 0.2, "mismatch/stale_abs_mean": 0.3}, "quantized engine"),
         # Most of the difference came with the age.
-        (FP8, {PROBE_MEAN: 0.2, "mismatch/stale_abs_mean": 0.5}, "old data"),
+        (FP8, {"weights/probe_abs_mean": 0.2, "mismatch/stale_abs_mean": 0.5}, "old data"),
         ("", {"mismatch/engine_abs_mean": 0.2}, "old data"),
     ],
 )
