@@ -36,7 +36,7 @@ from async_rl.algorithms.parts import Across
 from async_rl.config.learner import shard_ranks
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import one_ahead
-from async_rl.learner.attention import WHOLE_ROWS, Context
+from async_rl.learner.context import WHOLE_ROWS, Context
 from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
@@ -68,22 +68,6 @@ def ensure_group_of_one(device: torch.device) -> None:
         store = torch._C._distributed_c10d.HashStore()
         # A group of one has no other rank to wait for.
         join(store, 0, 1, host="127.0.0.1", device=device, timeout_s=60.0)
-
-
-def divide_ranks(
-    world_size: int, context_ranks: int, device: torch.device
-) -> tuple[Context, dist.ProcessGroup | None]:
-    """Return this rank's context, of context_ranks consecutive ranks, and its data group, as in
-    `Ranks` (collective).
-    """
-    if context_ranks == 1:
-        return WHOLE_ROWS, None
-    mesh = init_device_mesh(
-        device.type,
-        (world_size // context_ranks, context_ranks),
-        mesh_dim_names=("data", "context"),
-    )
-    return Context(mesh.get_group("context")), mesh.get_group("data")
 
 
 @frozen
