@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from async_rl.algorithms.edits import Edits
+from async_rl.algorithms.logits import product
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -87,17 +88,6 @@ def _factors(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     if hidden.device.type == "cpu":
         return hidden.float(), head.float()
     return hidden, head
-
-
-def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
-
-    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
-    (by torch) for bfloat16 on a CPU.
-    """
-    if a.dtype is torch.float32:
-        return torch.mm(a, b, out=out)
-    return torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 class _Logits(torch.autograd.Function):

@@ -8,13 +8,6 @@ Invariants
 - No device builds a mask of all queries by all keys. On a CPU memory is linear in the tokens of the
   row for any lengths, prompts and windows, because a block has a bounded number of queries, and one
   with many keys gathers them again in the backward pass.
-
-Attention of a packed row on a CPU: torch's kernel for each segment, for a block of queries at a
-time.
-
-Invariant: memory is linear in the tokens of the row for any lengths, prompts and windows, because
-a block has a bounded number of queries, and one with many keys gathers them again in the backward
-pass.
 """
 
 import functools
@@ -32,6 +25,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from async_rl.batching.packing import Indices, seen_by
 
+_NAME = "async_rl_segments"
+# The causal mask of the memory-efficient kernel that is aligned to the last query and the last key.
+_FROM_BOTTOM_RIGHT = 2
 # More queries would need larger masks, fewer would gather keys more often.
 _BLOCK_QUERIES = 512
 # A block keeps its gathered keys for the backward pass if they are at most this many times its
@@ -39,8 +35,35 @@ _BLOCK_QUERIES = 512
 _KEPT_SHARE = 4
 
 
+def use_segments(model: PreTrainedModel) -> None:
+    """Make the model attend by the `segments` passed to its forward call."""
+    model.set_attn_implementation(_NAME)
+
+
+class Plan(Protocol):
+    """The attention of one packed row, which a forward pass builds and its layers share."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Compute softmax attention of each token to itself and to what it follows.
+
+        query: float [T, H, D]; key, value: float [T, H_kv, D] -> float [T, H, D].  scaling: factor
+        of the products, None = 1 / sqrt(D); window: the newest tokens that each token attends to,
+        itself included, None = all (arXiv 1706.03762 eq. 1, grouped queries arXiv 2305.13245,
+        windows arXiv 2310.06825 sec. 2).
+        """
+
+
+def plan(segments: Indices, device: torch.device) -> Plan:
+    """Return the plan of a row for the kernels of the device. segments: as in `Pass`."""
+    if device.type == "cpu":
+        return SegmentsPlan(segments)
+    return VarlenPlan(segments, device)
+
+
 class SegmentsPlan:
-    """The attention of one packed row on a CPU."""
+    """The attention of one packed row on a CPU, for a block of queries at a time."""
 
     def __init__(self, segments: Indices) -> None:
         self._lengths = segments[:, 1].tolist()
@@ -49,7 +72,7 @@ class SegmentsPlan:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
-        """Compute `attention.attend` of the row."""
+        """Compute `Plan.attend` of the row."""
         # A key is in several blocks, and sums of their gradients in bfloat16 would lose small
         # terms.
         wide = torch.promote_types(key.dtype, torch.float32)
@@ -103,31 +126,6 @@ def _attend(
     return out[0].transpose(0, 1)
 
 
-_NAME = "async_rl_segments"
-# The causal mask of the memory-efficient kernel that is aligned to the last query and the last key.
-_FROM_BOTTOM_RIGHT = 2
-
-
-def use_segments(model: PreTrainedModel) -> None:
-    """Make the model attend by the `segments` passed to its forward call."""
-    model.set_attn_implementation(_NAME)
-
-
-class Plan(Protocol):
-    """The attention of one packed row, which a forward pass builds and its layers share."""
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
-    ) -> Tensor:
-        """Compute softmax attention of each token to itself and to what it follows.
-
-        query: float [T, H, D]; key, value: float [T, H_kv, D] -> float [T, H, D].  scaling: factor
-        of the products, None = 1 / sqrt(D); window: the newest tokens that each token attends to,
-        itself included, None = all (arXiv 1706.03762 eq. 1, grouped queries arXiv 2305.13245,
-        windows arXiv 2310.06825 sec. 2).
-        """
-
-
 class VarlenPlan:
     """The attention of one packed row on a GPU.
 
@@ -152,7 +150,7 @@ class VarlenPlan:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
-        """Compute `attention.attend` of the row."""
+        """Compute `Plan.attend` of the row."""
         if self._key_index is not None:
             key = key.index_select(0, self._key_index)
             value = value.index_select(0, self._key_index)
@@ -193,13 +191,6 @@ class VarlenPlan:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return out
-
-
-def plan(segments: Indices, device: torch.device) -> Plan:
-    """Return the plan of a row for the kernels of the device. segments: as in `Pass`."""
-    if device.type == "cpu":
-        return SegmentsPlan(segments)
-    return VarlenPlan(segments, device)
 
 
 def _segment_attention(

@@ -1,5 +1,5 @@
-"""Several ranks compute one packed row, so that a sequence may be longer than the memory of one rank
-allows.
+"""The ranks that compute a packed row together, so that a sequence may be longer than the memory of
+one rank allows.
 
 Each rank has a piece of the row's tokens in every layer but attention. There it has all tokens of a
 part of the heads, after an exchange among the ranks (DeepSpeed Ulysses, arXiv 2309.14509 sec. 3).
@@ -143,7 +143,7 @@ class _ExchangePlan:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
-        """Compute `attention.attend` of the row's piece."""
+        """Compute `Plan.attend` of the row's piece."""
         if key.shape[1] % len(self._sizes):
             # Fewer heads of keys than ranks: each rank needs the keys of its queries.
             groups = query.shape[1] // key.shape[1]
