@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.edits import Edits
+from async_rl.algorithms.logits import Edits
 from async_rl.algorithms.parts import ALONE, Across, Parts
 from async_rl.batching.support import NO_GRAMMARS, Grammars, edits_of
 from async_rl.core.calls import AgentCall

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.edits import Edits
+from async_rl.algorithms.logits import Edits
 from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray, Trajectory

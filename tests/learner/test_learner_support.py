@@ -9,7 +9,7 @@ import torch
 from learner_support import make_groups
 from torch import Tensor
 
-from async_rl.algorithms.edits import Edits
+from async_rl.algorithms.logits import Edits
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
