@@ -1,7 +1,4 @@
-"""Logits.
-
-Changes of logits: the tokens that cannot be drawn at a position, and numbers added to others.
-"""
+"""The logits of a model: their product in float32, and their changes by what could be drawn."""
 
 from __future__ import annotations
 
@@ -11,6 +8,10 @@ import torch
 from torch import Tensor
 
 from async_rl.core.frozen import frozen
+
+EXCLUDED = -1e30
+"""The logit of a token that cannot be drawn. With -inf, entropy and KL would be 0 times infinity.
+"""
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -22,11 +23,6 @@ def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     if a.dtype is torch.float32:
         return torch.mm(a, b, out=out)
     return torch.mm(a, b, out_dtype=torch.float32, out=out)
-
-
-EXCLUDED = -1e30
-"""The logit of a token that cannot be drawn. With -inf, entropy and KL would be 0 times infinity.
-"""
 
 
 @frozen
