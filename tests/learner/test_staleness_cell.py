@@ -17,8 +17,6 @@ from benchmarks.embedded.tiny_coder import TinyCoder, make_tiny_coder
 from benchmarks.learning.bench import Bench
 from benchmarks.learning.sampler import Response
 from benchmarks.learning.staleness_cell import make_trainer, run_cell, run_up
-from benchmarks.learning.staleness_report import thousands
-from benchmarks.learning.staleness_results import result
 
 SMALL = TinyCoder(hidden_size=64, num_layers=2, num_heads=2, warm_start_steps=2, warm_start_batch=4)
 
@@ -83,14 +81,6 @@ def test_behavior_logprobs_are_those_of_the_learner(bench: Recording) -> None:
     ] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_without_a_run_up_a_batch_is_as_old_as_the_run(bench: Recording) -> None:
-    rows = run_cell(bench, make_config(2))
-    assert sorted(bench.sampled) == [(n, max(0, n - 2)) for n in range(5)]
-    assert [row["step"] for row in rows] == [0, 5]
-    assert rows[-1]["samples"] == 5 * 2 * 4
-    assert rows[-1]["staleness/mean_versions"] == pytest.approx(7 / 5)
-
-
 def test_after_a_run_up_every_step_trains_the_exact_age(bench: Recording, tmp_path: Path) -> None:
     before = make_config(4, "num_steps=4", "learner.optimizer.lr=1e-2")
     for _ in range(2):
@@ -105,23 +95,6 @@ def test_after_a_run_up_every_step_trains_the_exact_age(bench: Recording, tmp_pa
         assert (rows[-1]["policy/effective_sequences"] > 0.999) is (age == 0)
     with pytest.raises(ConfigError, match="max_staleness_versions=5 is above the 4 steps"):
         run_cell(bench, make_config(5), start=start)
-
-
-def test_a_cell_that_never_reached_the_goal_counts_with_all_its_samples() -> None:
-    curve = {0: 0.5, 640: 0.7, 1280: 0.9, 1920: 0.6, 2560: 0.6}
-    rows = [
-        {"step": n // 64, "samples": n, "eval/pass_at_1": rate, "policy/effective_sequences": 1.0}
-        | {"staleness/mean_versions": n / 640}
-        for n, rate in curve.items()
-    ]
-    reached = result(rows)
-    assert reached.samples == pytest.approx(960)
-    assert (reached.is_censored, reached.is_collapsed) == (False, True)
-    assert reached.mean_age == pytest.approx((640 * 1 + 320 * 2) / 960)
-    never = result([row | {"eval/pass_at_1": 0.7} for row in rows])
-    assert (never.samples, never.is_censored, never.is_collapsed) == (2560, True, False)
-    assert thousands([reached, reached]) == "0.96 +- 0.00 (2 of 2)"
-    assert thousands([reached, never]) == ">= 1.76 +- 0.80 (1 of 2)"
 
 
 def test_differences_are_tested_in_pairs_and_corrected_for_their_number() -> None:
