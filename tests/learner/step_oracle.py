@@ -295,8 +295,7 @@ class StepOracle:
         if self._objective.kl_estimator == "full":
             p, q = (_distribution(m, sample.t) for m in (self._policy, self._reference))
             return (p.exp() * (p - q.detach())).sum(-1)
-        estimates = {"abs": d.abs(), "k2": d.square() / 2, "k3": (-d).exp() - 1 + d}
-        return weight * estimates[self._objective.kl_estimator]
+        return weight * ((-d).exp() - 1 + d)
 
     def _off_policy_losses(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
         objective, mask = self._objective, sample.mask

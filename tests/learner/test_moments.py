@@ -87,17 +87,12 @@ def test_pieces_give_the_bits_of_one_step_over_all_and_their_moments_stay_on_the
         )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
-    dtype: str,
-    model_path: Path,
-    tmp_path: Path,
-    process_group: None,
-    monkeypatch: pytest.MonkeyPatch,
+    model_path: Path, tmp_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimizers, "MOMENTS_PIECE_BYTES", 100_000)
     first, second = (
-        offloading_trainer(model_path, "ppo_code", f"model.dtype={dtype}", offload="optimizer")
+        offloading_trainer(model_path, "ppo_code", "model.dtype=bfloat16", offload="optimizer")
         for _ in range(2)
     )
     for version in range(2):
@@ -105,7 +100,7 @@ def test_a_checkpoint_is_read_into_the_host_and_training_goes_on_bit_for_bit(
     first.save(tmp_path / "step_2", 2).result()
     assert all(len(o.moments._pieces) > 1 for o in optimizers_of(second))
     kept = [x for o in optimizers_of(second) for x in states(o)]
-    assert all(isinstance(x, DTensor) == (dtype == "bfloat16") for x in kept if x.ndim)
+    assert all(isinstance(x, DTensor) for x in kept if x.ndim)
     homes = [local(x).data_ptr() for x in kept]
     assert second.load(tmp_path / "step_2") == 2
     assert [local(x).data_ptr() for o in optimizers_of(second) for x in states(o)] == homes

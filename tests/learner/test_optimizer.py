@@ -85,10 +85,6 @@ def oracle(config: OptimizerConfig) -> list[float]:
     return x
 
 
-def test_a_few_steps_equal_the_loop() -> None:
-    assert trained(settings()) == pytest.approx(oracle(settings()), abs=1e-5)
-
-
 @pytest.mark.proves(
     "learner.optimizer.lr",
     "learner.optimizer.weight_decay",

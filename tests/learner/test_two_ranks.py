@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,7 @@ from warm_processes import warm_context
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import Group
+from async_rl.core.types import Group, StepScore
 from async_rl.learner import sharding
 from async_rl.learner.checkpoint_files import Staging
 from async_rl.learner.trainer import Trainer
@@ -42,15 +43,22 @@ EXACT_KL = (
     "algorithm.kl.estimator=full",
 )
 GAC = ("algorithm.step_scale=plugin", "algorithm.step_scale.fn=async_rl.examples.losses.gac:cut")
+STEPS_COUNT = ("reward.mode=fraction", "reward.placement=steps", "algorithm.truncated=zero_reward")
 OBJECTIVES = {
-    # The reference moves: its checkpoints have it.
-    "ppo": ("ppo_code", (*EXACT_KL, "algorithm.kl.ref_ema_eta=0.1")),
+    # The reference moves: its checkpoints have it. The scored steps are those of all ranks.
+    "ppo": ("ppo_code", (*EXACT_KL, "algorithm.kl.ref_ema_eta=0.1", *STEPS_COUNT)),
     "ppo on one backbone": (
         "ppo_code",
-        ("algorithm.advantage.critic=shared", "algorithm.advantage.critic.warmup_steps=1"),
+        (
+            "algorithm.advantage=vtrace",
+            "algorithm.advantage.critic=shared",
+            "algorithm.advantage.critic.warmup_steps=1",
+            "algorithm.advantage.critic.value_norm=exp",
+            "algorithm.truncated=bootstrap",
+        ),
     ),
     # Weights of the whole batch; silent groups have no backward pass.
-    "grpo": ("grpo_code", ("algorithm=m2po", *GAC)),
+    "grpo": ("grpo_code", ("algorithm=m2po", "algorithm.normalize_advantages=group", *GAC)),
     "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
 MEMORY_KNOBS = {
@@ -88,8 +96,16 @@ class ReceivedBytes(TorchDispatchMode):
 
 
 def batch_of(version: int) -> list[Group]:
-    """Trees, some of which are silent: without a KL they get no backward pass."""
+    """Trees, some of which are silent: without a KL they get no backward pass. Two steps of each
+    sample are scored, the second at its end.
+    """
     groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
+    for group in groups:
+        for n, t in enumerate(group.trajectories):
+            ends = {max(1, t.response_length // 2): 0.5, t.response_length: 1.0}
+            steps = tuple(StepScore(end_tokens=end, reward=reward) for end, reward in ends.items())
+            score = msgspec.structs.replace(t.score, steps=steps)
+            group.trajectories[n] = msgspec.structs.replace(t, score=score)
     return as_trees(groups, np.random.default_rng(version))
 
 

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pushing_support import Learner
 
 from async_rl.core.errors import DeadlineExceeded, WeightsError
@@ -98,15 +97,6 @@ async def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_
         "hangs": f"{late}: DeadlineExceeded: it hangs",
         "breaks": f"{late}: WeightsError: no",
     }
-
-
-async def test_an_order_of_a_dead_learner_does_not_wake_a_generator() -> None:
-    generator = Generator()
-    await generator.sleeping.sleep(Sleep(handover=9))
-    told = "an order of handover 8 came after one of handover 9"
-    with pytest.raises(WeightsError, match=told):
-        async with generator.sleeping.waking(8):
-            raise AssertionError("it woke")
 
 
 async def test_time_asleep_counts_for_no_limit() -> None:
