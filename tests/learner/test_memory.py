@@ -47,8 +47,8 @@ def forwards() -> Iterator[list[tuple[str, bool, int]]]:
     """The class of each module that runs forward, whether with a gradient, and its tokens."""
     seen: list[tuple[str, bool, int]] = []
 
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        size = inputs[0].shape[-1] if inputs else 0
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        size = inputs[0].shape[-1] if isinstance(module, nn.Embedding) else 0
         seen.append((type(module).__name__, torch.is_grad_enabled(), size))
 
     hook = nn.modules.module.register_module_forward_pre_hook(note)
