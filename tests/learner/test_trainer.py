@@ -165,28 +165,19 @@ def test_an_over_age_token_is_refused_where_groups_are_to_be_dropped(model_path:
         trainer.step(make_groups(version=6), 5)
 
 
-def test_over_age_tokens_are_masked_where_they_are_to_be_masked(model_path: Path) -> None:
-    groups = make_groups(ages=(0, 3), version=5)
-    trainer = make_trainer(
-        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.age_rule=mask"
-    )
-    result = trainer.step(groups, 5)
-    fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
-    assert result.scalars["tokens/trained"] == fresh
-    assert result.scalars["staleness/max_versions"] == 0
-
-
-def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ages", [(0, 3), (3,)])
+def test_over_age_tokens_are_masked_where_they_are_to_be_masked(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, ages: tuple[int, ...]
 ) -> None:
     collected = spy_on_gradients(monkeypatch)
-    trainer = make_trainer(
-        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.age_rule=mask"
-    )
-    result = trainer.step(make_groups(ages=(3,), version=5), 5)
-    assert result.scalars["tokens/trained"] == 0
-    assert all(not g.any() for g in collected["policy"][0])
-    assert all(math.isfinite(value) for value in result.scalars.values())
+    groups = make_groups(ages=ages, version=5)
+    knobs = ("buffer.max_staleness_versions=2", "buffer.age_rule=mask")
+    scalars = make_trainer(model_path, "grpo_code", *knobs).step(groups, 5).scalars
+    fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
+    assert scalars["tokens/trained"] == fresh
+    assert scalars["staleness/max_versions"] == 0
+    assert all(math.isfinite(value) for value in scalars.values())
+    assert any(g.any() for g in collected["policy"][0]) == (fresh > 0)
 
 
 def test_samples_of_an_older_version_show_no_mismatch_of_the_engine(model_path: Path) -> None:
