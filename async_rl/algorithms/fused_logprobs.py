@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.compiling import Compilation
-from async_rl.algorithms.products import product
+from async_rl.algorithms.logits import product
 
 # Products want columns in multiples of a tile.
 _TILE = 128

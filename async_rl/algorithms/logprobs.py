@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from async_rl.algorithms.edits import Edits
-from async_rl.algorithms.products import product
+from async_rl.algorithms.logits import Edits, product
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 

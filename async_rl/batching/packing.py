@@ -1,22 +1,16 @@
-"""Divides the sequences of a batch among minibatches, ranks and forward passes, and packs the
-sequences of a pass into one row of tokens, with tokens that several sequences share stored once.
+"""Packs sequences into one row of tokens, with tokens that several sequences share stored once.
 
 A row is a list of segments, which form trees: the first token of a segment follows a token of an
 earlier segment, or nothing.  A token attends to itself and to what it follows: a response to its
 prompt, a call of an agent to the part of its session that it continues.  So the row computes the
 same as separate sequences, without padding in the linear layers and without repeated tokens.
 Invariants
-- Minibatches depend on the batch and the seed only, not on the number of ranks or a memory budget,
-  so neither changes the objective.
-- Sequences that share a prompt stay together if possible, because a packed row stores the prompt
-  once.
-- Every rank computes the same partition, from the sizes of all sequences.
 - Only this file knows that the hidden state of a token predicts the next token (`predict_index`).
+- The numbers that a critic reads at a token depend on that token and on the tokens that it follows.
 """
 
 import bisect
 import itertools
-import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
@@ -25,121 +19,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.edits import Edits
-from async_rl.batching.batch import Batch, Sizes
-from async_rl.batching.value_inputs import place_and_surprise, value_inputs
+from async_rl.algorithms.logits import Edits
+from async_rl.batching.batch import Batch
 from async_rl.core.frozen import frozen
-from async_rl.core.types import FloatArray, IntArray
-
-Bundle = list[int]
-"""Sequences that stay together."""
-
-
-def cost_tokens(batch: Sizes, sequences: Sequence[int]) -> int:
-    """Return the tokens of a packed row of these sequences: each response, each prompt once."""
-    prompts = {batch.prompt_key[s]: batch.prompt_lengths[s] for s in sequences}
-    return sum(prompts.values()) + sum(batch.response_lengths[s] for s in sequences)
-
-
-def minibatches(batch: Sizes, *, count: int, rng: np.random.Generator) -> list[list[int]]:
-    """Divide the batch into `count` lists of sequences of about equal tokens.
-
-    rng: assigns them in random order.  The first list with the fewest tokens gets the next bundle
-    (greedy scheduling, Graham 1969).
-    """
-    everything = range(batch.num_sequences)
-    # Without a limit: minibatches must not depend on a memory budget.
-    bundles = _bundles(batch, everything, parts=count, cap_tokens=math.inf)
-    return _balanced(batch, [bundles[i] for i in rng.permutation(len(bundles))], count)
-
-
-def share_out(
-    batch: Sizes, sequences: Sequence[int], *, parts: int, cap_tokens: int
-) -> list[list[int]]:
-    """Return the sequences of each part of the batch, balanced by tokens.
-
-    cap_tokens: sequences of one prompt stay together up to this number.
-    """
-    bundles = _bundles(batch, sequences, parts=parts, cap_tokens=cap_tokens)
-    # Largest first: the greedy rule is then at most a third above the best division (Graham 1969).
-    bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
-    return _balanced(batch, bundles, parts)
-
-
-def passes(
-    batch: Sizes, shares: Sequence[Sequence[int]], *, budget_tokens: int
-) -> list[list[list[int]]]:
-    """Return, for each rank's share of sequences, the sequences of each of its forward passes.
-
-    A pass has at most budget_tokens tokens, or a single longer sequence.  All ranks have the same
-    number of passes, because sharded models communicate in each pass; ranks with less work have
-    empty passes at the end.
-    """
-    result = []
-    for share in shares:
-        bundles = _bundles(batch, share, parts=1, cap_tokens=budget_tokens)
-        bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
-        result.append(_fill(batch, bundles, budget_tokens))
-    # A rank with fewer passes would leave other ranks waiting in the collectives of FSDP.
-    longest = max(map(len, result))
-    return [rank_passes + [[]] * (longest - len(rank_passes)) for rank_passes in result]
-
-
-def _bundles(
-    batch: Sizes, sequences: Sequence[int], *, parts: int, cap_tokens: float
-) -> list[Bundle]:
-    """Bundle the sequences of each prompt, divided further above cap_tokens.
-
-    With fewer than two prompts per part, bundles could not be balanced, so each sequence is its own
-    bundle.
-    """
-    by_prompt: dict[int, Bundle] = {}
-    for s in sequences:
-        by_prompt.setdefault(batch.prompt_key[s], []).append(s)
-    if len(by_prompt) < 2 * parts and parts > 1:
-        return [[s] for s in sequences]
-    bundles: list[Bundle] = []
-    for members in by_prompt.values():
-        room = -1.0  # below every length, so that an empty response starts a bundle too
-        for s in members:
-            if batch.response_lengths[s] > room:
-                bundles.append([])
-                room = cap_tokens - batch.prompt_lengths[s]
-            bundles[-1].append(s)
-            room -= batch.response_lengths[s]
-    return bundles
-
-
-def _balanced(batch: Sizes, bundles: Iterable[Bundle], count: int) -> list[list[int]]:
-    """Give each bundle in turn to the part with the fewest tokens so far; return the sequences of
-    each part in the order of the batch.
-    """
-    parts: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for bundle in bundles:
-        # The first of equals, so that every rank computes the same partition.
-        lightest = loads.index(min(loads))
-        parts[lightest] += bundle
-        loads[lightest] += cost_tokens(batch, bundle)
-    return [sorted(part) for part in parts]
-
-
-def _fill(batch: Sizes, bundles: Sequence[Bundle], budget_tokens: int) -> list[list[int]]:
-    """Put each bundle, largest first, into the first pass with room for it."""
-    filled: list[list[int]] = []
-    rooms: list[int] = []
-    for bundle in bundles:
-        cost = cost_tokens(batch, bundle)
-        index = next((i for i, room in enumerate(rooms) if cost <= room), len(rooms))
-        if index == len(rooms):
-            filled.append([])
-            rooms.append(budget_tokens)
-        filled[index] += bundle
-        rooms[index] -= cost
-    return filled
-
+from async_rl.core.types import FloatArray, IntArray, Trajectory
 
 Indices = npt.NDArray[np.int64]
+
+NUM_INPUTS = 4
+"""Of a critic, next to the hidden state of a token."""
 
 
 @frozen
@@ -259,7 +147,7 @@ def pack(
     it.  Without sequences the row is one unused token, which keeps ranks in step.
     """
     row = RowInProgress()
-    numbers: list[tuple[Indices, FloatArray]] = []
+    placed: list[tuple[Indices, Trajectory]] = []
     if not sequences:
         row.add(np.zeros(1, dtype=np.int32), -1)
     for s in sequences:
@@ -271,22 +159,48 @@ def pack(
             branches=sample.branches,
             with_end=with_ends,
         )
+        placed.append((places, sample))
         start = batch.offsets[s]
         row.tokens.append(np.arange(start, start + sample.response_length))
         if with_ends:
             # The last token of a sequence with an empty response is the last token of its prompt.
             row.last.append(places[-1])
-            numbers.append((places, place_and_surprise(sample)))
     packed = row.finish(sequences, device)
     if batch.edits is not None:
         packed = replace(packed, edits=batch.edits.at(packed.token_index))
     if not with_ends:
         return packed
-    of_tokens = np.zeros((row.size, 2), dtype=np.float32)
-    for places, of_sample in numbers:
-        of_tokens[places] = of_sample
-    inputs = value_inputs(of_tokens, seen_by(packed.segments))
+    inputs = _value_inputs(placed, row.size, seen_by(packed.segments))
     return replace(packed, value_inputs=torch.from_numpy(inputs).to(device))
+
+
+def _value_inputs(
+    placed: Iterable[tuple[Indices, Trajectory]], num_tokens: int, seen: Iterable[Indices]
+) -> FloatArray:
+    """Return the inputs of a critic: how far a response is, and how surprising its tokens were to
+    the policy that sampled them. Its log-probs are known before any pass, and are the same when the
+    values are computed and when they are trained.
+
+    placed: the sequences of the row, each with the place of every token; seen: as `seen_by`
+    -> float32 [T, NUM_INPUTS].  With p the probability of a token that the policy wrote, 1 for any
+    other, and over the token and those that it follows, the columns are
+      the number of response tokens;  1 - p of the token;  the largest 1 - p;  log(1 - sum of log p)
+    In a regression they explain as much of the returns as more statistics and the entropy do
+    (docs/decisions/critic_inputs.md).
+    """
+    is_response = np.zeros(num_tokens)
+    surprise = np.zeros(num_tokens)
+    for places, sample in placed:
+        is_response[places[sample.prompt_length :]] = 1.0
+        surprise[places] = np.where(sample.loss_mask, -sample.behavior_logprobs, 0.0)
+    unlikely = -np.expm1(-surprise)
+    inputs = np.repeat(unlikely.astype(np.float32)[:, None], NUM_INPUTS, axis=1)
+    for path in seen:
+        # A token of several paths gets the same numbers from each.
+        inputs[path, 0] = is_response[path].cumsum()
+        inputs[path, 2] = np.maximum.accumulate(unlikely[path])
+        inputs[path, 3] = np.log1p(surprise[path].cumsum())
+    return inputs
 
 
 def pack_rows(rows: Sequence[IntArray], *, prompt_length: int, device: torch.device) -> Pass:

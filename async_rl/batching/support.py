@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.edits import EXCLUDED, Edits
+from async_rl.algorithms.logits import EXCLUDED, Edits
 from async_rl.core.codec import encode
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.frozen import frozen

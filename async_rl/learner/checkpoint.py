@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from async_rl.core.checksums import complete, sum_of
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.learner.checkpoint_index import (
+from async_rl.learner.checkpoint_files import (
     INDEX_FILE,
     Index,
     Optimizer,
+    Staging,
     Stored,
     file_of,
     open_shard,
@@ -41,7 +42,6 @@ from async_rl.learner.checkpoint_index import (
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import MOMENTS, Trained
 from async_rl.learner.sharding import BACKEND, Ranks, chunk, local, num_shards
-from async_rl.learner.staging import Staging
 from async_rl.weights.tensors import CODES
 
 _RANDOM = "random"

@@ -21,9 +21,10 @@ from async_rl.batching.packing import pack_rows
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
+from async_rl.learner.context import divide_ranks
 from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy, ValueHead
 from async_rl.learner.pretrained import PretrainedWeights
-from async_rl.learner.sharding import Ranks, divide_ranks
+from async_rl.learner.sharding import Ranks
 from async_rl.weights.lora import add_adapter
 
 # Nats between packed and plain log-probs in float32. Kernels differ by about 1e-5, a wrong mask or

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from async_rl.algorithms.logprobs import chosen_logprobs, token_logprobs
-from async_rl.batching.packing import Pass
-from async_rl.batching.value_inputs import NUM_INPUTS
+from async_rl.batching.packing import NUM_INPUTS, Pass
 from async_rl.core.frozen import frozen
-from async_rl.learner.attention import WHOLE_ROWS, Context, Piece, plan
+from async_rl.learner.attention import plan
+from async_rl.learner.context import WHOLE_ROWS, Context, Piece
 from async_rl.learner.sharding import local, reshard
 from async_rl.weights.lora import without_adapter
 

@@ -21,7 +21,7 @@ from async_rl.core.errors import NonFiniteError
 from async_rl.core.sequences import divided
 from async_rl.learner.host_memory import Owned
 from async_rl.learner.models import LearnerModels
-from async_rl.learner.sharding import gradient_norm, local, reshard
+from async_rl.learner.sharding import full_tensor, local, reshard
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOMENT_BYTES = 8  # two float32 values for each parameter
@@ -154,10 +154,10 @@ class ModelOptimizer:
             # Without a gradient AdamW would skip the parameter, but its moments must decay.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = changed = gradient_norm(self._parameters)
+        norm = changed = self._gradient_norm()
         if isinstance(self._rule, PluginStepScale):
             load_once("algorithm.step_scale.fn", self._rule.fn, GRADIENT)(self._pieces)
-            changed = gradient_norm(self._parameters)
+            changed = self._gradient_norm()
         norm_value = float(norm)
         changed_value = float(changed)
         if not all(map(math.isfinite, (loss, norm_value, changed_value))):
@@ -191,6 +191,11 @@ class ModelOptimizer:
             self.torch_optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
         return Applied(norm_value, scale)
+
+    def _gradient_norm(self) -> Tensor:
+        """Return the global norm of the gradients of all shards (collective): float32 []."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        return full_tensor(torch.nn.utils.get_total_norm(gradients))
 
     def _pieces(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Yield all gradients and first moments, some at a time."""

@@ -36,8 +36,7 @@ from async_rl.algorithms.parts import Across
 from async_rl.config.learner import shard_ranks
 from async_rl.core.frozen import frozen
 from async_rl.core.sequences import one_ahead
-from async_rl.learner.attention import WHOLE_ROWS, Context
-from async_rl.learner.units import units
+from async_rl.learner.context import WHOLE_ROWS, Context
 from async_rl.weights.communicator import private_gloo
 
 BACKEND = "private_gloo"
@@ -69,22 +68,6 @@ def ensure_group_of_one(device: torch.device) -> None:
         store = torch._C._distributed_c10d.HashStore()
         # A group of one has no other rank to wait for.
         join(store, 0, 1, host="127.0.0.1", device=device, timeout_s=60.0)
-
-
-def divide_ranks(
-    world_size: int, context_ranks: int, device: torch.device
-) -> tuple[Context, dist.ProcessGroup | None]:
-    """Return this rank's context, of context_ranks consecutive ranks, and its data group, as in
-    `Ranks` (collective).
-    """
-    if context_ranks == 1:
-        return WHOLE_ROWS, None
-    mesh = init_device_mesh(
-        device.type,
-        (world_size // context_ranks, context_ranks),
-        mesh_dim_names=("data", "context"),
-    )
-    return Context(mesh.get_group("context")), mesh.get_group("data")
 
 
 @frozen
@@ -191,7 +174,7 @@ class Ranks(Across):
                 embeddings |= {lm.get_input_embeddings(), lm.get_output_embeddings()}
         params = self.min_shard_params
         stays = stays_gathered and self.stays_gathered
-        for module in units(model, blocks=blocks, min_params=params, kept=embeddings):
+        for module in _units(model, blocks=blocks, min_params=params, kept=embeddings):
             wrap(module, reshard_after_forward=False if stays else None)
         # The root is used again by the backward pass right after, so it stays gathered.
         wrap(model, reshard_after_forward=False)
@@ -231,6 +214,39 @@ class Ranks(Across):
         """Wait for all ranks (collective)."""
         if self.world_size > 1:
             dist.barrier()
+
+
+def _units(
+    model: nn.Module,
+    *,
+    blocks: Collection[str],
+    min_params: int,
+    kept: Collection[nn.Module | None],
+) -> list[nn.Module]:
+    """Return the modules inside the model that are sharded separately, inner ones first.
+
+    With min_params=0 they are the modules whose class is named in blocks.  Otherwise they are the
+    smallest modules with at least min_params parameters that are in no other unit; modules of
+    `kept`, and modules that contain one, are never units.
+    """
+    if not min_params:
+        return [module for module in model.modules() if type(module).__name__ in blocks]
+    units: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> int:
+        """Return the module's parameters that are in no unit."""
+        left = sum(p.numel() for p in module.parameters(recurse=False))
+        left += sum(visit(child) for child in module.children())
+        # FSDP's hooks run with forward; a ModuleList has none.
+        is_callable = type(module).forward is not nn.Module.forward
+        has_kept = any(m in kept for m in module.modules())
+        if left < min_params or module is model or has_kept or not is_callable:
+            return left
+        units.append(module)
+        return 0
+
+    visit(model)
+    return units
 
 
 class _Gathering:
@@ -293,9 +309,3 @@ def local(x: Tensor) -> Tensor:
 def full_tensor(x: Tensor) -> Tensor:
     """Return the whole of a sharded tensor (collective), or x if it is not sharded."""
     return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the global norm of the gradients of all shards (collective): float32 []."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return full_tensor(torch.nn.utils.get_total_norm(gradients))

@@ -167,8 +167,8 @@ def _pass_tokens(config: RunConfig, most: int) -> int:
 
 def minibatch_tokens(config: RunConfig) -> int:
     """Return the tokens that the packed rows of a minibatch have at most, each prompt once in a row
-    (batching/packing.py). Samples of agents may be longer than the limits, so their batches are
-    not bounded here.
+    (learner/forward_passes.py). Samples of agents may be longer than the limits, so their batches
+    are not bounded here.
     """
     if config.agent.is_used:
         return config.learner.budget_tokens

@@ -31,8 +31,8 @@ from async_rl.protocol.learner import (
     StartFrom,
 )
 from async_rl.runtime.context import ProcessContext
-from async_rl.training.age_watch import AgeWatch
 from async_rl.training.device import Device, SharedDevice
+from async_rl.training.mismatch import AgeWatch
 from async_rl.training.operations import Fetch, Perform, Step, Stop
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer

@@ -126,7 +126,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a probe. worst, mean: |generator - learner| over the tokens, in nats. followed,
-    error: as training/probe.py `followed_share`, since the previous probe of this life. problem:
+    error: as training/mismatch.py `followed_share`, since the previous probe of this life. problem:
     of a difference beyond the tolerance.
     """
 

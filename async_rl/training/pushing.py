@@ -33,8 +33,8 @@ from async_rl.protocol.weights import Manifest
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Probed, Published, Pushed
 from async_rl.training.device import Device, expel
+from async_rl.training.mismatch import Prober
 from async_rl.training.operations import EnterDevice, LeaveDevice
-from async_rl.training.probe import Prober
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.media import LearnerSide, Sender, folder_of
 from async_rl.weights.membership import Answer, Life, Load, Membership, life_of

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from async_rl.batching.packing import pack_rows
+from async_rl.learner.context import divide_ranks
 from async_rl.learner.loading import load_policy
-from async_rl.learner.sharding import divide_ranks, join
+from async_rl.learner.sharding import join
 from benchmarks.figures import figure
 from benchmarks.learner.learner import status_mb
 

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from async_rl.algorithms.losses import BehaviorWeights, token_weights
 from async_rl.algorithms.parts import ALONE, Parts
-from async_rl.batching.batch import Batch
-from async_rl.batching.calls import Calls
+from async_rl.batching.batch import Batch, Calls
 from async_rl.batching.packing import Pass
 from async_rl.composition.compose import compose_unchecked
 from async_rl.composition.overrides import with_defaults

@@ -44,7 +44,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
 from async_rl.data.model_files import prepare_model
 from async_rl.learner import forward_passes, models
-from async_rl.learner.attention import Context, Piece
+from async_rl.learner.context import Context, Piece
 from async_rl.learner.metrics import Step, explained_variance
 from async_rl.learner.trainer import Trainer
 from async_rl.runs.metrics import newest_rows

@@ -63,7 +63,7 @@ MAY_DIFFER = (
     "verifiers.cores",
     "learner.cores",
 )
-# The bound of async_rl/training/age_watch.py.
+# The bound of async_rl/training/mismatch.py.
 FEW = 0.35
 
 

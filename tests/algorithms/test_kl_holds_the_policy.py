@@ -10,11 +10,9 @@ from typing import get_args
 
 import pytest
 import torch
-from composing import compose
 from torch import Tensor
 
 from async_rl.algorithms.logprobs import KLEstimator, kl_estimate
-from async_rl.learner.objective_state import Moments, ObjectiveState
 
 ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
 
@@ -61,18 +59,3 @@ def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
     policy, reference = torch.tensor([-1.5]), torch.tensor([-1.0])
     found = kl_estimate(policy, ref_logprobs=reference, estimator=estimator)
     assert found.item() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("kl", "factor"),
-    # A tenth above the target: 1 + 0.1 * 1000 / 10000; far above or below it, bounded at 0.2.
-    [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (-5.0, 0.98)],
-)
-def test_the_adaptive_coefficient_grows_above_its_target_and_falls_below(
-    kl: float, factor: float
-) -> None:
-    knobs = ["controller=adaptive", "controller.target=6.0", "controller.horizon=10000", "coef=0.1"]
-    config = compose("ppo_code", [f"algorithm.kl.{knob}" for knob in knobs])
-    state = ObjectiveState(config.algorithm)
-    state.end_step(Moments(), kl=kl, num_sequences=1000)
-    assert state.kl_coef == pytest.approx(0.1 * factor)

@@ -124,14 +124,6 @@ def test_blocks_of_the_vocabulary_give_the_same_values_and_gradients(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
 
 
-def test_a_block_of_the_vocabulary_is_no_larger_than_allowed() -> None:
-    blocks = list(fused_logprobs._blocks(151_936, 16_000, 512 * 2**18))
-    assert [block.start for block in blocks[1:]] == [block.stop for block in blocks[:-1]]
-    assert (blocks[0].start, blocks[-1].stop) == (0, 151_936)
-    assert max((b.stop - b.start) * 16_000 for b in blocks) <= 512 * 2**18
-    assert all(b.start % 128 == 0 for b in blocks)
-
-
 def test_a_target_outside_the_vocabulary_has_no_finite_logprob() -> None:
     hidden, head = torch.ones(1, 4), torch.ones(300, 4)
     logprobs, _ = fused_logprobs.fused_logprobs(hidden, head, torch.tensor([300]), 1.0, 128)

@@ -295,8 +295,7 @@ class StepOracle:
         if self._objective.kl_estimator == "full":
             p, q = (_distribution(m, sample.t) for m in (self._policy, self._reference))
             return (p.exp() * (p - q.detach())).sum(-1)
-        estimates = {"abs": d.abs(), "k2": d.square() / 2, "k3": (-d).exp() - 1 + d}
-        return weight * estimates[self._objective.kl_estimator]
+        return weight * ((-d).exp() - 1 + d)
 
     def _off_policy_losses(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
         objective, mask = self._objective, sample.mask
@@ -463,11 +462,13 @@ def _followed(t: Trajectory) -> list[int]:
 
 
 def _by_token(t: Trajectory, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a model says at each token, computed for each branch with all that it follows."""
+    """What a model says at each token: a row for each branch, with all that it follows. What pads a
+    row comes after its tokens, so none of them sees it.
+    """
     ids = torch.from_numpy(t.token_ids).long()
     paths = paths_of(t)
-    starts = [0, *(start for start, _ in t.branches)]
-    parts = []
-    for start, end in itertools.pairwise([*starts, len(ids)]):
-        parts.append(run(ids[paths[end - 1]][None])[0, start - end :])
-    return torch.cat(parts)
+    spans = list(itertools.pairwise([0, *(start for start, _ in t.branches), len(ids)]))
+    rows = [ids[paths[end - 1]] for _, end in spans]
+    said = run(nn.utils.rnn.pad_sequence(rows, batch_first=True))
+    pairs = zip(said, rows, spans, strict=True)
+    return torch.cat([of[len(row) - (end - start) : len(row)] for of, row, (start, end) in pairs])

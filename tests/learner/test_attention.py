@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from async_rl.batching.packing import Indices
-from async_rl.learner import attention, cpu_attention
+from async_rl.learner import attention
 from async_rl.learner.attention import VarlenPlan, plan
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_rows_have_the_outputs_and_gradients_of_dense_attention(
     segments = table(np.random.default_rng(seed), num_prompts, longest)
     given_ = inputs(segments, torch.float64, scale=scale)
     expected = with_gradients(dense(segments, *given_, window), given_)
-    with mock.patch.object(cpu_attention, "_BLOCK_QUERIES", num_queries):
+    with mock.patch.object(attention, "_BLOCK_QUERIES", num_queries):
         out = plan(segments, CPU).attend(*given_, None, window)
     for mine, theirs in zip(with_gradients(out, given_), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
@@ -133,7 +133,7 @@ def largest_and_kept(tokens: int, window: int | None) -> tuple[int, int]:
 
 @pytest.mark.parametrize("window", [None, 64])
 def test_no_tensor_grows_faster_than_the_row_nor_all_that_are_kept(window: int | None) -> None:
-    with mock.patch.object(cpu_attention, "_BLOCK_QUERIES", 128):
+    with mock.patch.object(attention, "_BLOCK_QUERIES", 128):
         (few, few_kept), (many, many_kept) = (largest_and_kept(n, window) for n in (512, 2048))
     assert many <= 4 * few
     # The first block of a segment has no keys of a window before it.

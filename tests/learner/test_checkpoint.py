@@ -11,7 +11,6 @@ import torch
 from learner_support import (
     equal,
     make_groups,
-    make_model,
     make_trainer,
     optimizers_of,
     policy_of,
@@ -21,7 +20,7 @@ from safetensors.torch import load_file
 
 from async_rl.core.checksums import damage
 from async_rl.core.errors import DataError, InfrastructureError
-from async_rl.learner import checkpoint, staging
+from async_rl.learner import checkpoint, checkpoint_files
 
 
 @pytest.mark.covers("checkpoints hold everything", "value_norm in the checkpoint")
@@ -105,17 +104,6 @@ def test_the_random_state_of_torch_is_that_of_the_checkpoint(
     assert torch.equal(torch.rand(5), expected)
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(
-    model_path: Path, tmp_path: Path
-) -> None:
-    make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
-    other = make_trainer(make_model(tmp_path / "wider", hidden=48), "grpo_code")
-    with pytest.raises(
-        DataError, match=r"step_1 cannot be read, or is of another model.*policy\.model"
-    ):
-        other.load(tmp_path / "step_1")
-
-
 def test_the_memory_of_a_checkpoint_is_used_again_once_the_previous_one_is_written(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +143,7 @@ def test_a_checkpoint_is_written_past_the_cache_or_through_it(
         return real_write(fd, content[: 3 * 4096])
 
     monkeypatch.setattr(
-        staging, "os", SimpleNamespace(**{**vars(os), "open": opening, "write": write})
+        checkpoint_files, "os", SimpleNamespace(**{**vars(os), "open": opening, "write": write})
     )
     trainer = make_trainer(model_path, "grpo_code")
     trainer.save(tmp_path / "step_1", 1).result()

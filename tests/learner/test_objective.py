@@ -9,11 +9,13 @@ import pytest
 import torch
 from learner_support import make_config, make_groups
 
+from async_rl.algorithms.parts import Across
 from async_rl.batching.batch import Batch, collate_part, whole
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import StalenessError
 from async_rl.core.types import Group, Score, StepScore, Trajectory
 from async_rl.learner.models import PolicyOutput, Values
-from async_rl.learner.objective import Targets, compute_targets, trained_mask
+from async_rl.learner.objective import Rewards, Targets, compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments, ObjectiveState
 
 CPU = torch.device("cpu")
@@ -181,3 +183,36 @@ def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
         config = make_config("ppo_code", f"algorithm.advantage.critic.value_norm={norm}")
         _, found = ObjectiveState(config.algorithm).observe(returns, mask)
         assert found.tolist() == pytest.approx(expected)
+
+
+def rules(*knobs: str) -> Rewards:
+    return Rewards(make_config("grpo_code", *knobs, "data.max_response_tokens=100"))
+
+
+def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:
+    found = rules("reward.bias=0.5", "reward.scale=4", "reward.clip=1.5").scaled(
+        torch.tensor([0.0, 0.5, 0.75, 1.0])
+    )
+    assert found.tolist() == [-1.5, 0.0, 1.0, 1.5]
+
+
+def test_the_penalty_rises_over_the_last_tokens_of_the_allowed_length() -> None:
+    lengths = torch.tensor([0, 80, 85, 90, 100])
+    found = rules("reward.overlong_tokens=20", "reward.overlong_penalty=2.0").overlong_penalty(
+        lengths
+    )
+    assert found.tolist() == [0.0, 0.0, 0.5, 1.0, 2.0]
+
+
+def test_a_token_that_another_rank_must_refuse_is_refused_by_this_one() -> None:
+    """Otherwise the other rank would wait for it until the collective times out."""
+    of_the_other = iter([0.0, 6.0])
+
+    class Two(Across):
+        def maximum(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clamp_min(next(of_the_other))
+
+    batch = collate_part(whole(make_groups(version=9)), device=CPU, across=Two())
+    config = make_config("grpo_code", "buffer.max_staleness_versions=2")
+    with pytest.raises(StalenessError, match="a token is 6 versions old"):
+        trained_mask(batch, version=9, config=config)

@@ -53,7 +53,6 @@ def test_a_token_sees_what_it_follows(
 @pytest.mark.parametrize(
     ("branches", "reason"),
     [
-        ([(99, 0)], "branches start"),
         ([(3, 0), (2, 0)], "branches start"),
         ([(2, 2)], "branches start"),
         # Its token is trained.

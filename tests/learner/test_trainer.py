@@ -10,17 +10,20 @@ from learner_support import (
     equal_rewards,
     make_groups,
     make_trainer,
-    offloading_trainer,
     policy_of,
     spy_on_gradients,
     weights_of,
 )
 from transformers import AutoModelForCausalLM
 
+from async_rl.batching.batch import collate_part, whole
+from async_rl.batching.packing import pack
 from async_rl.core.errors import NonFiniteError, RewardError, StalenessError
 from async_rl.core.types import Trajectory
-from async_rl.learner.sharding import local
 from async_rl.observability.catalogue import describe
+
+CPU = torch.device("cpu")
+SHARED = "algorithm.advantage.critic=shared"
 
 
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
@@ -69,27 +72,9 @@ def test_temperature_divides_the_learners_logits(model_path: Path) -> None:
     assert cold.scalars["policy/entropy"] < warm.scalars["policy/entropy"] - 0.1
 
 
-@pytest.mark.covers("critic_warmup")
-def test_the_critic_learns_the_returns(model_path: Path) -> None:
-    trainer = make_trainer(
-        model_path,
-        "ppo_code",
-        "algorithm.advantage.critic.lr=1e-2",
-        "algorithm.advantage.critic.warmup_steps=30",
-    )
-    groups = make_groups()
-    policy = weights_of(trainer)
-    first = trainer.step(groups, 0)
-    for _ in range(29):
-        last = trainer.step(groups, 0)
-    assert first.scalars["value/explained_variance"] == pytest.approx(0.0, abs=0.05)
-    assert last.scalars["value/explained_variance"] > 0.5
-    assert equal(policy, weights_of(trainer)), "only the critic trains during its warm-up"
-    assert last.scalars["policy/lr"] == 0.0
-
-
 @pytest.mark.proves("algorithm.advantage.critic.lr", "algorithm.advantage.critic.schedule")
-def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
+@pytest.mark.covers("critic_warmup")
+def test_the_policy_and_its_schedule_begin_after_the_warm_up_of_the_critic(
     model_path: Path,
 ) -> None:
     """Otherwise the policy would begin in the middle of its own warm-up or decay."""
@@ -102,13 +87,42 @@ def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
         "algorithm.advantage.critic.schedule=constant",
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
-    found = [trainer.step(make_groups(version=v), v).scalars for v in range(8)]
+    start, found = weights_of(trainer), []
+    for version in range(8):
+        found.append(trainer.step(make_groups(version=version), version).scalars)
+        assert equal(weights_of(trainer), start) == (version < 3)
+    assert found[-1]["value/loss"] < 0.9 * found[0]["value/loss"]
     assert [step["policy/lr"] for step in found[:7]] == pytest.approx(
         [0, 0, 0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3]
     )
     assert [step["value/lr"] for step in found] == pytest.approx(
         [0.25e-2, 0.5e-2, 0.75e-2, *[1e-2] * 5]
     )
+
+
+@pytest.mark.proves("algorithm.advantage.critic.warmup_steps")
+def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path: Path) -> None:
+    knobs = ("warmup_steps=10", "lr=1e-1")
+    knobs = (SHARED, *(f"algorithm.advantage.critic.{knob}" for knob in knobs))
+    trainer = make_trainer(model_path, "ppo_code", *knobs)
+    before, groups = weights_of(trainer), make_groups()
+    found = [trainer.step(groups, 0).scalars for _ in range(10)]
+    assert found[-1]["value/loss"] < 0.9 * found[0]["value/loss"]
+    for version in (9, 10):
+        assert equal(before, weights_of(trainer))
+        trainer.step(make_groups(version=version), version)
+    assert not equal(before, weights_of(trainer))
+
+
+def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
+    model_path: Path,
+) -> None:
+    policy = policy_of(make_trainer(model_path, "ppo_code", SHARED))
+    idle = pack(collate_part(whole(make_groups()), device=CPU), [], device=CPU)
+    policy(idle, temperature=1.0, chunk_tokens=16).values.at_tokens.sum().backward()
+    assert policy.value_head is not None
+    gradients = [p.grad for p in policy.value_head.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
 
 
 def test_the_cosine_of_the_policy_reaches_its_floor_whatever_the_critics_warm_up(
@@ -151,28 +165,19 @@ def test_an_over_age_token_is_refused_where_groups_are_to_be_dropped(model_path:
         trainer.step(make_groups(version=6), 5)
 
 
-def test_over_age_tokens_are_masked_where_they_are_to_be_masked(model_path: Path) -> None:
-    groups = make_groups(ages=(0, 3), version=5)
-    trainer = make_trainer(
-        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.age_rule=mask"
-    )
-    result = trainer.step(groups, 5)
-    fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
-    assert result.scalars["tokens/trained"] == fresh
-    assert result.scalars["staleness/max_versions"] == 0
-
-
-def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ages", [(0, 3), (3,)])
+def test_over_age_tokens_are_masked_where_they_are_to_be_masked(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, ages: tuple[int, ...]
 ) -> None:
     collected = spy_on_gradients(monkeypatch)
-    trainer = make_trainer(
-        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.age_rule=mask"
-    )
-    result = trainer.step(make_groups(ages=(3,), version=5), 5)
-    assert result.scalars["tokens/trained"] == 0
-    assert all(not g.any() for g in collected["policy"][0])
-    assert all(math.isfinite(value) for value in result.scalars.values())
+    groups = make_groups(ages=ages, version=5)
+    knobs = ("buffer.max_staleness_versions=2", "buffer.age_rule=mask")
+    scalars = make_trainer(model_path, "grpo_code", *knobs).step(groups, 5).scalars
+    fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
+    assert scalars["tokens/trained"] == fresh
+    assert scalars["staleness/max_versions"] == 0
+    assert all(math.isfinite(value) for value in scalars.values())
+    assert any(g.any() for g in collected["policy"][0]) == (fresh > 0)
 
 
 def test_samples_of_an_older_version_show_no_mismatch_of_the_engine(model_path: Path) -> None:
@@ -220,19 +225,3 @@ def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step(
         ]
     for mine, wanted in zip(reference.parameters(), expected, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_a_moving_reference_moves_where_its_weights_are_sharded(
-    model_path: Path, process_group: None
-) -> None:
-    """A pass gathers the weights outside the units; a change of that copy would be lost."""
-    knobs = ("algorithm.kl.ref_ema_eta=0.25", "algorithm.kl.coef=0.1", "learner.optimizer.lr=1e-2")
-    trainer = offloading_trainer(model_path, "ppo_code", *knobs, offload="parameters")
-    reference = trainer._moving_reference
-    assert reference is not None
-    before = [local(p).clone() for p in reference.parameters()]
-    trainer.step(make_groups(0), 0)
-    policy = [local(p) for p in policy_of(trainer).lm.parameters()]
-    for mine, old, new in zip(reference.parameters(), before, policy, strict=True):
-        assert not torch.equal(local(mine), old)
-        torch.testing.assert_close(local(mine), 0.75 * old + 0.25 * new, rtol=1e-5, atol=1e-6)

@@ -1,8 +1,14 @@
-"""Ranks over gloo train as one does, each with rows of its own or with pieces of shared rows."""
+"""Ranks over gloo train as one does, each with rows of its own or with pieces of shared rows, and
+read each other's checkpoints.
+"""
 
+import contextlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,14 +21,17 @@ from learner_support import (
     relative_difference,
     spy_on_gradients,
 )
+from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from warm_processes import warm_context
 
 from async_rl.config.run import RunConfig
-from async_rl.core.types import Group
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import Group, StepScore
 from async_rl.learner import sharding
-from async_rl.learner.checkpoint_index import file_of, read_index
+from async_rl.learner.checkpoint_files import Staging
+from async_rl.learner.trainer import Trainer
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
@@ -34,14 +43,22 @@ EXACT_KL = (
     "algorithm.kl.estimator=full",
 )
 GAC = ("algorithm.step_scale=plugin", "algorithm.step_scale.fn=async_rl.examples.losses.gac:cut")
+STEPS_COUNT = ("reward.mode=fraction", "reward.placement=steps", "algorithm.truncated=zero_reward")
 OBJECTIVES = {
-    "ppo": ("ppo_code", EXACT_KL),
+    # The reference moves: its checkpoints have it. The scored steps are those of all ranks.
+    "ppo": ("ppo_code", (*EXACT_KL, "algorithm.kl.ref_ema_eta=0.1", *STEPS_COUNT)),
     "ppo on one backbone": (
         "ppo_code",
-        ("algorithm.advantage.critic=shared", "algorithm.advantage.critic.warmup_steps=1"),
+        (
+            "algorithm.advantage=vtrace",
+            "algorithm.advantage.critic=shared",
+            "algorithm.advantage.critic.warmup_steps=1",
+            "algorithm.advantage.critic.value_norm=exp",
+            "algorithm.truncated=bootstrap",
+        ),
     ),
     # Weights of the whole batch; silent groups have no backward pass.
-    "grpo": ("grpo_code", ("algorithm=m2po", *GAC)),
+    "grpo": ("grpo_code", ("algorithm=m2po", "algorithm.normalize_advantages=group", *GAC)),
     "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
 MEMORY_KNOBS = {
@@ -79,8 +96,16 @@ class ReceivedBytes(TorchDispatchMode):
 
 
 def batch_of(version: int) -> list[Group]:
-    """Trees, some of which are silent: without a KL they get no backward pass."""
+    """Trees, some of which are silent: without a KL they get no backward pass. Two steps of each
+    sample are scored, the second at its end.
+    """
     groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
+    for group in groups:
+        for n, t in enumerate(group.trajectories):
+            ends = {max(1, t.response_length // 2): 0.5, t.response_length: 1.0}
+            steps = tuple(StepScore(end_tokens=end, reward=reward) for end, reward in ends.items())
+            score = msgspec.structs.replace(t.score, steps=steps)
+            group.trajectories[n] = msgspec.structs.replace(t, score=score)
     return as_trees(groups, np.random.default_rng(version))
 
 
@@ -121,7 +146,11 @@ def train(
     )
     if layout == BOTH:
         patch.setattr(RunConfig, "node_ranks", 2)
-    trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
+
+    def make() -> Trainer:
+        return make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
+
+    trainer = make()
     gradients = spy_on_gradients(patch)
     results = []
     for version in range(STEPS):
@@ -144,8 +173,33 @@ def train(
             },
             out / "result.pt",
         )
+    if (layout, case) == (PARTS, "ppo"):
+        save_again(rank, make, [model_path, conf, *OVERRIDES, *objective], out)
     if world_size > 1:
         dist.barrier()
+
+
+def no_room(staging: Staging, path: Path) -> bytes:
+    raise OSError(28, "No space left on device")
+
+
+def save_again(rank: int, make: Callable[[], Trainer], alone: list[Any], out: Path) -> None:
+    """Rank 0 reads the checkpoint of both alone and saves `one`; both read that and save `again`.
+    Before, the disk of rank 1 is full.
+    """
+    two = make()
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as raised:
+        if rank == 1:
+            patch.setattr(Staging, "write", no_room)
+        if rank == 0:
+            text = r"full could not be written: .*No space left on device at rank 1; free disk"
+            raised.enter_context(pytest.raises(InfrastructureError, match=text))
+        two.save(out / "full", 1).result()
+    if rank == 0:
+        one = make_trainer(*alone)
+        one.save(out / "one", one.load(out / "checkpoint")).result()
+    dist.barrier()
+    two.save(out / "again", two.load(out / "one")).result()
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +260,6 @@ def test_several_ranks_reach_the_weights_of_one(
                 # A maximum over tokens moves more than a mean.
                 assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
 
-    pieces = [of.pieces for of in read_index(found / "checkpoint").tensors.values()]
-    assert {file for of in pieces for file, *_ in of} == {file_of(rank) for rank in (0, 1)}
     exported = make_trainer(found / "hf", "grpo_code")
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
 
@@ -216,3 +268,38 @@ def test_several_ranks_reach_the_weights_of_one(
     resumed.step(batch_of(STEPS - 1), STEPS - 1)
     for mine, theirs in zip(resumed.full_tensors(), two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def whole(directory: Path) -> dict[str, np.ndarray]:
+    """Join the pieces with json and safetensors alone, as docs/checkpoints.md says."""
+    index = json.loads((directory / "index.json").read_text())
+    found = {}
+    for name, stored in index["tensors"].items():
+        pieces = []
+        for file, begin, end in stored["pieces"]:
+            with safe_open(directory / file, framework="np") as shard:
+                pieces.append(shard.get_tensor(name))
+            assert len(pieces[-1]) == end - begin
+        found[name] = np.concatenate(pieces)
+        assert list(found[name].shape) == stored["shape"], name
+    return found
+
+
+@pytest.mark.slow
+def test_the_checkpoint_of_two_ranks_becomes_one_and_two_again_bit_for_bit(
+    trained: dict[tuple[int, int], Path],
+) -> None:
+    saved = trained[PARTS] / "ppo"
+    two, one = whole(saved / "checkpoint"), whole(saved / "one")
+    assert not (saved / "full").exists()
+    shards = ["rank_0000.safetensors", "rank_0001.safetensors"]
+    names = {path.name for path in (saved / "checkpoint").iterdir()}
+    assert names == {"index.json", *shards, "sha256sums.txt"}
+    first, again = (
+        [(saved / name / shard).read_bytes() for shard in shards]
+        for name in ("checkpoint", "again")
+    )
+    assert len(first[1]) < len(first[0]) < 1.5 * len(first[1]), "each rank has its part"
+    assert first == again
+    assert two.keys() == one.keys()
+    assert all(np.array_equal(two[name], one[name]) for name in two)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.batching.batch import Sizes
-from async_rl.batching.packing import cost_tokens, minibatches
 from async_rl.config.base import with_settings
+from async_rl.learner.forward_passes import cost_tokens, minibatches
 from async_rl.planning.learner_memory import minibatch_tokens
 
 RLOO = compose_unchecked("grpo_code", ["algorithm=rloo"])

@@ -17,7 +17,6 @@ from async_rl.protocol.membership import Expel, Member, Members
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device, SharedDevice
-from async_rl.training.operations import EnterDevice, LeaveDevice
 from async_rl.training.pushing import Pusher
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
@@ -25,7 +24,7 @@ from async_rl.weights.tensors import tensor_spec
 
 class Learner:
     """A pusher with its directory, its supervisor and its ranks. generators: by name; those that
-    serve are in the directory. moves: what the ranks did with the device.
+    serve are in the directory.
     """
 
     adapter = None
@@ -46,7 +45,6 @@ class Learner:
         self.directory = Directory()
         self.cut_off: list[Expel] = []
         self.compared: list[bool] = []
-        self.moves: list[str] = []
         self.others: list[Any] = []
         self.end_process: Callable[[str], None] = str
         config = compose(
@@ -94,10 +92,7 @@ class Learner:
         return self.block.write(version, map(torch.from_numpy, rows), compares=compares)
 
     async def lead(self, operation: object) -> list[Any]:
-        """Move, or answer a probe that no generator here can answer."""
-        moves: dict[type, str] = {EnterDevice: "enter", LeaveDevice: "leave"}
-        if type(operation) in moves:
-            self.moves.append(moves[type(operation)])
+        """Answer a probe that no generator here can answer."""
         return []
 
     @asynccontextmanager

@@ -1,13 +1,20 @@
-"""Compare the log-probs of learner and generators on fixed tokens: at the first load of each life
-of a generator, of all generators every weights.probe_every_pushes, and on one row at every push in
-between.
+"""Watches how far the generators' samples are from the policy that is trained: a probe compares the
+log-probs of learner and generators on fixed tokens, and a warning says how many sequences count.
 
-A difference means that a generator does not compute the policy that is trained, so the run stops.
-Two probes of one life also show whether its log-probs changed as the learner's did in between,
-which detects old weights where both versions are within the tolerance.
+A probe is due at the first load of each life of a generator, of all generators every
+weights.probe_every_pushes, and on one row at every push in between. A difference means that a
+generator does not compute the policy, so the run stops. Two probes of one life also show whether
+its log-probs changed as the learner's did in between, which detects old weights where both versions
+are within the tolerance.
+Invariant: one warning when the mean share of the sequences that count falls below a bound, one
+message when it is above the bound again.
 """
 
+import collections
+import logging
 import math
+import statistics
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,7 +23,6 @@ from async_rl.core.frozen import frozen
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
-from async_rl.training.age_watch import PROBE_MEAN
 from async_rl.training.checkpoints import Probed
 from async_rl.training.operations import Score
 from async_rl.training.ranks import TrainingPool
@@ -26,6 +32,7 @@ from async_rl.weights.membership import Life
 # 64 tokens, because the learner scores them at every push: one short forward pass.
 _ROWS = 4
 _ROW_TOKENS = 16
+_MEAN = "weights/probe_abs_mean"
 _WORST = "weights/probe_abs_max"
 _CAUSES = (
     "likely causes: different dtypes (model.dtype), an argument of generation.vllm.extra, a model"
@@ -38,6 +45,23 @@ _CAUSES = (
 _EXACT = 1e-3
 _ROUNDED = 0.3
 """In bfloat16, or with quantized weights or keys and values."""
+
+# The mean share over this many steps was below it in 36 of 38 cells that collapsed and in 37 of 201
+# others: benchmarks/results/staleness.jsonl of commit 12c28eee.
+_FEW = 0.35
+_NUM_STEPS = 10
+_TRAINING = "training"
+_OLD = (
+    "the policy has moved far since they were sampled, and may collapse on them; lower"
+    " buffer.max_staleness_versions or the learning rate, or set"
+    " algorithm.step_scale=effective_sequences"
+)
+_QUANTIZED = (
+    "generation.vllm.extra={} changes the engine's log-probs by {:.2g} nats of the learner's own"
+    " weights, and the policy may collapse; remove it, or set"
+    " algorithm.step_scale=effective_sequences and a correction, algorithm.policy_loss.correction"
+    "=token_tis"
+)
 
 
 @frozen
@@ -106,7 +130,7 @@ class Prober:
         worst = float(difference.max())
         mean = float(difference.mean())
         self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
-        self.metrics[PROBE_MEAN] = max(mean, self.metrics.get(PROBE_MEAN, 0.0))
+        self.metrics[_MEAN] = max(mean, self.metrics.get(_MEAN, 0.0))
         judged, kind = (mean, "mean") if self._is_rounded else (worst, "worst")
         problem = ""
         tolerance = _ROUNDED if self._is_rounded else _EXACT
@@ -156,3 +180,55 @@ def probe_rows(vocabulary: int) -> list[IntArray]:
     # A fixed seed: a difference between two runs is then a difference of their weights.
     generator = np.random.default_rng(0)
     return [generator.integers(0, vocabulary, _ROW_TOKENS, dtype=np.int32) for _ in range(_ROWS)]
+
+
+class AgeWatch:
+    """The state of one learner's warnings of old data and of a quantized engine.
+
+    The weights of whole sequences become uneven before a policy collapses on old data, so the
+    warning comes while the learning rate is lowered (`algorithm.step_scale`), or could still be.
+    """
+
+    def __init__(self, log: logging.Logger, *, quantization: str = "") -> None:
+        """quantization: the settings that quantize the engine (GenerationConfig)."""
+        self._log = log
+        self._quantization = quantization
+        self._shares = collections.deque[float](maxlen=_NUM_STEPS)
+        self.stage = _TRAINING
+
+    def observe(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Note the metrics of a step; `stage` is then the learner's activity for `async-rl
+        status`.
+        """
+        share = scalars["policy/effective_sequences"]
+        scale = scalars["policy/step_scale"]
+        # 0 while only the critic is trained: no batch of a policy has a share of 0.
+        if share == 0:
+            return
+        self._shares.append(share)
+        share = statistics.fmean(self._shares)
+        was_low = self.stage != _TRAINING
+        self.stage = _TRAINING
+        if share < _FEW:
+            # The probe where no sample is of the learner's version.
+            engine = scalars.get("mismatch/engine_abs_mean", scalars.get(_MEAN, 0.0))
+            whole = scalars.get("mismatch/stale_abs_mean", engine)
+            kind = "old data"
+            cause = _OLD
+            if self._quantization and 2 * engine > whole:
+                kind = "quantized engine"
+                cause = _QUANTIZED.format(self._quantization, engine)
+            self.stage += f": {kind}, {share:.0%} of the sequences count, step x {scale:.2f}"
+            if was_low:
+                return
+            self._log.warning(
+                "step %d: its batch is worth %.1f%% of its sequences, below %.0f%%: %s; the step"
+                " was multiplied by %.2f",
+                step,
+                100 * share,
+                100 * _FEW,
+                cause,
+                scale,
+            )
+        elif was_low:
+            self._log.info("step %d: %.0f%% of its sequences count again", step, 100 * share)

@@ -1,20 +1,32 @@
-"""The index of a checkpoint: which file has which rows of each tensor, and all that is no tensor.
+"""The files of a checkpoint: the safetensors file of each rank, and the index, which says what file
+has which rows of each tensor, and all that is no tensor.
 
 docs/checkpoints.md describes the format for readers without this project.
 """
 
+import hashlib
+import os
 import stat
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import torch
+from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import Value
+from async_rl.weights.media import header
+from async_rl.weights.tensors import tensor_spec
 
 INDEX_FILE = "index.json"
 # A thousand ranks with a thousand tensors each need 100 MB.
 _MAX_BYTES = 1 << 30
+# Every disk accepts this alignment of memory, offsets and lengths without a cache.
+_ALIGN = 4096
+_PIECE_BYTES = 64 << 20
 Size = Annotated[int, msgspec.Meta(ge=0)]
 # No other name, so none leads out of the directory.
 FileName = Annotated[str, msgspec.Meta(pattern=r"^rank_[0-9]{4,6}\.safetensors\Z")]
@@ -96,3 +108,63 @@ def read_index(directory: Path) -> Index:
                 f" {rows}; restore it from a copy"
             )
     return index
+
+
+class Staging:
+    """The image of one safetensors file in main memory, written past the kernel's cache.
+
+    The memory is allocated at the first use and kept: new memory costs several times the copy.
+    `fill` must not run during `write`.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._size_bytes = 0
+
+    @torch.no_grad()
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make the image of a file with these tensors, those of one byte per element last."""
+        specs = (tensor_spec(name, tensor) for name, tensor in tensors.items())
+        head = header(specs, {"format": "pt"})
+        self._size_bytes = len(head) + sum(tensor.nbytes for tensor in tensors.values())
+        if len(self._memory) < self._size_bytes + _ALIGN:
+            # Freed first: both may not fit.
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            has_gpu = torch.cuda.is_available()
+            size = self._size_bytes + 2 * _ALIGN
+            memory = torch.empty(size, dtype=torch.uint8, pin_memory=has_gpu)
+            self._memory = memory[-memory.data_ptr() % _ALIGN :]
+        end = len(head)
+        self._memory[:end] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        for tensor in tensors.values():
+            begin = end
+            end = begin + tensor.nbytes
+            target = self._memory[begin:end].view(tensor.dtype).view(tensor.shape)
+            target.copy_(tensor, non_blocking=True)
+        if self._memory.is_pinned():
+            torch.cuda.synchronize()
+
+    def write(self, path: Path) -> bytes:
+        """Write the file and return its SHA-256 once it is on the disk."""
+        image: Any = self._memory.numpy()
+        # From memory, while it is written: the file need not be read again.
+        with ThreadPoolExecutor(max_workers=1) as hashing:
+            digest = hashing.submit(hashlib.sha256, image[: self._size_bytes])
+            try:
+                self._write(path, memoryview(image), os.O_DIRECT)
+            except OSError:
+                # Some file systems refuse it at the opening, others at the first write. A full
+                # disk fails again.
+                self._write(path, memoryview(image), 0)
+        return digest.result().digest()
+
+    def _write(self, path: Path, image: memoryview, flag: int) -> None:
+        rest = image[: -(-self._size_bytes // _ALIGN) * _ALIGN]
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flag, 0o666)
+        try:
+            while rest:
+                rest = rest[os.write(fd, rest[:_PIECE_BYTES]) :]
+            os.ftruncate(fd, self._size_bytes)
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,13 +1,16 @@
+import dataclasses
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_support import make_groups
+from learner_support import make_groups, make_trainer
 
 from async_rl.batching.batch import collate_part, whole
-from async_rl.batching.packing import cost_tokens, minibatches, passes, share_out
+from async_rl.learner.forward_passes import cost_tokens, minibatches, passes, share_out
 
 CPU = torch.device("cpu")
 
@@ -74,3 +77,23 @@ def test_an_empty_response_is_in_a_pass_of_its_own_prompt(ranks: int) -> None:
     assert all(cost_tokens(batch, sequences) <= budget for sequences in members)
     for s in range(0, 10, 2):
         assert any({s, s + 1} <= set(sequences) for sequences in members)
+
+
+def test_owners_are_balanced_in_every_minibatch_and_keep_a_prompt_together(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = make_groups(num_groups=16, size=4)
+    trainer = make_trainer(model_path, "grpo_code", "learner.minibatches=2")
+    heads = whole(groups).heads
+    assert trainer.owners(heads, 0) == [0] * 64
+    forward = trainer._forward
+    monkeypatch.setattr(forward, "_ranks", dataclasses.replace(forward._ranks, world_size=2))
+    owners = trainer.owners(heads, 0)
+    # The few groups without an advantage are shared out separately, one sequence at a time.
+    trained = [g for g, head in enumerate(heads) if not head.is_uniform]
+    assert len(trained) >= 8
+    assert all(len(set(owners[4 * g : 4 * g + 4])) == 1 for g in trained)
+    sizes = [sample.num_tokens for head in heads for sample in head.samples]
+    for minibatch in forward._minibatches(collate_part(whole(groups), device=CPU), 0, 0):
+        loads = [sum(sizes[s] for s in minibatch if owners[s] == rank) for rank in (0, 1)]
+        assert max(loads) < 2 * min(loads)

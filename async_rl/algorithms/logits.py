@@ -1,4 +1,4 @@
-"""Changes of logits: the tokens that cannot be drawn at a position, and numbers added to others."""
+"""The logits of a model: their product in float32, and their changes by what could be drawn."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from async_rl.core.frozen import frozen
 EXCLUDED = -1e30
 """The logit of a token that cannot be drawn. With -inf, entropy and KL would be 0 times infinity.
 """
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return a b in float32: rounded to bfloat16, logits would move log-probs by 0.01 nats.
+
+    a: float32 or bfloat16 [R, H]; b: the same dtype [H, V] -> float32 [R, V].  Raises RuntimeError
+    (by torch) for bfloat16 on a CPU.
+    """
+    if a.dtype is torch.float32:
+        return torch.mm(a, b, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 @frozen
