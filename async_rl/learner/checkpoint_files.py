@@ -18,8 +18,7 @@ from torch import Tensor
 
 from async_rl.core.errors import DataError
 from async_rl.core.frozen import Value
-from async_rl.weights.media import header
-from async_rl.weights.tensors import tensor_spec
+from async_rl.weights.tensors import header, tensor_spec
 
 INDEX_FILE = "index.json"
 # A thousand ranks with a thousand tensors each need 100 MB.
