@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.rollout import Agent
+from async_rl.config.generation import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.os import die_with_parent
 from async_rl.rewards.child_process import ChildEnded, ChildProcess

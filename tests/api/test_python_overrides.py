@@ -7,8 +7,8 @@ from composing import compose
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.overrides import as_words, read_overrides
+from async_rl.composition.schema import CONF_DIR
 from async_rl.core.errors import ConfigError
 
 

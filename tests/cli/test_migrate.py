@@ -87,7 +87,9 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
 def test_a_rule_names_functions_and_conditions_that_exist() -> None:
     for name in SYSTEMS:
         rules = read_table(name)
-        known = vars(shared) | vars(import_module(f"async_rl.launchers.migration.{name}"))
+        known = vars(shared) | vars(
+            import_module(f"async_rl.launchers.migration.{name.partition('_')[0]}")
+        )
         assert {rule.code for rule in rules.rules.values()} - {""} <= known.keys()
         assert {rule.if_ for rule in rules.rules.values()} - {""} <= rules.conditions.keys()
 

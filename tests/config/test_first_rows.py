@@ -7,7 +7,7 @@ import pytest
 from tables import table
 
 from async_rl.composition.compose import compose
-from async_rl.launchers.preflight.first_rows import row_problems
+from async_rl.launchers.preflight.inputs import row_problems
 
 GOOD = {"prompt": "add the numbers", "tests": [{"kind": "stdin", "input": "1", "output": "1"}]}
 

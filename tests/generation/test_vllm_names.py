@@ -12,16 +12,16 @@ from tables import table
 
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import replace
-from async_rl.config.checks.vllm_extra import extra_problems
+from async_rl.config.checks.sections import extra_problems
 from async_rl.config.generation import TOOL_PARSER, VllmConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation.vllm import installed
 from async_rl.generation.vllm.installed import VERSION
-from async_rl.launchers.preflight import vllm
+from async_rl.launchers.preflight import inputs
 from benchmarks.qualification.vllm_names import missing, uses
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = vllm.installed()
+INSTALLED = inputs.installed()
 TREES = [tree for tree in (INSTALLED, os.environ.get("VLLM_TREE")) if tree]
 
 pytestmark = pytest.mark.skipif(INSTALLED is None, reason="vLLM is not installed")
@@ -57,14 +57,14 @@ def test_versions_outside_of_the_range_are_refused_with_the_remedy(
         monkeypatch.setattr(installed, "installed_version", lambda version=version: version)
         assert (not installed.version_problem()) is expected, version
     monkeypatch.setattr(installed, "installed_version", lambda: "0.35.2")
-    [problem] = vllm.vllm_problems([])
+    [problem] = inputs.vllm_problems([])
     assert problem.startswith("vLLM 0.35.2 is installed; this release supports 0.32.0 and later")
     assert "install vllm==0.32.0" in problem
 
 
 def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy() -> None:
     for entry, reason in table(__file__, "an_argument_that_cannot_be"):
-        [problem] = [*extra_problems([entry]), *vllm.vllm_problems([entry])]
+        [problem] = [*extra_problems([entry]), *inputs.vllm_problems([entry])]
         assert problem.startswith(f"generation.vllm.extra={entry}: ")
         assert reason in problem
     twice = list(extra_problems(["seed_x=1", "seed_x=2"]))
@@ -82,7 +82,7 @@ def vllm_config(extra: list[str]) -> VllmConfig:
 def test_arguments_of_the_engine_are_passed_on_and_the_parser_of_tool_calls_is_none() -> None:
     entries = ["tool_call_parser=qwen3_coder", "enable_expert_parallel=true"]
     entries += ["kv_cache_dtype=fp8", 'additional_config={"a": 2}']
-    assert list(vllm.vllm_problems(entries)) == []
+    assert list(inputs.vllm_problems(entries)) == []
     given = {"enable_expert_parallel": True, "kv_cache_dtype": "fp8", "additional_config": {"a": 2}}
     assert vllm_config(entries).arguments == given
     assert vllm_config(entries).parser(TOOL_PARSER) == "qwen3_coder"
@@ -93,7 +93,7 @@ def test_the_parsers_that_templates_show_are_those_of_vllm() -> None:
     from async_rl.sessions.tools import FORMS
 
     assert INSTALLED is not None
-    assert {form.name for form in FORMS} <= {*vllm.known_names(INSTALLED, TOOL_PARSER)}
+    assert {form.name for form in FORMS} <= {*inputs.known_names(INSTALLED, TOOL_PARSER)}
 
     # Tests: the last below, the others in engine_settings.yaml.
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from async_rl.composition.choices import variants
 from async_rl.composition.compose import compose
+from async_rl.composition.schema import variants
 from async_rl.config.launchers import LaunchConfig
 from async_rl.config.run import RunConfig
 from async_rl.launchers.api import starting

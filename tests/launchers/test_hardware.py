@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from command_line import Command, command_of
 
-from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.compose import compose_for
 from async_rl.composition.hardware import (
     generating,
@@ -14,7 +13,8 @@ from async_rl.composition.hardware import (
     preset_for,
     pretended_machine,
 )
-from async_rl.config.checks.machine import machine_problems
+from async_rl.composition.schema import CONF_DIR
+from async_rl.config.checks.run import machine_problems
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.planning.topology import processes

@@ -25,7 +25,7 @@ from async_rl.learner.objective import compute_targets, trained_mask
 from async_rl.learner.objective_state import Moments
 from async_rl.rollouts.agents import credited
 from async_rl.rollouts.conversation import Written, with_common_prompt
-from async_rl.runs.certificate.prompts import agent_calls
+from async_rl.runs.certificate.handed_out import agent_calls
 from async_rl.sessions.session import Session
 
 UNTRAINED = {"X-Async-RL-Train": "false"}

@@ -9,7 +9,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from async_rl.launchers import cli, endings
+from async_rl.launchers import cli
 from async_rl.monitoring.terminal import open_table
 
 GROUP = typer.main.get_command(cli.application())
@@ -31,7 +31,7 @@ def printed(words: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(sys, name, stream)
     monkeypatch.setattr(sys, "argv", ["async-rl", *words])
     with pytest.raises(SystemExit):
-        endings.run(cli.application())
+        cli.run(cli.application())
     sys.stdout.flush()
     return out.getvalue().decode(encoding)
 
@@ -58,7 +58,7 @@ def test_every_command_prints_in_an_encoding_without_our_signs(
 
     monkeypatch.setattr(sys, "argv", ["async-rl"])
     with pytest.raises(SystemExit):
-        endings.run(app)
+        cli.run(app)
     sys.stdout.seek(0)
     assert sys.stdout.read() == "5 - 6: \\u7b54\n"
 
