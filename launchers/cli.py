@@ -47,11 +47,7 @@ _COMMANDS = {
     "data": "data:data",
 }
 """Module and function of each command, in the order of --help."""
-
-
 EXIT_WRONG_SETTINGS = 2
-
-
 _SPELLED = {"–": "-", "⟨": "<", "⟩": ">", "±": "+-", "█": "#", "→": "->", "×": "x"}
 """The characters of our own output that ASCII lacks."""
 

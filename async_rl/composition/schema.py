@@ -23,23 +23,13 @@ from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
-
-
 Tree = dict[str, Any]
-
-
 Spec = Mapping[str, Any]
 """A part of the JSON schema."""
-
-
 Changes = dict[str, tuple[object, object]]
 """The old and the new value of settings, by path."""
-
-
 KIND = "kind"
 """Field of a section that names the variant of a choice."""
-
-
 FUNCTION = "plugin"
 """The variant of a choice that is a function of the user's."""
 

@@ -30,23 +30,13 @@ from async_rl.config.base import (
 from async_rl.core.frozen import frozen
 
 Dtype = Literal["float32", "bfloat16"]
-
-
 ENGINES = ("vllm", "hf")
 """The engines of this package; any other name is a plug-in."""
-
-
 _QUANTIZING = ("quantization", "quantization_config", "kv_cache_dtype")
-
-
 EXTERNAL = "external"
 """The value of rollout.fn that lets programs outside the run request sessions."""
-
-
 JAIL = "jail"
 """The first word of a command that runs in a jail."""
-
-
 SERVICE = "tinker"
 """The value of rollout.fn that makes the run a training service (docs/service.md)."""
 

@@ -20,24 +20,14 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose, Role
 
 GENERATORS = "generators"
-
-
 VERIFIERS = "verifiers"
-
-
 GATEWAYS = "gateways"
-
-
 SCALE_FILE = "scale.json"
 """File in the run's directory: the last requested number of processes of each pool, if it is not
 the configured number.
 """
-
-
 SEATS_PER_POOL = 10_000
 """Upper bound of the number of processes of a pool."""
-
-
 PLACES = {
     "count": "generators.count",
     "cores": "generators.cores",
@@ -52,24 +42,16 @@ PLACES = {
     "node_kind": "launcher.node_kind",
 }
 """Settings of a pool, and the setting of the run that each of them replaces."""
-
-
 Work = Literal["train", "evaluation", "both"]
-
-
 _PURPOSES: Mapping[Work, frozenset[Purpose]] = {
     "train": frozenset({Purpose.TRAIN}),
     "evaluation": frozenset({Purpose.EVAL}),
     "both": frozenset(Purpose),
 }
-
-
 _GENERATORS_PER_GATEWAY = 8
 """A call costs a gateway about 3 ms, so one core serves 300 calls per second. Eight engines make
 that many calls if each writes 10,000 tokens per second in answers of 256 tokens.
 """
-
-
 _ROLES: Mapping[str, Role] = {VERIFIERS: "verifier", GATEWAYS: "gateway"}
 
 

@@ -9,8 +9,6 @@ from async_rl.core.types import DoubleArray
 from async_rl.monitoring import status
 
 _LARGE = 1e4
-
-
 _SMALL = 1e-3
 
 

@@ -34,8 +34,6 @@ from async_rl.wire.addresses import LOOPBACK
 
 _SERVICE = "serve"
 """The configuration of a service."""
-
-
 _UNKNOWN_NODES = "not known here, so nothing is fitted to it; describe a node with --machine"
 
 

@@ -9,11 +9,7 @@ from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, s
 from async_rl.launchers.migration.shared import TOKEN_WEIGHTS, engines, halves, learners
 
 _LOSS = "algorithm.policy_loss"
-
-
 _REJECTION = "actor.rejection_sampling"
-
-
 _ADVANTAGES = {
     ("group", "group", False): "grpo",
     ("group", None, False): "dr_grpo",

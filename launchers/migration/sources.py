@@ -29,33 +29,15 @@ from async_rl.sandbox.protocol import COMMANDS, NAMESPACES, CommandSpec, Ending,
 
 Values = dict[str, Any]
 """By dotted key."""
-
-
 _PROBLEMS = (OmegaConfBaseException, HydraException, YAMLError, OSError, ValueError)
-
-
 _OVERRIDE = re.compile(r"(?:--|\+{0,2})([\w./@-]+)=(.*)", re.DOTALL)
-
-
 _UNKNOWN = "unknown"
-
-
 CPU_S = 10.0
-
-
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
-
-
 _BYTES = 1 << 28
-
-
 # A message carries at most 253 descriptors.
 _MAX_FILES = 60
-
-
 _SCRIPTS = (".sh", ".bash", ".py")
-
-
 _LONGEST_FILE_BYTES = 1 << 20
 
 

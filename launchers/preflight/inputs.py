@@ -29,11 +29,7 @@ from async_rl.rewards.verifier.containers import Containers
 
 # Read within milliseconds, also by --dry-run; the preparation of the run checks every row.
 _NUM_ROWS = 20
-
-
 ARGUMENT = "engine argument"
-
-
 _NAMES = {
     ARGUMENT: ("engine/arg_utils.py", r"^    ([a-z]\w*): "),
     TOOL_PARSER: ("tool_parsers/__init__.py", r'^    "(\w+)": \('),

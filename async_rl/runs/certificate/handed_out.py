@@ -38,39 +38,25 @@ _MISSING = (
     " previous FROM groups WHERE purpose='train') WHERE position > previous + 1 OR position ="
     " previous"
 )
-
-
 _ISSUED = "SELECT position, prompt_id FROM groups WHERE purpose='train' ORDER BY position"
-
-
 _ENDS = (
     "SELECT state, iif(state='dropped', reason, ''), sum(number) FROM counts WHERE purpose='train'"
     " GROUP BY 1, 2 ORDER BY 3 DESC"
 )
-
-
 _COMPACTED = "SELECT sum(number) FROM compacted_groups WHERE purpose='train' HAVING sum(number) > 0"
-
-
 _NEVER_TRAINED = (
     "SELECT prompt_id FROM groups WHERE purpose='train' GROUP BY prompt_id HAVING min(state) ="
     " 'dropped' AND max(state) = 'dropped'"
 )
-
-
 CALLS = (
     "SELECT group_id, state, reason, num_trained_tokens, calls AS 'calls [stored_json]' FROM groups"
     " WHERE purpose='train' AND calls != '[]'"
 )
 """The groups of agents that were complete."""
-
-
 _SURE = 3.0
 """Standard errors between the share that a generator followed and 1/2: with the new weights it is
 1, with the old ones 0.
 """
-
-
 Version = tuple[int, int]
 """The learner's life, and a version that it published."""
 

@@ -26,14 +26,8 @@ from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
 
 Content = dict[str, Any]
-
-
 _MOST_WATERFALL = 40
-
-
 _MOST_RUNS = 8  # of one page of curves: as many as there are colours
-
-
 _PROBABILITIES = (0.1, 0.5, 0.9)  # a token below the first is a surprise
 
 
