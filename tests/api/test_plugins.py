@@ -73,16 +73,6 @@ def test_a_file_that_fails_with_a_missing_key_is_not_taken_for_one_without_the_f
 
 
 @pytest.mark.usefixtures("found")
-def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) -> None:
-    words = [f"model.path={tmp_path}", "evaluation.every_steps=0"]
-    for name in ("sums", "my_plugins.task:rows"):
-        config = compose("grpo_code", [*words, f"data.train_files=[{name}]"])
-        assert config.data.train_files == [name]
-    with pytest.raises(ConfigError, match=r"data.train_files: .*/other: unknown kind of file"):
-        preflight(compose("grpo_code", [*words, "data.train_files=[other]"]), this_machine())
-
-
-@pytest.mark.usefixtures("found")
 @pytest.mark.proves(
     "algorithm.policy_loss.fn", "algorithm.policy_loss.correction.fn", "algorithm.advantage.fn"
 )

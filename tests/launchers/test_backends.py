@@ -23,11 +23,6 @@ class PaperLaunch(LaunchConfig):
     is_submitted: ClassVar = True
 
 
-def on_paper() -> RunConfig:
-    config = compose("grpo_code", ["monitoring.tensorboard_port=null"])
-    return config.model_copy(update={"launcher": PaperLaunch(kind="paper")})
-
-
 def add(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
     module = ModuleType("async_rl.launchers.backends.paper")
     vars(module)["BACKEND"] = backend
@@ -56,7 +51,8 @@ def test_a_launcher_of_another_module_starts_runs(
     problem = "launcher=paper: no paper is left"
     made = Backend(make=lambda *_: None, problems=lambda _: iter([problem]), job=job)
     add(monkeypatch, made)
-    config = on_paper()
+    config = compose("grpo_code", ["monitoring.tensorboard_port=null"])
+    config = config.model_copy(update={"launcher": PaperLaunch(kind="paper")})
     assert list(backend_of(config).problems(config)) == [problem]
     starting.start(config, tmp_path)
     assert submitted == [tmp_path]

@@ -63,15 +63,6 @@ def test_without_gpus_both_sides_have_half_of_the_cores_or_all_of_them_in_turn()
         assert (config.generators.cores, config.learner.cores) == (generators, learner)
 
 
-def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
-    config, _ = compose_for(EIGHT, "ppo_code")
-    gpus = {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, EIGHT)}
-    assert {name: gpu for name, gpu in gpus.items() if gpu} == {
-        **{f"learner-{rank}": str(rank) for rank in range(2)},
-        **{f"generator-{rank}": str(rank + 2) for rank in range(6)},
-    }
-
-
 @pytest.mark.parametrize(("placement", "share"), [("disaggregated", 0.4), ("colocated", 0.85)])
 def test_one_gpu_is_shared_in_halves_and_an_engine_has_nearly_all_of_it_in_its_turn(
     placement: str, share: float
