@@ -5,7 +5,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from composing import compose
@@ -49,18 +48,15 @@ def test_a_plugin_is_found_by_its_function_and_by_its_entry_point() -> None:
 
 
 @pytest.mark.usefixtures("found")
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
+def test_a_wrong_plugin_is_one_clear_error() -> None:
+    for name, kind, message in (
         ("long_answers", REWARD, r"=long_answers: must be short_answers, or a function as"),
         ("my_plugins.nothing:rows", DATA_SOURCE, "my_plugins.nothing cannot be imported"),
         ("my_plugins.task:nothing", DATA_SOURCE, "my_plugins.task has no function nothing"),
         ("my_plugins.task:rows", REWARD, r"is called as rows\(sample\), which its parameters do"),
-    ],
-)
-def test_a_wrong_plugin_is_one_clear_error(name: str, kind: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_function("a.setting", name, kind)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_function("a.setting", name, kind)
 
 
 def test_a_file_that_fails_with_a_missing_key_is_not_taken_for_one_without_the_function(
