@@ -2,9 +2,11 @@
 
 Invariants: wrong settings exit with 2 before any process starts, a failed run exits with 1; one
 line per problem and no traceback; only the module of the named command is imported, because those
-of all commands take a second; output goes to stdout, problems to stderr.
+of all commands take a second; output goes to stdout, in any encoding, problems to stderr.
 """
 
+import codecs
+import io
 import sys
 from collections.abc import Iterable
 from pkgutil import resolve_name
@@ -13,8 +15,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from async_rl import __version__
+from async_rl.core.errors import AsyncRLError, ConfigError
+from async_rl.core.extras import missing
+from async_rl.core.os import owner_only
 from async_rl.launchers import commands
-from async_rl.launchers.endings import run
 
 _COMMANDS = {
     "launch": "launch:launch",
@@ -43,6 +47,15 @@ _COMMANDS = {
     "data": "data:data",
 }
 """Module and function of each command, in the order of --help."""
+EXIT_WRONG_SETTINGS = 2
+_SPELLED = {"–": "-", "⟨": "<", "⟩": ">", "±": "+-", "█": "#", "→": "->", "×": "x"}
+"""The characters of our own output that ASCII lacks."""
+
+
+def main() -> NoReturn:
+    """Run `async-rl`."""
+    named = [word for word in sys.argv[1:2] if word in _COMMANDS]
+    run(application(named or _COMMANDS))
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -78,10 +91,42 @@ def application(names: Iterable[str] = tuple(_COMMANDS)) -> typer.Typer:
     return app
 
 
-def main() -> NoReturn:
-    """Run `async-rl`."""
-    named = [word for word in sys.argv[1:2] if word in _COMMANDS]
-    run(application(named or _COMMANDS))
+@owner_only()
+def run(app: typer.Typer) -> NoReturn:
+    """Run a command line to its end."""
+    codecs.register_error("spelled", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        # A test or a notebook may have replaced them.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="spelled")
+    try:
+        app()
+    except AsyncRLError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        sys.exit(EXIT_WRONG_SETTINGS if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        # A path, its permissions or a full disk; without a path it is a fault of the code.
+        if error.filename is None:
+            raise
+        remedy = "check the path, its permissions and the disk"
+        typer.echo(f"error: {error.filename}: {error.strerror}; {remedy}", err=True)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        # A command whose extra is not installed; any other missing module is a fault of the code.
+        problem = missing(str(error.name).partition(".")[0], f"async-rl {' '.join(sys.argv[1:2])}")
+        if problem is None:
+            raise
+        typer.echo(f"error: {problem}", err=True)
+        sys.exit(EXIT_WRONG_SETTINGS)
+    sys.exit(0)
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """Return ASCII for what an encoding lacks: responses, names and tables may have any letter."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(letter) or ascii(letter)[1:-1] for letter in lacking), error.end
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from async_rl.composition import schema
-from async_rl.composition.choices import CONF_DIR, Tree, expand, put, variants
 from async_rl.composition.files import QUICKSTART, Source, compose_files, resolved, source_of
 from async_rl.composition.hardware import fit_to_machine
 from async_rl.composition.overrides import Overrides, read_overrides
 from async_rl.composition.problems import problems_of
+from async_rl.composition.schema import CONF_DIR, Tree, expand, put, variants
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
 from async_rl.config.run import RunConfig

@@ -21,8 +21,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from async_rl.composition import hardware
-from async_rl.composition.choices import CONF_DIR, Tree
 from async_rl.composition.problems import hint
+from async_rl.composition.schema import CONF_DIR, Tree
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine

@@ -15,8 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from async_rl.composition import schema
-from async_rl.composition.choices import choices_first
-from async_rl.composition.schema import KIND
+from async_rl.composition.schema import KIND, choices_first
 from async_rl.config.base import show
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen

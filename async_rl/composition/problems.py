@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from async_rl.composition.choices import FUNCTION, value_at, variants
 from async_rl.composition.schema import (
+    FUNCTION,
     KIND,
     entry_of,
     find,
@@ -19,6 +19,8 @@ from async_rl.composition.schema import (
     mappings,
     sections,
     settings,
+    value_at,
+    variants,
 )
 from async_rl.config.base import show
 from async_rl.config.run import RunConfig

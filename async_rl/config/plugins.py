@@ -18,8 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from async_rl.config.base import is_function
-from async_rl.config.generation import ENGINES, ModelConfig
-from async_rl.config.rollout import EXTERNAL, SERVICE, RolloutConfig
+from async_rl.config.generation import ENGINES, EXTERNAL, SERVICE, ModelConfig, RolloutConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 

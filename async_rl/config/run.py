@@ -25,11 +25,16 @@ from async_rl.config.base import (
     Text,
 )
 from async_rl.config.data import DataConfig
-from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
+from async_rl.config.generation import (
+    Agent,
+    GenerationConfig,
+    GeneratorsConfig,
+    ModelConfig,
+    RolloutConfig,
+)
 from async_rl.config.launchers import ClusterLaunch, Launch
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
-from async_rl.config.rollout import Agent, RolloutConfig
 from async_rl.config.timeouts import TimeoutsConfig
 
 _Port = Annotated[int, Field(ge=0, le=65535)]

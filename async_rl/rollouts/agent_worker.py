@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from async_rl.config.generation import Agent
 from async_rl.config.plugins import AGENT, load_function
-from async_rl.config.rollout import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.frozen import Value
 from async_rl.core.os import die_with_parent

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from async_rl.config.rollout import Agent
+from async_rl.config.generation import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.frozen import frozen
 from async_rl.rollouts.agent_worker import Workers, kill_session, limit_child

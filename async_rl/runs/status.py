@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from async_rl.composition.choices import expand
 from async_rl.composition.problems import problems_of
+from async_rl.composition.schema import expand
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen

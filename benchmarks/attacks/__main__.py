@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.launchers import endings
+from async_rl.launchers import cli
 from benchmarks.attacks.suite import FORMS, Outcome, run
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -52,4 +52,4 @@ def attack(
 
 
 if __name__ == "__main__":
-    endings.run(app)
+    cli.run(app)

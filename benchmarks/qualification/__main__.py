@@ -17,8 +17,8 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.core.errors import ConfigError
 from async_rl.core.extras import missing
 from async_rl.core.machine import read_gpus, this_machine
+from async_rl.launchers.cli import run
 from async_rl.launchers.commands.options import console
-from async_rl.launchers.endings import run
 from async_rl.monitoring.terminal import open_table
 from benchmarks.qualification.catalogue import (
     Qualification,

@@ -17,7 +17,7 @@ from async_rl.core.types import IntArray, Sampling
 from async_rl.generation.engine import Engine
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener
-from async_rl.launchers.preflight.vllm import installed
+from async_rl.launchers.preflight.inputs import installed
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.generator import Completion
 from async_rl.protocol.weights import Manifest

@@ -12,18 +12,21 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from async_rl.composition.choices import CONF_DIR, Tree, expand, variants
 from async_rl.composition.files import compose_files, names, source_of
 from async_rl.composition.schema import (
+    CONF_DIR,
     Setting,
     Spec,
+    Tree,
     entry_of,
+    expand,
     flatten,
     json_schema,
     kinds_of,
     mappings,
     members_of,
     settings,
+    variants,
 )
 from async_rl.config.base import show
 from async_rl.core.machine import this_machine

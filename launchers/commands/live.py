@@ -31,9 +31,9 @@ from async_rl.monitoring.status import render
 from async_rl.protocol.control import StatusReply
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import default_output_dir, find_run
+from async_rl.runs.report import duration, number
 from async_rl.runs.status import result_lines, status_of
 from async_rl.runs.view.library import Library
-from async_rl.runs.view.texts import duration, number
 
 REDRAW_S = 1.0
 POLL_S = 0.3  # files change without an event that every filesystem delivers

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from async_rl.composition.choices import put
+from async_rl.composition.schema import put
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration.applying import Line, Migration, read
 from async_rl.launchers.migration.sources import Unreadable

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from async_rl.composition.choices import choices_first
 from async_rl.composition.compose import OPEN, compose
 from async_rl.composition.overrides import as_words
+from async_rl.composition.schema import choices_first
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.migration import shared
 from async_rl.launchers.migration.rules import (
@@ -202,7 +202,8 @@ def read(
     table = tables[name]
     if recognized[-1][0] is not source:
         source["the script"] = Unreadable("it starts several runs; this is the first")
-    module = import_module(f"{__package__}.{name}")
+    # A module serves the tables of one system, as areal.py those of areal.yaml and areal_now.yaml.
+    module = import_module(f"{__package__}.{name.partition('_')[0]}")
     code = vars(shared) | vars(module)
     source |= arguments(overrides)
     defaults = table.release_of(source, release)

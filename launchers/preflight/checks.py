@@ -13,8 +13,7 @@ from pathlib import Path
 from async_rl.composition.hardware import model_shape
 from async_rl.composition.schema import flatten
 from async_rl.config.base import as_builtins
-from async_rl.config.checks.machine import machine_problems
-from async_rl.config.checks.run import raise_if_any
+from async_rl.config.checks.run import machine_problems, raise_if_any
 from async_rl.config.generation import ENGINES, is_local_model
 from async_rl.config.plugins import (
     ADVANTAGE,
@@ -36,7 +35,7 @@ from async_rl.core.machine import Machine, package_problem
 from async_rl.core.schemas import require_applied
 from async_rl.data.model_files import cached, model_problems, no_directory
 from async_rl.launchers.backends.backend import backend_of
-from async_rl.launchers.preflight.vllm import vllm_problems
+from async_rl.launchers.preflight.inputs import vllm_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.presets import fleet
@@ -92,7 +91,7 @@ def _problems(config: RunConfig, machine: Machine, run_dir: Path | None) -> Iter
     yield from check_functions(config.reward)
     if config.data.train_files:
         # Imports the reading of data, which --help and runs of the embedded task do not need.
-        from async_rl.launchers.preflight.first_rows import row_problems
+        from async_rl.launchers.preflight.inputs import row_problems
 
         yield from row_problems(config)
     yield from _problem(load_rollout, config.rollout)

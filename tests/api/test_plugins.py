@@ -5,7 +5,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from composing import compose
@@ -49,18 +48,15 @@ def test_a_plugin_is_found_by_its_function_and_by_its_entry_point() -> None:
 
 
 @pytest.mark.usefixtures("found")
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
+def test_a_wrong_plugin_is_one_clear_error() -> None:
+    for name, kind, message in (
         ("long_answers", REWARD, r"=long_answers: must be short_answers, or a function as"),
         ("my_plugins.nothing:rows", DATA_SOURCE, "my_plugins.nothing cannot be imported"),
         ("my_plugins.task:nothing", DATA_SOURCE, "my_plugins.task has no function nothing"),
         ("my_plugins.task:rows", REWARD, r"is called as rows\(sample\), which its parameters do"),
-    ],
-)
-def test_a_wrong_plugin_is_one_clear_error(name: str, kind: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_function("a.setting", name, kind)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_function("a.setting", name, kind)
 
 
 def test_a_file_that_fails_with_a_missing_key_is_not_taken_for_one_without_the_function(
@@ -70,16 +66,6 @@ def test_a_file_that_fails_with_a_missing_key_is_not_taken_for_one_without_the_f
     file.write_text("import os\nTOKEN = os.environ['NO_SUCH_VARIABLE']\ndef score(sample): ...\n")
     with pytest.raises(ConfigError, match=r"cannot be imported \(KeyError: 'NO_SUCH_VARIABLE'\)"):
         load_function("reward.fn", f"{file}:score", REWARD)
-
-
-@pytest.mark.usefixtures("found")
-def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) -> None:
-    words = [f"model.path={tmp_path}", "evaluation.every_steps=0"]
-    for name in ("sums", "my_plugins.task:rows"):
-        config = compose("grpo_code", [*words, f"data.train_files=[{name}]"])
-        assert config.data.train_files == [name]
-    with pytest.raises(ConfigError, match=r"data.train_files: .*/other: unknown kind of file"):
-        preflight(compose("grpo_code", [*words, "data.train_files=[other]"]), this_machine())
 
 
 @pytest.mark.usefixtures("found")

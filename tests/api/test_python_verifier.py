@@ -31,7 +31,9 @@ def verifier() -> Iterator[async_rl.Verifier]:
     assert children() == before, "nothing is left"
 
 
-def test_tests_are_text_objects_or_values(verifier: async_rl.Verifier) -> None:
+def test_tests_are_text_objects_or_values_with_setup_code(
+    verifier: async_rl.Verifier,
+) -> None:
     assert verifier.check(SQUARE, "assert f(3) == 9").verdict is Verdict.PASS
     wrong = {"kind": "call", "function": "f", "args": [3], "expected": 8}
     right = CallTest(function="f", args=[3], expected=9)
@@ -48,8 +50,7 @@ def test_tests_are_text_objects_or_values(verifier: async_rl.Verifier) -> None:
 
     assert asyncio.run(cell()) is Verdict.PASS
 
-
-def test_setup_is_code_of_the_tests_and_settings_are_used(verifier: async_rl.Verifier) -> None:
+    # Settings are used, too.
     assert verifier.check(SQUARE, "assert f(n) == 9", setup="n = 3").verdict is Verdict.PASS
     slow = verifier.check("while True: pass", "assert f() is None")
     assert slow.verdict is Verdict.TIMEOUT

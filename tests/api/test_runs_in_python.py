@@ -151,8 +151,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_wrong_settings_raise_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_steps=0: must be greater than or equal to 1"):
         async_rl.launch("grpo_code", {"num_steps": 0, "output_dir": tmp_path / "runs"})
-    with pytest.raises(ConfigError, match=r"model\.path=/nowhere: there is no such directory"):
-        async_rl.launch("grpo_code", [f"output_dir={tmp_path}/runs", "model.path=/nowhere"])
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="neither a run in"):
         async_rl.open_run(tmp_path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from async_rl.core import records
-from async_rl.runs.certificate.pushes import weights
+from async_rl.runs.certificate.handed_out import weights
 from async_rl.runs.certificate.statements import Verdict
 from async_rl.training.checkpoints import PUSHES_FILE, VERSIONS_FILE, Probed, Published, Pushed
 

@@ -1,7 +1,6 @@
-"""Facts about `async-rl launch`: what it shows, what it refuses, what it makes, how little it
-imports.
-"""
+"""Facts about `async-rl launch` and `async-rl serve`: what they show, refuse and make."""
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,16 @@ from tables import table
 
 from async_rl.composition.compose import compose
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.api import starting
-from async_rl.launchers.commands import launch as launch_command
 from async_rl.runtime.context import load_config
+from async_rl.service.address import address_of
+from async_rl.wire.http import listen
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """Return the run that `launch` would supervise, without starting it."""
+    """Return the runs that a command would supervise, without starting them."""
     configs: list[RunConfig] = []
 
     def supervise(config: RunConfig, run_dir: Path) -> int:
@@ -26,7 +27,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs.append(config)
         return 5
 
-    monkeypatch.setattr(launch_command, "supervise", supervise)
+    monkeypatch.setattr(starting, "supervise", supervise)
     return configs
 
 
@@ -75,3 +76,38 @@ def test_only_its_owner_reads_a_run(tmp_path: Path) -> None:
     config = compose("grpo_code", [f"output_dir={tmp_path}", "run_name=mine"])
     run_dir = starting.make_run_dir(config)
     assert run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_address_is_printed_and_kept(
+    async_rl: Any, started: list[RunConfig], tmp_path: Path
+) -> None:
+    answer = async_rl("serve", f"output_dir={tmp_path}", "run_name=mine", "model.lora.rank=8")
+    assert answer.code == 5, "the exit code of the run"
+    (config,) = started
+    run_dir = tmp_path / "mine"
+    assert config.agent.is_service
+    assert (config.model.path, config.model.adapter.rank) == (None, 8)
+    kept = address_of(run_dir)
+    assert f"export TINKER_BASE_URL=http://127.0.0.1:{kept.port}\n" in answer.out
+    assert f"export TINKER_API_KEY={kept.api_key}\n" in answer.out
+    # The client accepts no other beginning.
+    assert kept.api_key.startswith("tml-")
+    assert "async-rl resume mine" in answer.out
+    assert stat.S_IMODE((run_dir / "service" / "address.json").stat().st_mode) == 0o600
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_made(
+    async_rl: Any, started: list[RunConfig], tmp_path: Path
+) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        answer = async_rl("serve", f"output_dir={tmp_path}/runs", "--port", str(port))
+    assert (answer.code, f"127.0.0.1:{port} cannot be bound" in answer.err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+    assert started == []
+    for setting, named in (
+        ("model.lora.slots=3", "model.lora.slots=3 with .* set it to 4"),
+        ("learner.ranks=2", "learner.ranks"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            compose("serve", [setting])

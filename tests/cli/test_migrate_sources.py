@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import application
 from async_rl.launchers.commands.migrate import to_yaml
-from async_rl.launchers.migration import recording
+from async_rl.launchers.migration import sources
 from async_rl.launchers.migration.applying import Migration, read
 
 MAIN = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet data.val_files=b.parquet"
@@ -49,20 +49,17 @@ def test_a_script_cannot_reach_the_files_of_the_person(tmp_path: Path) -> None:
         read(script(tmp_path, text, "train.py"))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
+def test_a_script_that_starts_no_trainer_or_has_no_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "CPU_S", 0.3)
+    for name, text, match in (
         ("run.sh", "echo done\n", "starts no trainer"),
         ("run.sh", "ray start --head\n", "of no system"),
         ("a.py", "while True: 1\n", "was ended after"),
-    ],
-)
-def test_a_script_that_starts_no_trainer_or_has_no_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, match: str
-) -> None:
-    monkeypatch.setattr(recording, "CPU_S", 0.3)
-    with pytest.raises(ConfigError, match=match):
-        read(script(tmp_path, text, name))
+    ):
+        with pytest.raises(ConfigError, match=match):
+            read(script(tmp_path, text, name))
 
 
 def test_only_small_scripts_are_read_beside_a_script(tmp_path: Path) -> None:

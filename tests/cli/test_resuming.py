@@ -102,8 +102,8 @@ def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> Non
 
 
 def test_a_url_or_a_directory_of_copies_is_no_run(tmp_path: Path, run_dir: Path) -> None:
-    copy = tmp_path / "copies" / "mine"
-    copy.mkdir(parents=True)
+    copy = tmp_path / "copies"
+    copy.mkdir()
     (copy / "step_000005.complete").touch()
     places = [str(run_dir), "mine", str(copy), "s3://bucket/mine"]
     assert [is_copy(place) for place in places] == [False, False, True, True]

@@ -1,5 +1,5 @@
 """Facts about `async-rl status` and `async-rl stop`, against a supervisor's control socket and
-without one.
+without one, and about `async-rl logs`.
 """
 
 import json
@@ -21,6 +21,7 @@ from members import member, reply
 
 from async_rl.composition.compose import compose, write_config
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands import live
 from async_rl.launchers.commands.launch import resume
 from async_rl.protocol.base import Message, Ok, message_schema
 from async_rl.protocol.control import GetStatus, StopRun
@@ -171,3 +172,58 @@ def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> 
     with control_socket(run_dir, os.getpid()):
         assert living_pid(run_dir) == os.getpid()
         assert not wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
+
+
+@pytest.fixture
+def logged(run_dir: Path) -> Path:
+    """The run with logs of three processes."""
+    logs = run_dir / "logs"
+    logs.mkdir()
+    stamp = "2026-11-20 19:30:0"
+    for name, text in (
+        ("buffer.log", f"{stamp}1.000 INFO buffer one\n{stamp}4.000 INFO buffer four\n"),
+        (
+            "learner-0.log",
+            f"{stamp}2.000 ERROR learner-0 two\n    Traceback\n    ValueError: 2\n"
+            f"{stamp}3.000 INFO learner-0 three\n",
+        ),
+        ("tensorboard.log", "NOTE: zero\n"),
+        ("learner-0.out", "from a library\n"),
+    ):
+        (logs / name).write_text(text)
+    return run_dir
+
+
+def last_words(text: str) -> list[str]:
+    return [line.split()[-1] for line in text.splitlines()]
+
+
+def test_entries_of_all_processes_are_in_order_of_time_and_tracebacks_stay_whole(
+    logged: Path, async_rl: Any
+) -> None:
+    words = ["zero", "one", "two", "Traceback", "2", "three", "four"]
+    assert last_words(async_rl("logs", str(logged)).out) == words
+    # A traceback counts as one entry with its head.
+    assert last_words(async_rl("logs", str(logged), "--num", "3").out) == words[2:]
+    assert async_rl("logs", str(logged), "--num", "0").out == ""
+
+
+def test_following_shows_what_is_added_whole_and_ends_with_the_run(
+    logged: Path, monkeypatch: pytest.MonkeyPatch, async_rl: Any
+) -> None:
+    log = logged / "logs" / "buffer.log"
+    five = "2026-11-20 19:30:05.000 INFO    buffer  five\n2026-11-20 19:30:06."
+    added = iter([five, "000 INFO    buffer  six\n", None])
+
+    def living_pid(_: Path) -> int | None:
+        text = next(added)
+        if text is None:
+            return None
+        with log.open("a") as file:
+            file.write(text)
+        return 7
+
+    monkeypatch.setattr(live, "living_pid", living_pid)
+    monkeypatch.setattr(live, "POLL_S", 0.0)
+    out = async_rl("logs", str(logged), "--follow", "--num", "0").out
+    assert last_words(out) == ["five", "six"]

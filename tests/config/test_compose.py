@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from tables import table
 
-from async_rl.composition.choices import CONF_DIR
 from async_rl.composition.compose import (
     compose,
     compose_unchecked,
@@ -16,7 +15,7 @@ from async_rl.composition.compose import (
 )
 from async_rl.composition.files import USER_CONFIG, names
 from async_rl.composition.problems import known_names
-from async_rl.composition.schema import find, settings
+from async_rl.composition.schema import CONF_DIR, find, settings
 from async_rl.config.policy_losses import CispoLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError

@@ -5,8 +5,7 @@ from tables import table
 
 from async_rl.composition.compose import compose, compose_unchecked
 from async_rl.composition.schema import find
-from async_rl.config.checks.combinations import rows
-from async_rl.config.checks.machine import machine_problems
+from async_rl.config.checks.run import machine_problems, rows
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 

@@ -3,10 +3,11 @@
 import json
 import shutil
 import socket
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tables import table
 
 from async_rl.composition.compose import compose
 from async_rl.composition.hardware import model_shape, pretended_machine
@@ -14,6 +15,7 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.preflight.checks import preflight
+from async_rl.launchers.preflight.inputs import row_problems
 from async_rl.planning.estimate import disk_mb
 from async_rl.training.checkpoints import directory_of
 
@@ -147,11 +149,15 @@ def test_an_adapter_of_layers_that_no_weight_has_is_refused(
     assert [line.partition("=")[0] for line in found] == ["model.lora.targets"] * (not is_there)
 
 
+def set_free_mb(monkeypatch: pytest.MonkeyPatch, free_mb: int) -> None:
+    usage = SimpleNamespace(total=0, used=0, free=free_mb << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+
 def test_a_full_disk_is_refused_with_both_numbers_or_that_of_a_described_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 * 2**20))
+    set_free_mb(monkeypatch, 3)
     (line,) = problems(tmp_path)
     assert "3 MB are free there, the run needs about" in line
     config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}/runs", "checkpoint.keep=100000"])
@@ -165,7 +171,6 @@ def test_a_full_disk_is_refused_with_both_numbers_or_that_of_a_described_machine
 def test_a_resumed_run_needs_only_what_is_not_on_the_disk_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")
     config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}", "run_name=mine"])
     run_dir = tmp_path / "mine"
     checkpoint = directory_of(run_dir, 5)
@@ -173,7 +178,7 @@ def test_a_resumed_run_needs_only_what_is_not_on_the_disk_yet(
     needed_mb = disk_mb(config, model_shape(config))
 
     def with_free(free_mb: int) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_mb << 20))
+        set_free_mb(monkeypatch, free_mb)
         preflight(config, MACHINE, run_dir=run_dir)
 
     with_free(needed_mb)
@@ -211,3 +216,45 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert board.startswith(f"monitoring.tensorboard_port={port}: {refused}")
     assert prometheus.startswith(f"monitoring.prometheus_port={port}: {refused}")
     assert problems(tmp_path, f"monitoring.tensorboard_port={port}") == []
+
+
+GOOD = {"prompt": "add the numbers", "tests": [{"kind": "stdin", "input": "1", "output": "1"}]}
+
+
+def row_problems_of(tmp_path: Path, rows: list[dict[str, object]] | str, *words: str) -> list[str]:
+    file = tmp_path / "rows.jsonl"
+    text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+    file.write_text(text)
+    overrides = [f"data.train_files=[{file}]", "model.path=owner/name", "evaluation.every_steps=0"]
+    return list(row_problems(compose("grpo_code", [*overrides, *words])))
+
+
+@pytest.mark.parametrize(("rows", "reason"), table(__file__, "unusable"))
+def test_a_row_that_cannot_be_used_is_named_once(
+    tmp_path: Path, rows: list[dict[str, object]] | str, reason: str
+) -> None:
+    listed = row_problems_of(tmp_path, rows)
+    assert len(listed) == 1, listed
+    assert listed[0].startswith("data.train_files: ")
+    assert reason in listed[0]
+
+
+def test_an_engine_or_a_root_file_system_that_is_missing_is_named(tmp_path: Path) -> None:
+    test = {"kind": "container", "image": "my", "command": ["true"]}
+    rows: list[dict[str, object]] = [{"prompt": "x", "tests": [test]}] * 2
+    (tmp_path / "podman").write_text("#!/bin/sh\necho null")
+    (tmp_path / "podman").chmod(0o755)
+    (listed,) = row_problems_of(tmp_path, rows, "sandbox.container_engine=[no-such-engine]")
+    assert "containers need no-such-engine, which does not work here: No such file" in listed
+    engine = f"sandbox.container_engine=[{tmp_path}/podman]"
+    (listed,) = row_problems_of(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}/none}}")
+    assert "none is not a directory of this machine" in listed
+    assert row_problems_of(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}}}") == []
+
+
+def test_rows_that_may_be_dropped_and_later_ones_are_left_to_the_run(tmp_path: Path) -> None:
+    assert row_problems_of(tmp_path, [GOOD, {"prompt": "x"}], "data.bad_rows=drop") == []
+    assert row_problems_of(tmp_path, [GOOD] * 20 + [{}]) == []
+    assert len(row_problems_of(tmp_path, [GOOD] * 19 + [{}])) == 1
+    # A byte order mark is no part of a row.
+    assert row_problems_of(tmp_path, "\ufeff" + json.dumps(GOOD)) == []

@@ -13,7 +13,7 @@ from composing import compose
 from tables import table
 
 from async_rl.composition.hardware import described, preset_for
-from async_rl.config.checks.machine import machine_problems
+from async_rl.config.checks.run import machine_problems
 from async_rl.core import machine
 from async_rl.core.machine import Gpu, Gpus
 from async_rl.launchers.backends.local import child_env

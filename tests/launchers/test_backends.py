@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from async_rl.composition.choices import variants
 from async_rl.composition.compose import compose
+from async_rl.composition.schema import variants
 from async_rl.config.launchers import LaunchConfig
 from async_rl.config.run import RunConfig
 from async_rl.launchers.api import starting
@@ -21,11 +21,6 @@ class PaperLaunch(LaunchConfig):
 
     kind: Literal["paper"]
     is_submitted: ClassVar = True
-
-
-def on_paper() -> RunConfig:
-    config = compose("grpo_code", ["monitoring.tensorboard_port=null"])
-    return config.model_copy(update={"launcher": PaperLaunch(kind="paper")})
 
 
 def add(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
@@ -56,7 +51,8 @@ def test_a_launcher_of_another_module_starts_runs(
     problem = "launcher=paper: no paper is left"
     made = Backend(make=lambda *_: None, problems=lambda _: iter([problem]), job=job)
     add(monkeypatch, made)
-    config = on_paper()
+    config = compose("grpo_code", ["monitoring.tensorboard_port=null"])
+    config = config.model_copy(update={"launcher": PaperLaunch(kind="paper")})
     assert list(backend_of(config).problems(config)) == [problem]
     starting.start(config, tmp_path)
     assert submitted == [tmp_path]

@@ -45,17 +45,7 @@ def test_a_bundle_has_what_a_learner_rank_takes(
     assert learner_bundles(config, is_own_cluster=is_own) == expected
 
 
-@pytest.mark.parametrize(
-    ("ranks", "gpus_per_node", "expected"), [(8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")]
-)
-def test_the_learner_is_on_one_node_if_it_fits_there(
-    ranks: int, gpus_per_node: int, expected: str
-) -> None:
-    nodes = ("launcher.nodes=2", f"launcher.gpus_per_node={gpus_per_node}")
-    assert group_strategy(settings(*nodes, f"learner.ranks={ranks}")) == expected
-
-
-def test_a_gateway_takes_a_cpu_for_each_of_its_workers() -> None:
-    config = settings("rollout.fn=[a:b]", "generators.count=9")
-    options = actor_options(config, spec(config, "gateway-1"), is_own_cluster=False)
-    assert options["num_cpus"] == 1 + config.agent.workers
+def test_the_learner_is_on_one_node_if_it_fits_there() -> None:
+    for ranks, gpus, expected in ((8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")):
+        nodes = ("launcher.nodes=2", f"launcher.gpus_per_node={gpus}")
+        assert group_strategy(settings(*nodes, f"learner.ranks={ranks}")) == expected

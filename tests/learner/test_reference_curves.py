@@ -2,7 +2,7 @@
 
 import pytest
 
-from async_rl.composition.choices import CONF_DIR
+from async_rl.composition.schema import CONF_DIR
 from benchmarks.learning import reference
 from benchmarks.study import flat
 

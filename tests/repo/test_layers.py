@@ -129,7 +129,7 @@ OPENERS = {
     "async_rl/config/launchers.py",
     "async_rl/core/machine.py",
     "launchers/backends/ray_actors.py",
-    "launchers/migration/areal_now.py",
+    "launchers/migration/areal.py",
 }
 """Files that choose an engine by its name, or where a name means something else: an address of Ray,
 a package, an engine of AReaL.

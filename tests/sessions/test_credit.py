@@ -26,7 +26,7 @@ from async_rl.learner.objective_state import Moments
 from async_rl.rollouts.agents import credited
 from async_rl.rollouts.conversation import Written
 from async_rl.rollouts.groups import with_common_prompt
-from async_rl.runs.certificate.prompts import agent_calls
+from async_rl.runs.certificate.handed_out import agent_calls
 from async_rl.sessions.session import Session
 
 UNTRAINED = {"X-Async-RL-Train": "false"}

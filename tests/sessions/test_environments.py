@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sessions_support import CHATML, Row, endpoint, open_session
 
-from async_rl.config.rollout import Agent
+from async_rl.config.generation import Agent
 from async_rl.rollouts.agents import credited
 from async_rl.rollouts.environments import open_environments
 from async_rl.sessions.endpoint import Endpoint

@@ -1,6 +1,8 @@
-"""Commands on terminals that lack letters or width."""
+"""The help and the output of commands, also on terminals that lack letters or width."""
 
 import io
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,13 +11,18 @@ import pytest
 import typer
 from rich.console import Console
 
-from async_rl.launchers import cli, endings
+from async_rl.core.errors import ConfigError
+from async_rl.launchers import cli
+from async_rl.launchers.commands.live import counts
+from async_rl.launchers.commands.reports import print_report
 from async_rl.monitoring.terminal import open_table
+from async_rl.runs.report import Report, Section, Table
 
 GROUP = typer.main.get_command(cli.application())
-HELP = [[name, "--help"] for name in GROUP.commands if name != "data"] + [
-    ["data", "check", "--help"]
-]
+COMMANDS = {
+    **{name: command for name, command in GROUP.commands.items() if name != "data"},
+    **{f"data {name}": command for name, command in GROUP.commands["data"].commands.items()},
+}
 READING = (
     *(["status", "one"], ["logs", "one"], ["ledger", "one"], ["ledger", "one", "--step", "1"]),
     *(["ledger", "one", "--audit"], ["certify", "one"], ["rollouts", "one"], ["explain", "one"]),
@@ -31,7 +38,7 @@ def printed(words: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(sys, name, stream)
     monkeypatch.setattr(sys, "argv", ["async-rl", *words])
     with pytest.raises(SystemExit):
-        endings.run(cli.application())
+        cli.run(cli.application())
     sys.stdout.flush()
     return out.getvalue().decode(encoding)
 
@@ -40,8 +47,9 @@ def test_every_command_prints_in_an_encoding_without_our_signs(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory)
-    for words in HELP:
-        assert "Examples: async-rl" in printed(words, "ascii", monkeypatch), words
+    for name in COMMANDS:
+        said = printed([*name.split(), "--help"], "ascii", monkeypatch)
+        assert "Examples: async-rl" in said, name
     for words in READING:
         place = [] if words == ["doctor"] else ["--output-dir", "."]
         assert "Error" not in printed([*words, *place], "ascii", monkeypatch), words
@@ -58,7 +66,7 @@ def test_every_command_prints_in_an_encoding_without_our_signs(
 
     monkeypatch.setattr(sys, "argv", ["async-rl"])
     with pytest.raises(SystemExit):
-        endings.run(app)
+        cli.run(app)
     sys.stdout.seek(0)
     assert sys.stdout.read() == "5 - 6: \\u7b54\n"
 
@@ -101,3 +109,30 @@ def test_a_view_without_its_directory_or_its_package_says_so(
     monkeypatch.delitem(sys.modules, "async_rl.runs.view.server", raising=False)
     words = ["view", "one", "--output-dir", str(directory)]
     assert "pip install 'async-rl[view]'" in printed(words, "utf-8", monkeypatch)
+
+
+def test_the_help_of_a_command_has_examples_with_options_that_it_has() -> None:
+    for name, command in COMMANDS.items():
+        (examples,) = re.findall(r"Examples: (.*)", command.help, re.DOTALL)
+        known = {option for parameter in command.params for option in parameter.opts}
+        for example in examples.split(";"):
+            words = shlex.split(example)
+            path = name.split()
+            assert words[: 1 + len(path)] == ["async-rl", *path]
+            assert {word for word in words if word.startswith("--")} <= known, example
+
+
+def test_texts_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    row = ("data.train_files", "[]", "[/a/train.jsonl]")
+    table = Table(columns=("", "one", "two"), rows=(row,))
+    section = Section(title="[/t]", lines=("sampled token 7 '[/b]'",), table=table)
+    print_report(Report(title="", sections=(section,)))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("[/a/train.jsonl]", "'[/b]'", "[/t]"))
+
+
+def test_each_word_is_a_pool_with_a_number() -> None:
+    assert counts(["generators.big=3", "small=0"]) == {"generators.big": 3, "small": 0}
+    for word in ("generators", "generators=-1"):
+        with pytest.raises(ConfigError, match=f"{word}: is not of the form"):
+            counts([word])

@@ -1,25 +1,45 @@
-"""Checks of several settings together: combinations that cannot work, or that leave one setting
-without effect, are refused before any process starts.
+"""Checks of settings against each other and against the machine: what cannot work, or leaves a
+setting without effect, is refused before any process starts.
 
 Invariants: each problem is one line with path=value, the reason and the remedy; all problems are
-reported together; these checks read the configuration alone, `machine.py` reads the machine too.
+reported together; only `machine_problems` reads more than the configuration.
 """
 
-from collections.abc import Iterable, Iterator
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-from async_rl.config.checks.combinations import combination_problems
-from async_rl.config.checks.pools import pool_problems
-from async_rl.config.checks.reward import reward_problems
-from async_rl.config.checks.vllm_extra import extra_problems
+import msgspec
+
+from async_rl.config.base import Section, show
+from async_rl.config.checks.sections import extra_problems, pool_problems, reward_problems
 from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.policy_losses import BehaviorLoss
-from async_rl.config.pool_sizes import in_words_of
-from async_rl.config.pools import pool_configs
+from async_rl.config.pools import in_words_of, pool_configs, pool_counts
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import support_of
 from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.core.packaged import read_packaged
 from async_rl.core.support import MOST_KEPT
+
+_RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "is": operator.eq,
+    "is not": operator.ne,
+    "above": operator.gt,
+    "above twice": lambda value, other: value > 2 * other,
+    "above the next of": lambda value, other: value > other + 1,
+    "not above": operator.le,
+    "not above minus": lambda value, other: value <= -other,
+    "below": operator.lt,
+    "not below": operator.ge,
+    "in": lambda value, values: value in values,
+    "not in": lambda value, values: value not in values,
+    "does not divide": lambda value, other: other % value != 0,
+    "no multiple of": lambda value, other: value % other != 0,
+}
 
 
 def check(config: RunConfig) -> None:
@@ -51,11 +71,101 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _launcher(config)
 
 
+def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
+    """Yield the cores and GPUs that are configured but that the machine does not have.
+
+    Runs on a cluster are not checked: their nodes differ from this machine.
+    """
+    # The command line may run on a login node without GPUs.
+    if not config.launcher.is_one_machine:
+        return
+    pools = {pool: own.generators for pool, own in pool_configs(config).items()}
+    cores_of = {
+        in_words_of(pool, config, "generators.cores="): own.cores for pool, own in pools.items()
+    }
+    cores_of["verifiers.cores="] = config.verifiers.cores
+    cores_of["learner.cores="] = config.learner.cores
+    have = ", ".join(map(str, machine.cores))
+    for setting, cores in cores_of.items():
+        if missing := sorted(set(cores) - set(machine.cores)):
+            yield (
+                f"{setting}{cores}: this machine does not have {', '.join(map(str, missing))}; name"
+                f" some of {have}, or [] for all"
+            )
+    counts = pool_counts(config)
+    # A pool of 0 generators takes no GPU yet; async-rl scale runs this check again with its counts.
+    taken = [
+        (in_words_of(pool, config, "generators.gpus_each="), counts[pool], own.gpus_each)
+        for pool, own in pools.items()
+        if counts[pool]
+    ]
+    taken.append(("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each))
+    wanted = sum(count * each for _, count, each in taken)
+    if wanted > machine.num_gpus:
+        users = " and ".join(f"{setting}{each:g} x {count}" for setting, count, each in taken)
+        yield (
+            f"{users} need {wanted:g} GPUs, this machine has {machine.num_gpus} that torch and"
+            " vLLM can use; lower them, or set them to 0 to use the CPU"
+        )
+
+
 def _pools(config: RunConfig) -> Iterator[str]:
     """Yield the problems of the configuration that each pool of generators reads."""
     for pool, own in pool_configs(config).items():
         for problem in (*combination_problems(own), *_engine(own)):
             yield in_words_of(pool, config, problem)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A refused combination: its conditions, and the reason with the remedy.
+
+    when: the path of a setting, a relation, and a value or the path of another setting.
+    """
+
+    when: list[tuple[str, str, Any]]
+    because: str
+
+
+@functools.cache
+def rows() -> list[Row]:
+    """The rows of combinations.yaml."""
+    return read_packaged(__package__, "combinations.yaml", list[Row])
+
+
+def combination_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each row whose conditions hold."""
+    values = dict(_by_path(config, ""))
+    for row in rows():
+        shown = _matching(row, values)
+        if shown:
+            first, *others = shown
+            with_others = f" with {', '.join(others)}" if others else ""
+            yield f"{first}{with_others}: {row.because}"
+
+
+def _matching(row: Row, values: Mapping[str, Any]) -> list[str]:
+    """The settings that the row compares, as path=value; none if a condition does not hold."""
+    compared: dict[str, Any] = {}
+    for path, relation, other in row.when:
+        is_setting = isinstance(other, str) and (other in values or "." in other)
+        paths = [path, other] if is_setting else [path]
+        if not values.keys() >= set(paths):
+            return []
+        compared |= {each: values[each] for each in paths}
+        if is_setting:
+            other = values[other]
+        if not _RELATIONS[relation](values[path], other):
+            return []
+    return [f"{path}={show(value)}" for path, value in compared.items()]
+
+
+def _by_path(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the settings by path; a choice has the name of its variant."""
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from _by_path(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}".removesuffix(".kind"), value
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:

@@ -29,8 +29,7 @@ from async_rl.core.ranges import ranges
 from async_rl.data.prompt_file import PROMPTS_FILE
 from async_rl.monitoring import events
 from async_rl.monitoring.events import EVENTS_FILE, Event
-from async_rl.runs.certificate.prompts import CALLS, agent_calls, prompts
-from async_rl.runs.certificate.pushes import weights
+from async_rl.runs.certificate.handed_out import CALLS, agent_calls, prompts, weights
 from async_rl.runs.certificate.selection import seeds, selection
 from async_rl.runs.certificate.statements import Certificate, Statement, at, listed, statement
 from async_rl.runs.metrics import Curves

@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 
 from async_rl.core.frozen import frozen
 from async_rl.core.types import DoubleArray
-from async_rl.runs.report import Graph
-from async_rl.runs.view.texts import number
+from async_rl.runs.report import Graph, number
 
 FRAME = {"width": 430, "height": 210, "left": 52, "right": 422, "top": 8, "bottom": 186}
 """Size of the drawing, and edges of the area of the lines: the labels of the axes are at its left

@@ -1,9 +1,11 @@
 """The content of each page: from a run's files to what its template writes. Reads only."""
 
+import bisect
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -19,14 +21,14 @@ from async_rl.runs.comparison import compare
 from async_rl.runs.forecast.reports import explain, plan, sweep
 from async_rl.runs.forecast.scenario import profile_of
 from async_rl.runs.report import Graph, Section, Series
-from async_rl.runs.samples import samples_of
+from async_rl.runs.samples import Sample, pieces, samples_of
 from async_rl.runs.status import config_of
 from async_rl.runs.view.library import Library, RunView, differences
-from async_rl.runs.view.tokens import tokens_of
 
 Content = dict[str, Any]
 _MOST_WATERFALL = 40
 _MOST_RUNS = 8  # of one page of curves: as many as there are colours
+_PROBABILITIES = (0.1, 0.5, 0.9)  # a token below the first is a surprise
 
 
 class Query(Filter, kw_only=True, omit_defaults=True):
@@ -214,3 +216,39 @@ def _label(run: str, metric: str, num_runs: int, num_metrics: int) -> str:
     if num_metrics > 1:
         parts.append(metric.rpartition("/")[2].replace("_", " "))
     return " ".join(parts)
+
+
+class Token(NamedTuple):
+    """A response token and its values. text: what it adds to the response. logprob, version: of the
+    policy that sampled it.
+    """
+
+    text: str
+    token_id: int
+    is_sampled: bool
+    logprob: float
+    version: int
+
+    @property
+    def probability(self) -> float:
+        """The probability of the token when it was sampled."""
+        return math.exp(self.logprob)
+
+    @property
+    def probability_grade(self) -> int:
+        """The class of its probability, 0 to 3."""
+        return bisect.bisect(_PROBABILITIES, self.probability)
+
+
+def tokens_of(sample: Sample) -> list[Token]:
+    """Return the response tokens of a sample."""
+    trajectory = sample.trajectory
+    columns = (
+        trajectory.token_ids,
+        trajectory.loss_mask,
+        trajectory.behavior_logprobs,
+        trajectory.versions,
+    )
+    values = [column[trajectory.prompt_length :].tolist() for column in columns]
+    rows = zip(pieces(sample), *values, strict=True)
+    return [Token(*row) for row in rows]

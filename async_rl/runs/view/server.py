@@ -29,12 +29,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
-from async_rl.runs.report import Report
+from async_rl.runs.report import Report, duration, number
 from async_rl.runs.samples import verdicts_of
 from async_rl.runs.view import charts, pages
 from async_rl.runs.view.library import Library
 from async_rl.runs.view.pages import Query, Visit
-from async_rl.runs.view.texts import duration, number
 from async_rl.wire.http import listen, serving, url_of
 
 _FILES = Path(__file__).parent

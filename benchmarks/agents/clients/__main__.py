@@ -24,7 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from async_rl.config.rollout import Agent
+from async_rl.config.generation import Agent
 from async_rl.core.errors import AgentError
 from async_rl.core.frozen import frozen
 from async_rl.rollouts.environments import Commands

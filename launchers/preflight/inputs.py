@@ -1,26 +1,41 @@
-"""The first rows of the data files, read before a run starts.
+"""Checks of what a run reads: the first rows of its data files, and the installed vLLM.
 
 Files are usually wrong for one reason, which the first rows show: a column that is named otherwise.
-Without this check such a run starts all its processes and loads its model first.
+Without this check such a run starts all its processes and loads its model first. The engine
+arguments and parsers of vLLM are read from its source: an import would take seconds and hundreds of
+MB.
 """
 
 import asyncio
+import importlib.util
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from async_rl.composition.problems import hint
 from async_rl.config.data import is_source
+from async_rl.config.generation import PARSERS, THINKING_PARSER, TOOL_PARSER
 from async_rl.config.plugins import DATA_SOURCE, load_function
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, Unsupported
 from async_rl.core.types import ContainerTest
 from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.files import matching_files, open_table
+from async_rl.generation.environment import version_problem
 from async_rl.rewards.verifier.containers import Containers
 
 # Read within milliseconds, also by --dry-run; the preparation of the run checks every row.
 _NUM_ROWS = 20
+ARGUMENT = "engine argument"
+_NAMES = {
+    ARGUMENT: ("engine/arg_utils.py", r"^    ([a-z]\w*): "),
+    TOOL_PARSER: ("tool_parsers/__init__.py", r'^    "(\w+)": \('),
+    THINKING_PARSER: ("reasoning/__init__.py", r'^    "(\w+)": \('),
+}
+"""By kind: the file, and a line of it with a name: a field of EngineArgs, an entry of a table."""
 
 
 class _PlainChat:
@@ -94,3 +109,37 @@ def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft 
                     break
         except DataError as error:
             yield str(error)
+
+
+def installed() -> Path | None:
+    """Return the directory of the installed vLLM; None if there is none."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is not None and spec.origin:
+        return Path(spec.origin).parent
+    return None
+
+
+def known_names(root: Path, kind: str) -> list[str]:
+    """Return the engine arguments, or the parsers of one of PARSERS, of the vLLM at `root`."""
+    file, pattern = _NAMES[kind]
+    return re.findall(pattern, (root / file).read_text(), re.MULTILINE)
+
+
+def vllm_problems(extra: Sequence[str]) -> Iterator[str]:
+    """Yield the missing parts of the installed vLLM: a supported version, and the engine arguments
+    and the parsers of generation.vllm.extra. Nothing without vLLM.
+    """
+    root = installed()
+    if root is None:
+        return
+    if problem := version_problem():
+        yield problem
+    for entry in extra:
+        name, _, value = entry.partition("=")
+        kind, word = (name, value) if name in PARSERS else (ARGUMENT, name)
+        known = known_names(root, kind)
+        if word not in known:
+            yield (
+                f"generation.vllm.extra={entry}: the installed vLLM has no such {kind};"
+                f" {hint(word, among=known)}"
+            )
