@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from async_rl.core.errors import DataError
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 from async_rl.data.files import Row
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from async_rl.core.errors import Unavailable
 from async_rl.protocol.base import Message
-from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import Execute, Executed, LoadSlot, Sample, Sampled
+from async_rl.protocol.supervisor import DRAINING, Member
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.membership import Life, life_of
 

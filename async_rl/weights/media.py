@@ -16,7 +16,7 @@ import torch
 from async_rl.config.run import AutoTransfer, FileTransfer, WeightsConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 from async_rl.weights.adapters import Adapter
 from async_rl.weights.block import SharedTensors, SharedTensorsReader

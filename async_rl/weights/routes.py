@@ -10,7 +10,7 @@ import torch
 
 from async_rl.core.errors import BaseMissing, BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import Manifest, Seat, SharedBlock, Source, StoredFile
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.communicator import device_name

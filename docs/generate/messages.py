@@ -13,7 +13,7 @@ import msgspec
 
 from async_rl.core import programs, types
 from async_rl.core.frozen import Value
-from async_rl.protocol import base, buffer, control, generator, learner, membership, weights
+from async_rl.protocol import base, buffer, generator, supervisor, weights
 from docs.generate.settings import table
 
 _HEAD = """# Messages
@@ -31,10 +31,10 @@ without content. A handler that fails replies `Failure`, with a class of `async_
 """
 _MESSAGES = {
     "Messages to the buffer from generators": buffer,
-    "Messages of the learner": learner,
+    "Messages of the learner": buffer,
     "Messages to generators": generator,
-    "Messages to the supervisor from every process": membership,
-    "Messages to the supervisor from people": control,
+    "Messages to the supervisor from every process": supervisor,
+    "Messages to the supervisor from people": supervisor,
     "Weights": weights,
 }
 _VALUES = {"Values in messages": types, "Values of tests by printed text": programs}

@@ -11,7 +11,7 @@ from async_rl.composition.hardware import described, model_shape
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.core.types import Role
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.monitoring.terminal import open_table

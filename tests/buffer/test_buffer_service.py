@@ -27,7 +27,7 @@ from composing import compose_unchecked
 from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError, ProtocolError
-from async_rl.protocol.learner import ReadSequences
+from async_rl.protocol.buffer import ReadSequences
 
 
 async def test_a_ticket_has_earlier_responses_if_the_engine_has_drafts(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from buffer_support import (
 )
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.audit import Audit, audit
-from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
+from async_rl.buffer.store.ledger import Audit, LedgerSummary, audit, reading, summary
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose

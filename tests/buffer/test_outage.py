@@ -25,8 +25,7 @@ from async_rl.config.base import replace
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import DropReason, Purpose, Ticket
-from async_rl.protocol.buffer import Work
-from async_rl.protocol.learner import TakeBatch
+from async_rl.protocol.buffer import TakeBatch, Work
 
 
 async def fail_all(

@@ -15,7 +15,7 @@ from buffer_support import forget, opened, put_all, settle, step, sync, take
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError, Superseded
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     DropBatch,
     ForgetBefore,

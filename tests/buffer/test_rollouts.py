@@ -12,8 +12,7 @@ from command_line import Command
 from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.times import group_times
-from async_rl.buffer.store.trajectories import Rollout, complete_steps, rollouts
+from async_rl.buffer.store.trajectories import Rollout, complete_steps, group_times, rollouts
 from async_rl.composition.compose import write_config
 from async_rl.core.types import Group
 from async_rl.launchers.commands.stored import choose

@@ -10,8 +10,8 @@ from composing import compose_unchecked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from async_rl.buffer.policies import ScoreFilter
 from async_rl.buffer.store.ledger import reading, summary
-from async_rl.buffer.tickets import ScoreFilter
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.data.prompt_file import PromptOrder

@@ -5,8 +5,8 @@ from composing import compose
 from tables import table
 
 from async_rl.config.sampling import sampling_of
+from async_rl.core.calls import EVERYTHING, Support
 from async_rl.core.errors import ConfigError
-from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import Purpose
 
 

@@ -25,7 +25,7 @@ from async_rl.generation import environment
 from async_rl.generation.engine import Engine
 from async_rl.generation.opener import engine_opener
 from async_rl.protocol.generator import LoadReport
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import broadcast
 from async_rl.weights.block import SharedTensors

@@ -11,8 +11,8 @@ from unittest import mock
 from generation_support import NEEDS_NO_TOKENS, SUPPORTED_PROMPT, SUPPORTS, model_from, weights_of
 
 from async_rl.composition.compose import compose_unchecked
+from async_rl.core.calls import NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.errors import DataError
-from async_rl.core.support import NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_rl.buffer.store.times import GroupTimes
+from async_rl.buffer.store.trajectories import GroupTimes
 from async_rl.composition.compose import compose_unchecked
 from async_rl.config.base import by_name, with_settings
 from async_rl.core.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from composing import compose_unchecked
 from test_forecast import BASE, group_times, other, profile, rate, recorded
 
-from async_rl.buffer.store.times import GroupTimes
+from async_rl.buffer.store.trajectories import GroupTimes
 from async_rl.runs.forecast.recorded import Recorded, Work
 from async_rl.runs.forecast.reports import predict, sentences
 from async_rl.runs.forecast.scoring import read_scoring

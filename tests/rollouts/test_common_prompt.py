@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from learner_support import make_groups
 
-from async_rl.buffer.checks import check_group
+from async_rl.buffer.tickets import check_group
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import Branch, Score, StepScore, Trajectory

@@ -20,8 +20,8 @@ from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Complete, LoadReport, Scores
-from async_rl.protocol.membership import Member, Members
 from async_rl.protocol.service import LoadSlot, Sample, Sampled
+from async_rl.protocol.supervisor import Member, Members
 from async_rl.protocol.weights import Manifest, StoredFile
 from async_rl.rollouts.slots import Slots
 from async_rl.runtime.directory import Directory

@@ -19,10 +19,10 @@ from async_rl.core.types import Role
 from async_rl.launchers.backends.local import child_command
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import message_schema
-from async_rl.protocol.membership import PoolCount
+from async_rl.protocol.supervisor import PoolCount
 from async_rl.runs.control import ask_status
 from async_rl.runtime.context import Control, open_context
-from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import create_keys
 
 POOLS = (
     "generators.pools={big:{count:2,work:train,max_concurrent_groups:3},"

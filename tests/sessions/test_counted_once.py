@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sessions_support import answered, open_session
 from test_apis import LONG, blocking
 
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Answer, Call, Context
 from async_rl.sessions.errors import Refused

@@ -20,7 +20,7 @@ from sessions_support import (
     said,
 )  # fmt: skip
 
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.sessions.calls import Call
 from async_rl.sessions.errors import Refused
 from async_rl.sessions.session import PIECE_TOKENS, Session

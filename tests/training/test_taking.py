@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from composing import compose_unchecked
 
-from async_rl.protocol.learner import TakeBatch, TakenGroups
+from async_rl.protocol.buffer import TakeBatch, TakenGroups
 from async_rl.training.device import Device
 from async_rl.training.taking import Taker
 

@@ -12,7 +12,7 @@ import msgspec
 
 from async_rl.config.base import Section, show
 from async_rl.config.run import RunConfig
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "is": operator.eq,

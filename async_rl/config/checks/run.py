@@ -18,8 +18,8 @@ from async_rl.config.pools import pool_configs
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import support_of
+from async_rl.core.calls import MOST_KEPT
 from async_rl.core.errors import ConfigError
-from async_rl.core.support import MOST_KEPT
 
 
 def check(config: RunConfig) -> None:

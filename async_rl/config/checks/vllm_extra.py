@@ -10,7 +10,7 @@ log-probs stay what generation/engine.py promises. An argument that changes how 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 _TABLES = read_packaged(__package__, "vllm_extra.toml", dict[str, dict[str, Any]])
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from async_rl.batching.support import Grammars, Walk, spans_of, truncate
-from async_rl.core.support import EVERYTHING
+from async_rl.core.calls import EVERYTHING
 from async_rl.core.types import IntArray, Sampling
 from async_rl.protocol.generator import Completion, Scores
 

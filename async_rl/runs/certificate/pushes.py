@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from async_rl.core import records
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.runs.certificate.statements import Statement, listed, statement
 from async_rl.training.checkpoints import (
     PUSHES_FILE,

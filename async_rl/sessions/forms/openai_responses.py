@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from async_rl.core.support import Alternatives
+from async_rl.core.calls import Alternatives
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (
