@@ -97,9 +97,9 @@ class Sequences(Message):
 
 
 class ReadSequences(FromLearner, kw_only=True):
-    """A rank of the learner -> buffer: send sequences of the leased batch of train_version.
+    """A rank of the learner reads sequences of the leased batch of train_version.
 
-    A rank reads its own sequences only, in chunks. Refused with ProtocolError if a group is not of
+    It reads its own sequences only, in chunks. Refused with ProtocolError if a group is not of
     that batch.
     """
 
@@ -136,7 +136,7 @@ class History(Message):
 
 
 class GetHistory(Request):
-    """learner -> buffer: which versions does the store cover?"""
+    """Report the versions that the store covers."""
 
     Reply = History
 
@@ -160,9 +160,7 @@ class SyncVersion(Request):
 
 
 class SecureStore(FromLearner, kw_only=True):
-    """learner -> buffer: write all that was acknowledged to the disk, so that a power loss leaves
-    no checkpoint that is ahead of the store.
-    """
+    """Write what was acknowledged to the disk: no power loss leaves a checkpoint ahead of it."""
 
 
 class SetAside(Message):
@@ -172,10 +170,8 @@ class SetAside(Message):
 
 
 class DropBatch(FromLearner, kw_only=True):
-    """learner -> buffer: the leased batch of train_version cannot be trained.
-
-    Its groups are dropped as untrainable with `message`, and later leases are returned.
-    Safe to send again.
+    """The leased batch of train_version cannot be trained: its groups are dropped as untrainable
+    with `message`, and later leases are returned. Safe to send again.
     """
 
     Reply = SetAside
@@ -185,7 +181,7 @@ class DropBatch(FromLearner, kw_only=True):
 
 
 class StartFrom(FromLearner, kw_only=True):
-    """learner -> supervisor: the learner starts at `version`; metrics of later steps belong to a
+    """To the supervisor: the learner starts at `version`; metrics of later steps belong to a
     discarded history.
     """
 
@@ -199,15 +195,14 @@ class EvaluationScores(Message):
 
 
 class GetEvaluationScores(Request):
-    """learner -> buffer: report the scores of all evaluated versions."""
+    """Report the scores of all evaluated versions."""
 
     Reply = EvaluationScores
 
 
 class ForgetBefore(FromLearner, kw_only=True):
-    """learner -> buffer: no process will resume from a version before this one.
-
-    Trajectories that only older versions need may be deleted.
+    """No process will resume from a version before this one. Trajectories that only older versions
+    need may be deleted.
     """
 
     version: int

@@ -30,11 +30,9 @@ A row has a request and its reply. The file of each section has their fields. `O
 without content. A handler that fails replies `Failure`, with a class of `async_rl/core/errors.py`.
 """
 _MESSAGES = {
-    "Messages to the buffer from generators": buffer,
-    "Messages of the learner": buffer,
+    "Messages to the buffer": buffer,
     "Messages to generators": generator,
-    "Messages to the supervisor from every process": supervisor,
-    "Messages to the supervisor from people": supervisor,
+    "Messages to the supervisor": supervisor,
     "Weights": weights,
 }
 _VALUES = {"Values in messages": types, "Values of tests by printed text": programs}
