@@ -101,15 +101,21 @@ def load_control(run_dir: Path) -> Control:
         ) from error
 
 
-@contextlib.asynccontextmanager
-async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
-    """Open a client of the run's supervisor. Raises Unavailable if its process has exited."""
+def require_running(run_dir: Path) -> Control:
+    """Return the address of the run's supervisor. Raises Unavailable if its process has exited."""
     control = load_control(run_dir)
     # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
     if control.machine == platform.node() and not _is_alive(control.pid):
         raise Unavailable(
             f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has exited"
         )
+    return control
+
+
+@contextlib.asynccontextmanager
+async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
+    """Open a client of the run's supervisor. Raises Unavailable if its process has exited."""
+    control = require_running(run_dir)
     control.check_messages(run_dir.name)
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
         yield client

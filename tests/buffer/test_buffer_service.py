@@ -61,6 +61,14 @@ async def test_a_ticket_has_earlier_responses_if_the_engine_has_drafts(tmp_path:
         assert await drafts_of_next(service, 1) == []
 
 
+async def test_tickets_lost_with_a_reply_are_the_same_attempt(service: BufferService) -> None:
+    await step(service, 0)
+    assert {ticket.admitted_version for ticket in await tickets(service, 1)} == {1}
+    again = await tickets(service, 0, held=[2, 4], credit=1)
+    # For the present weights of the generator.
+    assert [(t.group_id, t.attempt, t.admitted_version) for t in again] == [(5, 1, 0)]
+
+
 async def test_parked_generators_share_the_freed_tickets(tmp_path: Path) -> None:
     async with opened(tmp_path, groups_per_step=4, max_staleness=0) as service:
         held = await put_all(service)
