@@ -23,7 +23,8 @@ from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.supervisor import ReportFatal
-from async_rl.runtime.context import connect_control, load_config, open_context
+from async_rl.runtime import context as contexts
+from async_rl.runtime.context import connect_control, open_context
 
 # The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0
@@ -57,7 +58,7 @@ def describe(error: BaseException) -> str:
 async def run_role(spec: ProcessSpec, run_dir: Path, log: logging.Logger) -> None:
     """Import the role's module and run it."""
     program = f"processes.{spec.role}"
-    if load_config(run_dir).agent.is_service:
+    if contexts.load_config(run_dir).agent.is_service:
         program = _OF_SERVICES.get(spec.role, program)
     # Imports make half a million objects that stay: searching them took a seventh of the start of a
     # learner, and each later full collection would search them again.
