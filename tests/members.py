@@ -10,10 +10,9 @@ from composing import compose
 
 from async_rl.composition.compose import write_config
 from async_rl.protocol.base import message_schema
-from async_rl.protocol.control import StatusReply
-from async_rl.protocol.membership import Heartbeat, Member
+from async_rl.protocol.supervisor import Heartbeat, Member, StatusReply
 from async_rl.runtime.context import Control
-from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import create_keys
 
 
 def member(name: str, counters: Mapping[str, float] | None = None, **facts: Any) -> Member:

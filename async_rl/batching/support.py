@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.logits import EXCLUDED, Edits
+from async_rl.core.calls import EVERYTHING, Span, Support
 from async_rl.core.codec import encode
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.core.frozen import frozen
-from async_rl.core.support import EVERYTHING, Span, Support
 from async_rl.core.types import FloatArray, IntArray, Trajectory
 
 

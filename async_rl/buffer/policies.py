@@ -1,5 +1,5 @@
-"""The selection of prompts by their results (data.order): the policies, which plug-ins may add to,
-and the prompts of the next batch that follow from one.
+"""The effect of results on the prompts that follow: policies select them (data.order), to which
+plug-ins may add, and a filter removes prompts from the training data (data.filter).
 
 Invariants
 - A policy is pure: the same arguments and the same state of `rng` give the same rows.
@@ -8,17 +8,21 @@ Invariants
   choose as the run that was stopped.
 """
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from async_rl.buffer.changes import PromptsChosen
+from async_rl.buffer.changes import PromptsChosen, PromptsLeft
 from async_rl.config.plugins import SELECTION, load_function
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
-from async_rl.core.types import Prompt
+from async_rl.core.types import Prompt, Purpose
 from async_rl.data.prompt_file import RunPrompts
+
+_log = logging.getLogger(__name__)
 
 CANDIDATES = 8
 """Prompts that a policy may choose from, for each prompt of a batch."""
@@ -192,6 +196,73 @@ class Selection:
             )
         order.choose(position, rows)
         return [PromptsChosen(position=position, rows=rows)]
+
+
+class ScoreFilter:
+    """The scores of the prompts, and the rule for prompts to leave the order of `prompts`.
+
+    At the start of each epoch every active prompt is judged by the mean reward, scaled as the
+    learner scales it, of its newest complete group. The filter does not wait for groups in
+    generation: such a prompt is judged by its previous group, or an epoch later. Invariants: at
+    most floor(active x max_share) prompts are removed at one time, those farthest beyond their
+    bound first; a removed prompt never returns; a decision is returned to the caller, which stores
+    it before it takes effect.
+    """
+
+    def __init__(self, config: RunConfig, prompts: RunPrompts) -> None:
+        self._filter = config.data.filter
+        self._reward = config.reward
+        self._prompts = prompts
+        self._order = prompts.order
+        self._scores: dict[int, tuple[int, float]] = {}
+
+    def note(self, position: int, rewards: Sequence[float]) -> None:
+        """The group at this position of the order came back with these rewards."""
+        reward = self._reward
+        index = self._order.index(position)
+        # As the objective scales them, so that the bounds mean the numbers that a person sees.
+        scaled = (np.array(rewards) - reward.bias) * reward.scale
+        clipped = scaled.clip(-reward.clip, reward.clip)
+        newest, _ = self._scores.get(index, (-1, 0.0))
+        # Groups come back in any order; an older one must not replace a newer score.
+        if position > newest:
+            self._scores[index] = position, float(clipped.mean())
+
+    def before(self, position: int) -> list[PromptsLeft]:
+        """Remove the prompts that leave before this position is issued, if it starts a pass over
+        the data; they are out of the order when this returns.
+        """
+        if not self._order.may_lose_at(position):
+            return []
+        active = self._order.active
+        scored = [index for index in active.tolist() if index in self._scores]
+        excess = {index: self._excess(self._scores[index][1]) for index in scored}
+        # The sort is stable: equals stay ordered by index, so that a resumed run decides the same.
+        beyond = [index for index in scored if excess[index] > 0]
+        worst = sorted(beyond, key=excess.__getitem__, reverse=True)
+        # Without a prompt there would be no next step: the one nearest to its bound stays.
+        chosen = worst[: min(int(len(active) * self._filter.max_share), len(active) - 1)]
+        if not chosen:
+            return []
+        self._order.remove(chosen, position)
+        leavers = []
+        for index in chosen:
+            last_position, score = self._scores[index]
+            prompt = self._prompts.prompt(Purpose.TRAIN, last_position)
+            leavers.append((prompt.prompt_id, index, score))
+        _log.info(
+            "%d prompts left the training data because of their mean reward (data.filter); %d"
+            " remain",
+            len(leavers),
+            len(active) - len(chosen),
+        )
+        return [PromptsLeft(position=position, leavers=leavers)]
+
+    def _excess(self, score: float) -> float:
+        """Return how far the score is beyond a bound; at most 0 if it is within both."""
+        above = math.inf if self._filter.above is None else self._filter.above
+        below = -math.inf if self._filter.below is None else self._filter.below
+        return max(score - above, below - score)
 
 
 def _words(prompt: Prompt) -> NDArray[np.float32]:

@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from async_rl.buffer.changes import Trained
 from async_rl.buffer.groups import OpenGroup, StoredGroup, Take, batches_of
-from async_rl.buffer.pace import Pace
+from async_rl.buffer.leases import Pace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError, StalenessError
 from async_rl.core.types import NO_VERSION, GroupState

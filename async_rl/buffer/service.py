@@ -21,17 +21,19 @@ from async_rl.core.errors import InfrastructureError, ProtocolError, require_lif
 from async_rl.core.types import DropReason
 from async_rl.data.prompt_file import RunPrompts
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     DropBatch,
     EvaluationScores,
+    FailGroup,
     ForgetBefore,
     FromLearner,
     GetEvaluationScores,
     GetHistory,
     History,
+    PutGroup,
     ReadSequences,
+    RequestWork,
     SecureStore,
     Sequences,
     SetAside,
@@ -40,6 +42,7 @@ from async_rl.protocol.learner import (
     SyncVersion,
     TakeBatch,
     TakenGroups,
+    Work,
 )
 from async_rl.wire.rpc import Handler
 

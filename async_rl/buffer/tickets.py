@@ -1,35 +1,39 @@
-"""The prompts and tickets of groups: a group has an index, a ticket the prompt with this index.
+"""The tickets of groups, and the check of the groups that come back for them.
 
-Prompts that are too easy or too hard may leave the training data at the start of a pass over it
-(data.filter); the order of prompts changes here, before the first prompt of that pass is read.
+A group has an index, and its ticket the prompt with this index. The codec checks the types of
+fields only. A group that passes `check_group` keeps everything that core/types.py promises: it can
+be summarized, stored and trained without a further check.
 """
 
-import logging
+import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from async_rl.buffer.changes import Admitted, PromptsLeft, storable
-from async_rl.buffer.checks import check_group
+from async_rl.buffer.changes import Admitted, storable
 from async_rl.buffer.groups import OpenGroup, Recovered
-from async_rl.buffer.policies import Selection
-from async_rl.buffer.store.reader import StoreReader
+from async_rl.buffer.policies import ScoreFilter, Selection
+from async_rl.buffer.store.connection import StoreReader
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import ProtocolError
-from async_rl.core.heads import PackedGroup
-from async_rl.core.types import Purpose, Ticket
+from async_rl.core.heads import PackedGroup, PackedSample
+from async_rl.core.types import NO_VERSION, IntArray, Purpose, Ticket
 from async_rl.data.prompt_file import RunPrompts
-
-_log = logging.getLogger(__name__)
 
 _MOST_DRAFT_BYTES = 1 << 16
 """Of the earlier responses with a ticket: 16,384 tokens, which an engine searches in 20 us."""
 _PROMPT_END_BYTES = 4 * 8
 """Of the prompt before each of them: the first words of a response follow it."""
+_LOGPROB_ROUNDING = 1e-3
+"""A log-softmax in bfloat16 may exceed 0 by rounding."""
+_LARGEST_SCORE = 1e30
+"""The learner computes in float32, and sums over a batch must not overflow there."""
+_TOKEN_BYTES = 4
+_CLOCK = (0, 3)
+"""Numbers in a clock: none, or the moments of first token, last token and score."""
 
 
 class Tickets:
@@ -100,7 +104,7 @@ class Tickets:
         for ticket in tickets:
             prompt_id = storable(ticket.prompt.prompt_id)
             group = await reader.newest_of_prompt(prompt_id, ticket.purpose)
-            drafts = b"" if group is None else drafts_of(group)
+            drafts = b"" if group is None else _drafts_of(group)
             found.append(replace(ticket, sampling=replace(ticket.sampling, drafts=drafts)))
         return found
 
@@ -131,7 +135,7 @@ class Tickets:
         return self._config.evaluation.num_samples
 
 
-def drafts_of(group: PackedGroup) -> bytes:
+def _drafts_of(group: PackedGroup) -> bytes:
     """Return the responses of a group as `Sampling.drafts`, each after the end of its prompt."""
     numbers = range(len(group.samples))
     responses = [group.member(number).token_ids for number in numbers]
@@ -139,68 +143,122 @@ def drafts_of(group: PackedGroup) -> bytes:
     return end.join([b"", *responses])[:_MOST_DRAFT_BYTES]
 
 
-class ScoreFilter:
-    """The scores of the prompts, and the rule for prompts to leave the order of `prompts`.
+def check_group(
+    group: PackedGroup, prompt: IntArray, *, newest_version: int, vocabulary_size: int
+) -> None:
+    """Raise ProtocolError unless the samples answer `prompt` and keep the promises of their type.
 
-    At the start of each epoch every active prompt is judged by the mean reward, scaled as the
-    learner scales it, of its newest complete group. The filter does not wait for groups in
-    generation: such a prompt is judged by its previous group, or an epoch later. Invariants: at
-    most floor(active x max_share) prompts are removed at one time, those farthest beyond their
-    bound first; a removed prompt never returns; a decision is returned to the caller, which stores
-    it before it takes effect.
+    newest_version: the newest one that any generator can have.  vocabulary_size: of the model,
+    whose embedding has no row for a larger token id.
     """
-
-    def __init__(self, config: RunConfig, prompts: RunPrompts) -> None:
-        self._filter = config.data.filter
-        self._reward = config.reward
-        self._prompts = prompts
-        self._order = prompts.order
-        self._scores: dict[int, tuple[int, float]] = {}
-
-    def note(self, position: int, rewards: Sequence[float]) -> None:
-        """The group at this position of the order came back with these rewards."""
-        reward = self._reward
-        index = self._order.index(position)
-        # As the objective scales them, so that the bounds mean the numbers that a person sees.
-        scaled = (np.array(rewards) - reward.bias) * reward.scale
-        clipped = scaled.clip(-reward.clip, reward.clip)
-        newest, _ = self._scores.get(index, (-1, 0.0))
-        # Groups come back in any order; an older one must not replace a newer score.
-        if position > newest:
-            self._scores[index] = position, float(clipped.mean())
-
-    def before(self, position: int) -> list[PromptsLeft]:
-        """Remove the prompts that leave before this position is issued, if it starts a pass over
-        the data; they are out of the order when this returns.
-        """
-        if not self._order.may_lose_at(position):
-            return []
-        active = self._order.active
-        scored = [index for index in active.tolist() if index in self._scores]
-        excess = {index: self._excess(self._scores[index][1]) for index in scored}
-        # The sort is stable: equals stay ordered by index, so that a resumed run decides the same.
-        beyond = [index for index in scored if excess[index] > 0]
-        worst = sorted(beyond, key=excess.__getitem__, reverse=True)
-        # Without a prompt there would be no next step: the one nearest to its bound stays.
-        chosen = worst[: min(int(len(active) * self._filter.max_share), len(active) - 1)]
-        if not chosen:
-            return []
-        self._order.remove(chosen, position)
-        leavers = []
-        for index in chosen:
-            last_position, score = self._scores[index]
-            prompt = self._prompts.prompt(Purpose.TRAIN, last_position)
-            leavers.append((prompt.prompt_id, index, score))
-        _log.info(
-            "%d prompts left the training data because of their mean reward (data.filter); %d"
-            " remain",
-            len(leavers),
-            len(active) - len(chosen),
+    issued = prompt.tobytes()
+    if group.prompt[: len(issued)] != issued or len(group.prompt) % _TOKEN_BYTES:
+        raise ProtocolError(
+            f"its prompt of {group.prompt_length} tokens does not begin with the {len(prompt)} that"
+            " were issued"
         )
-        return [PromptsLeft(position=position, leavers=leavers)]
+    if not 0 <= group.generation_s < math.inf:
+        raise ProtocolError(f"its generation took {group.generation_s} s")
+    length = group.prompt_length
+    branches = {tuple(b for b in sample.branches if b[0] < length) for sample in group.members}
+    if len(branches) > 1:
+        raise ProtocolError("its samples have different branches in their prompt")
+    for number, sample in enumerate(group.members):
+        try:
+            _check_runs(sample, newest_version)
+            _check_score(sample)
+            if sample.branches:
+                _check_branches(sample, len(prompt), group.prompt_length)
+            if sample.calls:
+                _check_calls(sample)
+            if len(sample.clock) not in _CLOCK:
+                raise ProtocolError(f"its clock has {len(sample.clock)} moments")
+        except ProtocolError as error:
+            raise ProtocolError(f"sample {number}: {error}") from error
+    sizes = len(group.token_ids), len(group.behavior_logprobs)
+    num_tokens = sum([sample.response_length for sample in group.members])
+    num_written = sum([sample.num_written for sample in group.members])
+    expected = _TOKEN_BYTES * num_tokens, _TOKEN_BYTES * num_written
+    if sizes != expected:
+        raise ProtocolError(f"its tokens and log-probs have {sizes} bytes instead of {expected}")
+    _check_tokens(group, vocabulary_size)
 
-    def _excess(self, score: float) -> float:
-        """Return how far the score is beyond a bound; at most 0 if it is within both."""
-        above = math.inf if self._filter.above is None else self._filter.above
-        below = -math.inf if self._filter.below is None else self._filter.below
-        return max(score - above, below - score)
+
+def _check_tokens(group: PackedGroup, vocabulary_size: int) -> None:
+    # One array for all samples: the time of the checks limits the groups per second.
+    # Unsigned, so that one comparison finds negative ids too.
+    arrays = [np.frombuffer(ids, "<u4") for ids in (group.prompt, group.token_ids)]
+    largest = max(ids.max(initial=0) for ids in arrays)
+    if largest >= vocabulary_size:
+        raise ProtocolError(
+            f"token id {largest.astype(np.int32)} is not one of 0 to {vocabulary_size - 1}"
+        )
+    logprobs = np.frombuffer(group.behavior_logprobs, "<f4")
+    # Both are NaN if one of the values is, and a comparison with NaN is false.
+    if not (logprobs.max(initial=0) <= _LOGPROB_ROUNDING and logprobs.min(initial=0) > -math.inf):
+        largest = logprobs.max(initial=0)
+        raise ProtocolError(f"a log-prob is not finite or above 0; the largest is {largest}")
+
+
+def _check_runs(sample: PackedSample, newest_version: int) -> None:
+    num_tokens = 0
+    for length, version, is_trained in sample.runs:
+        num_tokens += length
+        if length < 1:
+            raise ProtocolError(f"a run has {length} tokens")
+        if not NO_VERSION <= version <= newest_version:
+            raise ProtocolError(
+                f"version {version} is not one of 0 to {newest_version}, the known ones"
+            )
+        if is_trained and version == NO_VERSION:
+            raise ProtocolError("a trained token has no version")
+    if num_tokens != sample.response_length:
+        raise ProtocolError(
+            f"its runs have {num_tokens} tokens, its response {sample.response_length}"
+        )
+
+
+def _check_branches(sample: PackedSample, num_issued: int, num_prompt: int) -> None:
+    end = num_prompt + sample.response_length
+    starts = [start for start, _ in sample.branches]
+    # A start just after the issued prompt: the tokens need not continue it. Each has a token.
+    is_ordered = _ascends(num_issued - 1, *starts, end)
+    if not is_ordered or any(not -1 <= parent < start for start, parent in sample.branches):
+        raise ProtocolError(f"branches start at {sample.branches} of {num_issued} to {end}")
+    lengths, _, is_trained = zip(*sample.runs, strict=True)
+    # Tokens of the prompt are not trained.
+    roots = [start - num_prompt for start, parent in sample.branches if parent < 0]
+    roots = [root for root in roots if root >= 0]
+    if np.repeat(is_trained, lengths)[roots].any():
+        raise ProtocolError("a token that follows nothing is marked as trained")
+
+
+def _check_calls(sample: PackedSample) -> None:
+    ends = sorted(call.end_tokens for call in sample.calls if call.end_tokens)
+    if not _ascends(0, *ends, sample.response_length + 1):
+        raise ProtocolError(f"its calls end after {ends} of {sample.response_length} tokens")
+
+
+def _ascends(*numbers: int) -> bool:
+    return all(first < then for first, then in itertools.pairwise(numbers))
+
+
+def _is_score(value: float) -> bool:
+    """Return whether the value can be a reward or a part of one."""
+    return abs(value) <= _LARGEST_SCORE  # false for NaN
+
+
+def _check_score(sample: PackedSample) -> None:
+    score = sample.score
+    values = [score.reward, *score.parts.values()]
+    values += [step.reward for step in score.steps]
+    values += [call.reward for call in sample.calls]
+    if not all(map(_is_score, values)):
+        raise ProtocolError(
+            f"one of the rewards {values} is not a finite number of at most {_LARGEST_SCORE:g}"
+        )
+    if not 0 <= score.latency_s < math.inf:
+        raise ProtocolError(f"the scoring took {score.latency_s} s")
+    ends = [0, *(step.end_tokens for step in score.steps), sample.response_length]
+    if ends != sorted(ends):
+        raise ProtocolError(f"scored steps end after {ends[1:-1]} of {ends[-1]} tokens")

@@ -24,7 +24,7 @@ from async_rl.composition.schema import (
 )
 from async_rl.config.base import show
 from async_rl.config.run import RunConfig
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 _LISTED = 20
 

@@ -11,7 +11,7 @@ import msgspec
 
 from async_rl.config.base import by_name
 from async_rl.config.run import RunConfig
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.core.types import Purpose, Sampling, Trajectory
 
 

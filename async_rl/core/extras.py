@@ -6,7 +6,7 @@ anything starts.
 
 import importlib.util
 
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 EXTRA_OF = {
     package: extra

@@ -1,20 +1,21 @@
-"""Records of a run: files of one JSON object per line that only grow.
+"""Files of typed rows: records of a run, which only grow, and tables of the package.
 
-A line that its writer did not finish is not part of the file. Long files are read from their end,
-so that the time does not depend on their length.
+A record is one JSON object per line. A line that its writer did not finish is not part of the file.
+Long files are read from their end, so that the time does not depend on their length.
 """
 
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from importlib import resources
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.frozen import T
 
-Row = TypeVar("Row")
+BLOCK_BYTES = 2**16
 
 
 def append(path: Path, rows: Iterable[object]) -> None:
@@ -30,7 +31,7 @@ def append(path: Path, rows: Iterable[object]) -> None:
         ) from error
 
 
-def read(path: Path, row: type[Row]) -> Iterator[Row]:
+def read(path: Path, row: type[T]) -> Iterator[T]:
     """Yield the rows, oldest first; nothing if the file does not exist."""
     if not path.is_file():
         return
@@ -39,9 +40,6 @@ def read(path: Path, row: type[Row]) -> Iterator[Row]:
             yield msgspec.json.decode(line, type=row)
         except msgspec.DecodeError:
             continue  # half a line, which only a power loss leaves
-
-
-BLOCK_BYTES = 2**16
 
 
 def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -77,3 +75,9 @@ def line_number(path: Path, offset: int) -> int:
     """The number of the line at this offset, counted from 1."""
     with path.open("rb") as file:
         return 1 + file.read(offset).count(b"\n")
+
+
+def read_packaged(package: str, name: str, kind: type[T]) -> T:
+    """Return a toml or yaml file of this package. Raises msgspec.ValidationError with the path."""
+    decode = msgspec.toml.decode if name.endswith(".toml") else msgspec.yaml.decode
+    return decode(resources.files(package).joinpath(name).read_bytes(), type=kind)

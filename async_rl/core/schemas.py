@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from async_rl.core.calls import Support
 from async_rl.core.errors import DataError
-from async_rl.core.packaged import read_packaged
-from async_rl.core.support import Support
+from async_rl.core.records import read_packaged
 
 _TABLES = read_packaged(__package__, "schemas.toml", dict[str, dict[str, list[str]]])
 _OF_TYPE = _TABLES["of_type"]

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from async_rl.core.calls import AgentCall
+from async_rl.core.calls import AgentCall, Alternatives, Span, Support
 from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON, Checker, Language, OutputRules
-from async_rl.core.support import EVERYTHING, NO_ALTERNATIVES, Alternatives, Span, Support
 
 # int32 holds any token id and any version, in half the bytes of int64 on the wire.
 IntArray = npt.NDArray[np.int32]
@@ -66,7 +65,7 @@ class DropReason(enum.StrEnum):
     NOT_TAKEN = "not_taken"
     UNTRAINABLE = "untrainable"
     NO_SIGNAL = "no_signal"
-    # Refused by the buffer (buffer/checks.py); another attempt follows.
+    # Refused by the buffer (buffer/tickets.py); another attempt follows.
     INVALID = "invalid"
 
 
@@ -220,9 +219,9 @@ class Sampling(Value):
 
     temperature: float
     max_new_tokens: int
-    support: Support = EVERYTHING
+    support: Support = Support()
     drafts: bytes = b""
-    alternatives: Alternatives = NO_ALTERNATIVES
+    alternatives: Alternatives = Alternatives()
 
 
 class Ticket(Value):

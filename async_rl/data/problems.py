@@ -32,8 +32,8 @@ import msgspec
 from async_rl.core.assert_tests import ambiguous, defined_names, require_usable
 from async_rl.core.errors import DataError, at
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
-from async_rl.core.packaged import read_packaged
 from async_rl.core.programs import LANGUAGES, PYTHON, Checker, Language, OutputRules, language_of
+from async_rl.core.records import read_packaged
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM
 from async_rl.batching.support import Grammars, Walk, spans_of, truncate
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
+from async_rl.core.calls import EVERYTHING
 from async_rl.core.errors import ConfigError, DataError, Unavailable, WeightsError
-from async_rl.core.support import EVERYTHING
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import OpenEngine, read_model_facts, require_version, seed_of
 from async_rl.generation.environment import uses_gpu

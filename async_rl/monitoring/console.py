@@ -23,7 +23,7 @@ from async_rl.config.run import RunConfig
 from async_rl.monitoring.rates import commonest_failure
 from async_rl.monitoring.status import ROLE_ORDER, duration, short_path, wait_of
 from async_rl.monitoring.terminal import Terminal
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 
 _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from async_rl.config.pools import pool_of
 from async_rl.observability.activity import GAUGE
 from async_rl.observability.catalogue import describe
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 
 _CONDITIONS = {
     "busy_s": ("busy", "stage_s"),

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.monitoring.terminal import WideTable, open_table
-from async_rl.protocol.control import StatusReply
-from async_rl.protocol.membership import Member, PoolCount
+from async_rl.protocol.supervisor import Member, PoolCount, StatusReply
 
 ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "gateway", "verifier")
 _STYLES = {

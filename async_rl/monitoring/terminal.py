@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Column, Table
 
-from async_rl.core.visible import visible
+from async_rl.core.text import visible
 
 _UNLIMITED = 10_000  # columns
 

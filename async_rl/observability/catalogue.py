@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from async_rl.core.frozen import Value
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 
 class Chart(Value):

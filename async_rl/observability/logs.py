@@ -12,7 +12,7 @@ import logging
 import logging.handlers
 from pathlib import Path
 
-from async_rl.core.visible import visible
+from async_rl.core.text import visible
 
 _CHATTY = ("httpx", "httpcore", "uvicorn.access", "urllib3", "asyncio", "filelock", "fsspec")
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from async_rl.core.frozen import frozen
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 # Families name the same numbers differently; the first name that is set counts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -23,7 +23,7 @@ from async_rl.config.pools import group_role
 from async_rl.core.types import DropReason, Prompt
 from async_rl.data.prompt_file import PROMPTS_FILE, open_prompts
 from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
-from async_rl.protocol.membership import DRAINING
+from async_rl.protocol.supervisor import DRAINING
 from async_rl.runtime.context import ProcessContext
 
 OBJECTS_PER_COLLECTION = 50_000

@@ -23,7 +23,7 @@ from async_rl.core.heads import GroupHead
 from async_rl.learner.loading import learner_device
 from async_rl.learner.trainer import StepResult
 from async_rl.protocol.base import Message
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     DropBatch,
     SetAside,

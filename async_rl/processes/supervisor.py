@@ -38,8 +38,7 @@ from async_rl.supervision.registry import Registry
 from async_rl.supervision.scaler import Scaler, wanted_counts
 from async_rl.training import checkpoints
 from async_rl.wire.addresses import supervisor_host
-from async_rl.wire.keys import Keys, create_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.wire.rpc import Keys, RpcServer, create_keys
 
 _log = logging.getLogger(__name__)
 _FINAL_EVALUATION_S = 60.0  # the final numbers are worth a minute, not an endless wait

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from async_rl.core.calls import Span
 from async_rl.core.frozen import Value
-from async_rl.core.support import Span
 from async_rl.core.types import NO_VERSION, BoolArray, FloatArray, IntArray, Sampling
 from async_rl.protocol.base import Message, Request
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source

@@ -28,7 +28,7 @@ class Manifest(Value):
     path: a file to map (/proc/<pid>/fd/<n> of a memfd, so no memory outlives its owners). The block
     starts with a header that carries `version`; a reader checks it before and after reading.
     checksum: over the bytes of all tensors, in order.
-    life: the learner's, as in protocol/learner.py `Synced`; a generator refuses earlier ones.
+    life: the learner's, as in protocol/buffer.py `Synced`; a generator refuses earlier ones.
     """
 
     version: int

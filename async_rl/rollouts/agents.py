@@ -20,9 +20,8 @@ from msgspec.structs import replace
 
 from async_rl.config.generation import PARSERS
 from async_rl.config.run import RunConfig
-from async_rl.core.calls import AgentCall
+from async_rl.core.calls import AgentCall, Alternatives, Support
 from async_rl.core.errors import AgentError, EngineDead
-from async_rl.core.support import Alternatives, Support
 from async_rl.core.types import (
     CodeProblem,
     CodeTest,

@@ -35,7 +35,7 @@ from async_rl.protocol.generator import (
     ReadCalls,
     WatchVersion,
 )
-from async_rl.protocol.membership import DRAINING, Member
+from async_rl.protocol.supervisor import DRAINING, Member
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.membership import Life, life_of
 

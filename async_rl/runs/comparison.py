@@ -20,7 +20,7 @@ from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.composition.schema import changes
 from async_rl.config.base import show
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.core.types import DoubleArray
 from async_rl.observability.catalogue import FIRST_SCREEN
 from async_rl.runs.metrics import newest_rows

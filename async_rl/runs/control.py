@@ -24,8 +24,7 @@ import psutil
 
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.protocol.base import Message
-from async_rl.protocol.control import GetStatus, Scale, StatusReply, StopRun
-from async_rl.protocol.membership import PoolCount
+from async_rl.protocol.supervisor import GetStatus, PoolCount, Scale, StatusReply, StopRun
 
 MARK = "launched.json"
 # The supervisor answers from memory; longer means that it has exited or hangs.
@@ -174,7 +173,7 @@ def _call(run_dir: Path, request: Message, timeout_s: float = _CALL_S) -> Messag
 
 
 async def _send(run_dir: Path, request: Message, timeout_s: float) -> Message:
-    from async_rl.runtime.attached import connect_control  # imports zmq, which --help does not need
+    from async_rl.runtime.context import connect_control  # imports zmq, which --help does not need
 
     async with connect_control(run_dir) as supervisor:
         reply: Message = await supervisor.call(request, timeout_s=timeout_s)

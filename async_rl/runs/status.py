@@ -13,7 +13,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.monitoring.status import duration, short_path
-from async_rl.protocol.membership import Member, PoolCount
+from async_rl.protocol.supervisor import Member, PoolCount
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.metrics import Curves, newest_row
 from async_rl.service.address import FOLDER as SERVICE_FOLDER

@@ -1,8 +1,8 @@
-"""The environment of every child process of a run: configuration, server, peers, heartbeat.
+"""The environment of every process of a run: configuration, supervisor, server, peers, heartbeat.
 
 Invariants
-- A process knows only the supervisor's address at its start (`<run>/control.json`). It finds all
-  others through the directory.
+- A process, and a person's command, knows only the supervisor's address at its start
+  (`<run>/control.json`). It finds all others through the directory.
 - A process exits if the supervisor stops answering.
 - SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes its work and returns.
 """
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import signal
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -30,7 +31,7 @@ from async_rl.core.frozen import Value
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message, message_schema
-from async_rl.protocol.membership import (
+from async_rl.protocol.supervisor import (
     FOLLOWED,
     Heartbeat,
     Member,
@@ -46,11 +47,11 @@ from async_rl.runtime.directory import (
     SupervisorCalls,
 )
 from async_rl.wire.addresses import process_host
-from async_rl.wire.keys import Keys, load_keys
-from async_rl.wire.rpc import Handler, RpcClient, RpcServer
+from async_rl.wire.rpc import Handler, Keys, RpcClient, RpcServer, load_keys
 
 if TYPE_CHECKING:
     from async_rl.planning.topology import ProcessSpec
+
 
 RENDEZVOUS_FILE = "rendezvous"
 """File in the run's directory through which the learner's ranks find each other."""
@@ -98,6 +99,34 @@ def load_control(run_dir: Path) -> Control:
         raise Unavailable(
             f"{run_dir.name} cannot be controlled by this user, or has no supervisor: {error}"
         ) from error
+
+
+def require_running(run_dir: Path) -> Control:
+    """Return the address of the run's supervisor. Raises Unavailable if its process has exited."""
+    control = load_control(run_dir)
+    # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
+    if control.machine == platform.node() and not _is_alive(control.pid):
+        raise Unavailable(
+            f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has exited"
+        )
+    return control
+
+
+@contextlib.asynccontextmanager
+async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
+    """Open a client of the run's supervisor. Raises Unavailable if its process has exited."""
+    control = require_running(run_dir)
+    control.check_messages(run_dir.name)
+    async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
+        yield client
+
+
+def _is_alive(pid: int) -> bool:
+    # A zombie has exited; only its parent has not asked for its exit code yet.
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass(kw_only=True)

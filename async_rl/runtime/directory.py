@@ -16,9 +16,8 @@ from typing import Any, cast
 from async_rl.core.errors import DeadlineExceeded, SupervisorLost, Unavailable
 from async_rl.core.types import Role
 from async_rl.protocol.base import Message
-from async_rl.protocol.membership import Member, Members, WatchMembers
-from async_rl.wire.keys import Keys
-from async_rl.wire.rpc import RpcClient
+from async_rl.protocol.supervisor import Member, Members, WatchMembers
+from async_rl.wire.rpc import Keys, RpcClient
 
 # Many processes call a restarted one; the random pause spreads their calls.
 _JITTER_S = 0.1

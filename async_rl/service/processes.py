@@ -17,7 +17,6 @@ from typing import Any, cast
 from async_rl.core.checksums import checksum
 from async_rl.core.errors import DataError, Unavailable
 from async_rl.protocol.base import Message
-from async_rl.protocol.membership import DRAINING, Member
 from async_rl.protocol.service import (
     CHANGING,
     Execute,
@@ -27,6 +26,7 @@ from async_rl.protocol.service import (
     Sample,
     Sampled,
 )
+from async_rl.protocol.supervisor import DRAINING, Member
 from async_rl.runtime.context import ProcessContext
 from async_rl.service.address import folder_of
 from async_rl.service.store import Request, Store

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from async_rl.core.calls import EVERYTHING, NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.frozen import Value, frozen
-from async_rl.core.support import EVERYTHING, NO_ALTERNATIVES, Alternatives, Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.endpoint import MODEL

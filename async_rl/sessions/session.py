@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from async_rl.core.calls import AgentCall
+from async_rl.core.calls import EVERYTHING, AgentCall, Support
 from async_rl.core.schemas import require_applied
-from async_rl.core.support import EVERYTHING, Support
 from async_rl.protocol.generator import Completion, cut, joined
 from async_rl.sessions.calls import Answer, Call, Caller, Noted, Reward, Run, Usage, Write
 from async_rl.sessions.chat import Chat, key_of

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.control import GetStatus, Scale, StopRun
-from async_rl.protocol.learner import StartFrom
-from async_rl.protocol.membership import (
+from async_rl.protocol.buffer import StartFrom
+from async_rl.protocol.supervisor import (
     Expel,
+    GetStatus,
     Heartbeat,
     NextBeat,
     Register,
     ReportFatal,
     ReportMetrics,
+    Scale,
+    StopRun,
     WatchMembers,
 )
 from async_rl.supervision.fleet import Fleet

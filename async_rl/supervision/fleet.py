@@ -22,7 +22,7 @@ from pathlib import Path
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
 from async_rl.planning.topology import ProcessSpec
-from async_rl.protocol.membership import Expel, ReportFatal
+from async_rl.protocol.supervisor import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
 from async_rl.supervision.child import Child, End, Launcher
 from async_rl.supervision.liveness import Liveness

@@ -19,7 +19,7 @@ from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
 from async_rl.monitoring.rates import commonest_failure
 from async_rl.monitoring.status import duration, wait_of
-from async_rl.protocol.membership import SILENT, Member
+from async_rl.protocol.supervisor import SILENT, Member
 from async_rl.supervision.registry import Registry
 
 _MISSED_BEATS = 2.5  # a single late heartbeat is normal, and people should learn of two

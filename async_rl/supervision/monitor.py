@@ -25,9 +25,8 @@ from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard import TensorBoard
 from async_rl.observability.logs import log_path
-from async_rl.protocol.control import StatusReply
-from async_rl.protocol.learner import StartFrom
-from async_rl.protocol.membership import ReportMetrics
+from async_rl.protocol.buffer import StartFrom
+from async_rl.protocol.supervisor import ReportMetrics, StatusReply
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 from async_rl.wire.addresses import host_for_people

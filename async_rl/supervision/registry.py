@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from async_rl.config.pools import pool_of
 from async_rl.core.types import Role
 from async_rl.observability.activity import GAUGE
-from async_rl.protocol.membership import (
+from async_rl.protocol.supervisor import (
     DRAINING,
     ENDED,
     READY,

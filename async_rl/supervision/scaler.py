@@ -35,7 +35,7 @@ from async_rl.planning.fit import fit_problems
 from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.runtime.directory import Connections, Incarnation
 from async_rl.supervision.child import Child
 from async_rl.supervision.fleet import Fleet

@@ -116,7 +116,7 @@ def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, floa
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """One line of versions.jsonl. checksum: as in the manifest of the push; life: the learner's, as
-    in protocol/learner.py `Synced`.
+    in protocol/buffer.py `Synced`.
     """
 
     version: int

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from async_rl.core.errors import AsyncRLError, WeightsError
 from async_rl.protocol.generator import Sleep
-from async_rl.protocol.membership import Expel, Member
+from async_rl.protocol.supervisor import Expel, Member
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.handovers import Handovers
 from async_rl.weights.membership import Life, life_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from async_rl.core.errors import ProtocolError
 from async_rl.core.os import sync
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     EvaluationScores,
     ForgetBefore,
     GetEvaluationScores,

@@ -16,7 +16,7 @@ from async_rl.core.heads import GroupHead, sample_ids
 from async_rl.core.sequences import divided
 from async_rl.core.types import Trajectory
 from async_rl.protocol.base import Message
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     ReadSequences,
     Sequences,
     TakeBatch,

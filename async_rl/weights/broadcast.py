@@ -37,7 +37,7 @@ from async_rl.core.errors import (
     SenderLate,
     WeightsError,
 )
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import Manifest, MapBlock, Mapped, Seat, SendPart, StopSending
 from async_rl.weights.communicator import device_name
 from async_rl.weights.media import LONGEST_S, Caller, LearnerSide, Sender

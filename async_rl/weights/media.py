@@ -27,7 +27,7 @@ from async_rl.config.run import AutoTransfer, FileTransfer, WeightsConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
 from async_rl.weights.block import SharedTensors, SharedTensorsReader
 from async_rl.weights.lora import Adapter

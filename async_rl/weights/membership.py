@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import NO_VERSION
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 
 Life = tuple[str, int]
 """One life of a generator: its name and its pid."""

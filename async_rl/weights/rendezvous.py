@@ -19,12 +19,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from async_rl.core.closing import LoopThread
 from async_rl.core.errors import BroadcastBroken
-from async_rl.core.loop_thread import LoopThread
 from async_rl.protocol.base import Message
 from async_rl.protocol.weights import Found, LookUp, Put, Seat, Written
-from async_rl.wire.keys import derived_keys
-from async_rl.wire.rpc import Handler, RpcClient, RpcServer
+from async_rl.wire.rpc import Handler, RpcClient, RpcServer, derived_keys
 
 _PRESENT = "present"
 _VERDICT = "verdict"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from async_rl.core.errors import BaseMissing, BlockUnreachable, DeadlineExceeded, WeightsError
 from async_rl.protocol.generator import LoadReport, LoadWeights
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.broadcast import Broadcaster
 from async_rl.weights.media import LONGEST_S, Caller, FileSender, LearnerSide, Sender

@@ -10,28 +10,37 @@ Invariants
   Any other exception stops the process.
 - A server runs at most `_MOST_HANDLERS` handlers; beyond that it does not read its socket, which
   slows its clients down.
+- Keys are created at launch, stored in `<run>/keys/` for the owner only, and never sent. A socket
+  accepts only clients with the run's client key, so two runs on one machine cannot talk to each
+  other by mistake.
 """
 
 import asyncio
 import contextlib
 import functools
+import hashlib
 import itertools
 import logging
 import operator
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Self, cast
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from async_rl.core import errors
 from async_rl.core.closing import Closing
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
+from async_rl.core.frozen import Value
+from async_rl.core.os import write_private
 from async_rl.protocol.base import Failure, Message
-from async_rl.wire.keys import Keys
 
 Handler = Callable[[Any], Awaitable[Message]]
 
@@ -54,6 +63,55 @@ _ERRORS: dict[str, type[AsyncRLError]] = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, AsyncRLError)
 }
+
+
+class Keys(Value):
+    """Z85-encoded CURVE keys and the HTTP token of a run."""
+
+    server_public: str
+    server_secret: str
+    client_public: str
+    client_secret: str
+    token: str
+
+
+def derived_keys(secret: str) -> Keys:
+    """Return the keys of a server whose clients know the same secret and nothing else."""
+
+    def pair(role: str) -> tuple[str, str]:
+        private = z85.encode(hashlib.sha256(f"{role} {secret}".encode()).digest())
+        return zmq.curve_public(private).decode(), private.decode()
+
+    server_public, server_secret = pair("server")
+    client_public, client_secret = pair("client")
+    return Keys(
+        server_public=server_public,
+        server_secret=server_secret,
+        client_public=client_public,
+        client_secret=client_secret,
+        token="",
+    )
+
+
+def create_keys(directory: Path) -> Keys:
+    """Create new keys and write them to `directory`/keys.json with mode 600."""
+    # One pair for all clients of the run: keys of single processes would have to be distributed
+    # while it runs. The token is sent over HTTP, so it shares no secret with the keys.
+    keys = msgspec.structs.replace(
+        derived_keys(secrets.token_hex()), token=secrets.token_urlsafe(32)
+    )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(directory / "keys.json", msgspec.json.encode(keys))
+    return keys
+
+
+def load_keys(directory: Path) -> Keys:
+    """Read the keys of `create_keys`. Raises Unavailable if they are missing or not readable."""
+    path = directory / "keys.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Keys)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unavailable(f"the run's keys at {path} cannot be read: {error}") from error
 
 
 def _configure(socket: zmq.asyncio.Socket, public: str, secret: str) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from async_rl.sessions.server import spare_heap
-from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import create_keys
 from benchmarks.agents.agents_delays import Delays, quantiles
 from benchmarks.agents.agents_processes import (
     ANSWER,

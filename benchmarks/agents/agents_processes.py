@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.core.types import NO_VERSION, Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.observability.activity import Activity
@@ -35,7 +35,7 @@ from async_rl.protocol.generator import (
     EngineVersion,
     WatchVersion,
 )
-from async_rl.protocol.membership import Member, Members
+from async_rl.protocol.supervisor import Member, Members
 from async_rl.rollouts.remote import RemoteEngines
 from async_rl.runtime.directory import Connections, Directory, Incarnation
 from async_rl.sessions.chat import Chat
@@ -44,8 +44,7 @@ from async_rl.sessions.record import Record
 from async_rl.sessions.server import build_app, spare_heap
 from async_rl.sessions.session import Session
 from async_rl.wire.http import serving
-from async_rl.wire.keys import load_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.wire.rpc import RpcServer, load_keys
 from benchmarks.agents.agents_delays import Delays
 from benchmarks.embedded.vocabulary import build_tokenizer
 from benchmarks.generation.generation import parameters, settings

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import create_keys
 from benchmarks.agents.agents import Agent
 from benchmarks.agents.agents_processes import (
     IN_FLIGHT,

@@ -32,8 +32,8 @@ from msgspec.structs import replace
 
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
+from async_rl.core.calls import Support
 from async_rl.core.heads import pack_group
-from async_rl.core.support import Support
 from async_rl.core.types import Group, IntArray, Purpose, Score, Trajectory
 from async_rl.learner.loading import load_policy
 from async_rl.learner.models import Policy

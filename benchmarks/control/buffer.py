@@ -40,8 +40,7 @@ from async_rl.core.types import (
 )
 from async_rl.data.prompt_file import PromptOrder, RunPrompts
 from async_rl.processes.buffer import OBJECTS_PER_COLLECTION
-from async_rl.protocol.buffer import PutGroup, RequestWork
-from async_rl.protocol.learner import CommitStep, TakeBatch
+from async_rl.protocol.buffer import CommitStep, PutGroup, RequestWork, TakeBatch
 from async_rl.wire.rpc import Handlers
 from benchmarks.figures import figure
 

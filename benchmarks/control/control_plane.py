@@ -23,16 +23,14 @@ import numpy as np
 import psutil
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.ledger import audit, reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
 from async_rl.core.heads import pack_group
 from async_rl.core.types import NO_VERSION, Group, Ticket
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import show_state
-from async_rl.protocol.buffer import PutGroup, RequestWork
-from async_rl.protocol.learner import CommitStep, TakeBatch
+from async_rl.protocol.buffer import CommitStep, PutGroup, RequestWork, TakeBatch
 from benchmarks.control import simulated
 from benchmarks.control.buffer import _config, _group, _prompts, _ticket
 from benchmarks.figures import figure

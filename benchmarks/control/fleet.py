@@ -31,7 +31,7 @@ from async_rl.core.types import Ticket
 from async_rl.observability.activity import Activity
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.generator import LoadReport, LoadWeights
-from async_rl.protocol.membership import Member, Members
+from async_rl.protocol.supervisor import Member, Members
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 
 from async_rl.protocol.base import Message
-from async_rl.wire.keys import create_keys, load_keys
-from async_rl.wire.rpc import Handler, RpcClient, RpcServer
+from async_rl.wire.rpc import Handler, RpcClient, RpcServer, create_keys, load_keys
 
 _ADDRESS_FILE = "address"
 

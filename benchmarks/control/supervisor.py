@@ -29,7 +29,7 @@ from async_rl.core.types import Role
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.activity import Activity
-from async_rl.protocol.membership import FOLLOWED, Heartbeat, Member, Register, WatchMembers
+from async_rl.protocol.supervisor import FOLLOWED, Heartbeat, Member, Register, WatchMembers
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.control import GATHER_S, StopRequest, handlers, refresh
 from async_rl.supervision.liveness import Liveness

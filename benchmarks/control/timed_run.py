@@ -25,7 +25,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.types import CodeProblem, Prompt, Purpose, Score
 from async_rl.data.prompt_file import PromptOrder
 from async_rl.observability.activity import Activity
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     ForgetBefore,
     SyncVersion,

@@ -42,16 +42,17 @@ from async_rl.core.types import CodeProblem, Group, Prompt, Score, Ticket, Traje
 from async_rl.data.prompt_file import PromptOrder, RunPrompts
 from async_rl.monitoring.recorder import Recorder
 from async_rl.observability.catalogue import METRICS
-from async_rl.protocol.buffer import PutGroup, RequestWork
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     ForgetBefore,
+    PutGroup,
     ReadSequences,
+    RequestWork,
     SecureStore,
     SyncVersion,
     TakeBatch,
 )
-from async_rl.protocol.membership import ReportMetrics
+from async_rl.protocol.supervisor import ReportMetrics
 
 BATCH, SAMPLES, TOKENS, PROMPT = 8, 2, 64, 16
 CHECKPOINT_STEPS = 10

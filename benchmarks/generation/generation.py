@@ -28,7 +28,7 @@ import numpy as np
 
 from async_rl.composition.compose import compose
 from async_rl.composition.overrides import with_defaults
-from async_rl.core.support import EVERYTHING, Support
+from async_rl.core.calls import EVERYTHING, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener

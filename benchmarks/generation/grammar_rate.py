@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from async_rl.core.support import EVERYTHING, Support
+from async_rl.core.calls import EVERYTHING, Support
 from async_rl.generation.environment import prepare_environment
 from benchmarks.embedded.vocabulary import build_tokenizer
 from benchmarks.figures import figure

@@ -27,9 +27,9 @@ import torch
 from referencing.exceptions import Unresolvable
 
 from async_rl.batching.support import Grammars, compile_grammar, edits_of
+from async_rl.core.calls import Support
 from async_rl.core.errors import DataError
 from async_rl.core.schemas import require_applied
-from async_rl.core.support import Support
 from async_rl.core.types import Sampling, Score
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.environment import prepare_environment

@@ -44,7 +44,7 @@ FIXED = (
     "checkpoint.every_minutes=0",
     "monitoring.tensorboard_port=null",
 )
-_EARLY = "import async_rl.buffer.pace as pace\npace.Pace._plan = lambda *_: None\n"
+_EARLY = "import async_rl.buffer.leases as pace\npace.Pace._plan = lambda *_: None\n"
 
 
 def launch(words: list[str], *, is_late: bool, cores: str) -> list[Row]:

@@ -18,7 +18,7 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError, BroadcastBroken
 from async_rl.core.os import die_with_parent
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights import receiving
 from async_rl.weights.block import SharedTensors

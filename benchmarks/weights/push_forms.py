@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from async_rl.protocol.generator import LoadWeights
-from async_rl.protocol.membership import Member, Members
-from async_rl.wire.keys import Keys, create_keys, load_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.protocol.supervisor import Member, Members
+from async_rl.wire.rpc import Keys, RpcServer, create_keys, load_keys
 from benchmarks.figures import figure
 from benchmarks.generation.generation import parameters, random_model, settings
 from benchmarks.weights.push import SIZES

@@ -13,7 +13,7 @@ import msgspec
 
 from async_rl.core import programs, types
 from async_rl.core.frozen import Value
-from async_rl.protocol import base, buffer, control, generator, learner, membership, weights
+from async_rl.protocol import base, buffer, generator, supervisor, weights
 from docs.generate.settings import table
 
 _HEAD = """# Messages
@@ -30,11 +30,9 @@ A row has a request and its reply. The file of each section has their fields. `O
 without content. A handler that fails replies `Failure`, with a class of `async_rl/core/errors.py`.
 """
 _MESSAGES = {
-    "Messages to the buffer from generators": buffer,
-    "Messages of the learner": learner,
+    "Messages to the buffer": buffer,
     "Messages to generators": generator,
-    "Messages to the supervisor from every process": membership,
-    "Messages to the supervisor from people": control,
+    "Messages to the supervisor": supervisor,
     "Weights": weights,
 }
 _VALUES = {"Values in messages": types, "Values of tests by printed text": programs}

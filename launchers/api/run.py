@@ -17,7 +17,7 @@ from async_rl.core.errors import ConfigError, DeadlineExceeded, RunFailed
 from async_rl.core.os import owner_only
 from async_rl.core.types import DoubleArray
 from async_rl.launchers.api import starting
-from async_rl.protocol.membership import PoolCount
+from async_rl.protocol.supervisor import PoolCount
 from async_rl.runs.certificate.certify import certify
 from async_rl.runs.certificate.statements import Certificate
 from async_rl.runs.control import (

@@ -9,8 +9,8 @@ from typing import Any, Self
 import msgspec
 
 from async_rl.composition.compose import verifier_config
+from async_rl.core.closing import LoopThread
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.core.loop_thread import LoopThread
 from async_rl.core.types import AssertTest, CodeTest, Verdict
 from async_rl.launchers.api.run import Overrides
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse

@@ -17,7 +17,7 @@ from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.core.types import Role
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.backend import job_to_submit

@@ -24,11 +24,11 @@ from rich.live import Live
 from async_rl.composition.problems import hint
 from async_rl.config.checks.run import raise_if_any
 from async_rl.core.errors import ConfigError
-from async_rl.core.visible import visible
+from async_rl.core.text import visible
 from async_rl.launchers.api.run import ended, open_run
 from async_rl.launchers.commands.options import AsJson, OutputDir, Run, console, print_table
 from async_rl.monitoring.status import render
-from async_rl.protocol.control import StatusReply
+from async_rl.protocol.supervisor import StatusReply
 from async_rl.runs.control import ask_status, living_pid
 from async_rl.runs.directory import default_output_dir, find_run
 from async_rl.runs.report import duration, number

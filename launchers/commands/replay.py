@@ -21,7 +21,7 @@ from async_rl.config.checks.run import raise_if_any
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import this_machine
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.launchers.commands.options import OutputDir, RunName, Settings, console
 from async_rl.planning.topology import processes
 from async_rl.runs.directory import find_run

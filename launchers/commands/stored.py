@@ -18,12 +18,12 @@ import typer
 from rich.text import Text
 
 from async_rl.buffer.changes import Dropped
-from async_rl.buffer.store.audit import Audit
 from async_rl.buffer.store.ledger import (
     OF_GROUP,
     OF_PROMPT,
     OF_STATE,
     OF_STEP,
+    Audit,
     LedgerGroup,
     LedgerSummary,
     histories,

@@ -18,7 +18,7 @@ import msgspec
 
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import Value
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 Settings = dict[str, Any]
 Source = Mapping[str, Any]

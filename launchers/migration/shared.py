@@ -3,7 +3,7 @@
 import re
 from importlib.util import find_spec
 
-from async_rl.core.support import MOST_KEPT
+from async_rl.core.calls import MOST_KEPT
 from async_rl.launchers.migration.rules import Fate, Given, Settings, refused, same, translated
 
 TOKEN_WEIGHTS = "the weight of a token is that of its own gradient, there of the whole ratio's"

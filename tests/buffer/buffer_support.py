@@ -15,8 +15,7 @@ import numpy as np
 from composing import compose_unchecked
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.audit import audit
-from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.ledger import audit, reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
 from async_rl.config.run import KEPT_GROUPS, RunConfig
@@ -35,15 +34,18 @@ from async_rl.core.types import (
     Verdict,
 )
 from async_rl.data.prompt_file import PromptOrder
-from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
+    FailGroup,
     ForgetBefore,
+    PutGroup,
+    RequestWork,
     StartEvaluation,
     Synced,
     SyncVersion,
     TakeBatch,
     TakenGroups,
+    Work,
 )
 
 

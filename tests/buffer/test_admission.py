@@ -11,7 +11,7 @@ from buffer_support import Clock, ask, commit, make_config, opened, put, put_all
 
 from async_rl.buffer.admission import Admission
 from async_rl.buffer.groups import StoredGroup
-from async_rl.buffer.pace import Pace
+from async_rl.buffer.leases import Pace
 from async_rl.buffer.replay import Replay
 from async_rl.config.base import replace
 from async_rl.core.types import NO_VERSION

@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 from buffer_support import ask, make_group, make_trajectory, opened, put, states, tickets
+from tables import table
 
 from async_rl.buffer.service import BufferService
 from async_rl.core import codec
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import AsyncRLError, ProtocolError
-from async_rl.core.heads import PackedGroup, pack_group, read_group
+from async_rl.core.heads import PackedGroup, PackedSample, pack_group, read_group
 from async_rl.core.types import DropReason, Group, Score, StepScore, Trajectory
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork
@@ -44,32 +45,7 @@ def logprob(index: int, value: float) -> Callable[[PackedGroup], dict[str, Any]]
     }
 
 
-def scored(**fields: Any) -> dict[str, Any]:
-    return {"score": msgspec.structs.replace(VALID.score, **fields)}
-
-
-# Of the last sample: three tokens after a prompt of two.
-INVALID_SAMPLES: dict[str, dict[str, Any]] = {
-    "more tokens": {"response_length": 4},
-    "a negative number of tokens": {"response_length": -3, "runs": [(-3, 0, True)]},
-    "no run": {"runs": []},
-    "a run of no tokens": {"runs": [(3, 0, True), (0, 0, True)]},
-    "version one too new": {"runs": [(2, 0, True), (1, 1, True)]},
-    "version below none": {"runs": [(2, 0, True), (1, -2, False)]},
-    "two moments": {"clock": (0.1, 0.2)},
-    "reward nan": scored(reward=math.nan),
-    "reward infinite": scored(reward=-math.inf),
-    "reward that overflows a sum": scored(reward=1.7e308),
-    "part nan": scored(parts={"style": math.nan}),
-    "latency negative": scored(latency_s=-1.0),
-    "step after the end": scored(steps=(StepScore(end_tokens=4, reward=1.0),)),
-    "steps out of order": scored(
-        steps=(StepScore(end_tokens=3, reward=1.0), StepScore(end_tokens=1, reward=1.0))
-    ),
-    "call after the end": {"calls": (AgentCall(end_tokens=4, num_tokens=1),)},
-    "two calls with one end": {"calls": (AgentCall(end_tokens=3, num_tokens=1),) * 2},
-    "call nan": {"calls": (AgentCall(end_tokens=3, num_tokens=1, reward=math.nan),)},
-}
+INVALID_SAMPLES: dict[str, dict[str, Any]] = table(__file__, "samples")
 INVALID_ARRAYS: dict[str, Callable[[PackedGroup], dict[str, Any]]] = {
     "log-prob above 0": logprob(-1, 0.01),
     "log-prob nan": logprob(-1, math.nan),
@@ -82,16 +58,18 @@ INVALID_ARRAYS: dict[str, Callable[[PackedGroup], dict[str, Any]]] = {
     "no prompt": lambda _: {"prompt": b""},
     "trained without a version": lambda group: {
         "behavior_logprobs": group.behavior_logprobs[:-4],
-        **with_last(group, runs=[(2, 0, True), (1, -1, True)]),
+        **with_last(group, {"runs": [[2, 0, True], [1, -1, True]]}),
     },
 }
 INVALID = [*INVALID_SAMPLES, *INVALID_ARRAYS]
 
 
-def with_last(group: PackedGroup, **fields: Any) -> dict[str, Any]:
+def with_last(group: PackedGroup, fields: dict[str, Any]) -> dict[str, Any]:
     """The change of the last sample, which is the greedy answer if there is one."""
     *others, last = group.members
-    last = msgspec.structs.replace(last, **fields)
+    known = msgspec.to_builtins(last, builtin_types=(bytes, memoryview))
+    score = known["score"] | fields.get("score", {})
+    last = msgspec.convert(known | fields | {"score": score}, PackedSample)
     return {"samples": [*others, last]} if group.baseline is None else {"baseline": last}
 
 
@@ -99,7 +77,7 @@ def damaged(group: Group, name: str) -> PackedGroup:
     """The group with a fault in its last sample."""
     packed = read_group(pack_group(group))
     if name in INVALID_SAMPLES:
-        changed = with_last(packed, **INVALID_SAMPLES[name])
+        changed = with_last(packed, INVALID_SAMPLES[name])
     else:
         changed = INVALID_ARRAYS[name](packed)
     return msgspec.structs.replace(packed, **changed)
@@ -196,17 +174,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 NUMBERS = [-1, 0, 1, 2, 1_000_000, 2**31, 2**63, -(2**31), 0.5, math.nan, math.inf]
-VALUES = [
-    *NUMBERS,
-    "text",
-    b"",
-    bytes(24),
-    [],
-    [math.nan],
-    None,
-    True,
-    msgspec.msgpack.Ext(1, b"x"),
-]
+OTHERS = ["text", b"", bytes(24), [], [math.nan], None, True, msgspec.msgpack.Ext(1, b"x")]
 
 
 def messages(group: Group) -> list[Message]:
@@ -232,7 +200,7 @@ def mutated(drawn: random.Random, message: Message) -> bytes:
         inner = content
         for key in path[:-1]:
             inner = inner[key]
-        inner[path[-1]] = drawn.choice(VALUES)
+        inner[path[-1]] = drawn.choice([*NUMBERS, *OTHERS])
     if isinstance(content.get("payload"), dict | list):
         content["payload"] = codec.compressed(msgspec.msgpack.encode(content["payload"]))
     payload = bytearray(msgspec.msgpack.encode(content))

@@ -1,13 +1,19 @@
-"""The buffer's replies to generators and to the learner."""
+"""The buffer's replies to generators and to the learner. Why generators get no ticket: outages of
+what scores, and pools that are there for training or for evaluation alone.
+"""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from buffer_support import (
+    Clock,
     FakePrompts,
     commit,
+    evaluate,
+    fail,
     forget,
     make_config,
     opened,
@@ -26,8 +32,11 @@ from composing import compose_unchecked
 
 from async_rl.buffer.service import BufferService
 from async_rl.config.base import replace
+from async_rl.config.generation import PoolConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
-from async_rl.protocol.learner import ReadSequences
+from async_rl.core.types import DropReason, Purpose, Ticket
+from async_rl.protocol.buffer import ReadSequences
 
 
 async def test_a_ticket_has_earlier_responses_if_the_engine_has_drafts(tmp_path: Path) -> None:
@@ -149,3 +158,116 @@ async def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path
         assert await taken_ids(service, 2) == [4, 5]
         await sync(service, 1)
         assert await taken_ids(service, 1) == [2, 3]
+
+
+async def fail_all(
+    service: BufferService, given: list[Ticket], reason: DropReason = DropReason.SCORING_OUTAGE
+) -> None:
+    for ticket in given:
+        await fail(service, ticket.group_id, ticket.attempt, reason)
+
+
+async def test_an_outage_uses_up_no_prompt_and_has_growing_pauses(tmp_path: Path) -> None:
+    clock = Clock()
+    config = make_config(max_attempts=2)
+    pauses = []
+    async with opened(tmp_path, config, clock=clock) as service:
+        await fail_all(service, await tickets(service, 0))
+        for _ in range(10):
+            started_s = clock.now
+            while not (given := await tickets(service, 0)):
+                clock.now += 1
+            # One group is enough to see whether scoring works again.
+            assert [ticket.group_id for ticket in given] == [0]
+            assert await tickets(service, 0, generator="generator-1") == []
+            pauses.append(clock.now - started_s)
+            await fail_all(service, given)
+        assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
+        assert service.state.drops == {}
+    # Its attempts do not count after a restart of the buffer either.
+    async with opened(tmp_path, config, clock=clock) as service:
+        await fail_all(service, await tickets(service, 0, incarnation="b"))
+        clock.now += 30
+        [trial] = await tickets(service, 0, incarnation="b")
+        await put(service, trial)
+        rest = await tickets(service, 0, incarnation="b")
+        assert [(t.group_id, t.attempt) for t in rest] == [(1, 3), (2, 3), (3, 3)]
+        # The outage is over: what fails now is the prompt's own fault, and counts.
+        for attempt in (3, 4):
+            assert service.state.drops == {}
+            await fail(service, 1, attempt)
+            await tickets(service, 0, incarnation="b")
+        assert service.state.drops == {"scoring_failed": 1}
+
+
+async def test_a_prompt_that_no_generator_can_score_is_dropped_in_the_end(tmp_path: Path) -> None:
+    """A generator that has scored nothing takes it for an outage, and nothing else may start."""
+    clock = Clock()
+    config = make_config(groups_per_step=1, max_staleness=0, max_attempts=2)
+    async with opened(tmp_path, config, clock=clock) as service:
+        started_s = clock.now
+        while not service.state.drops:
+            await fail_all(service, await tickets(service, 0))
+            clock.now += 1
+        assert service.state.drops == {"scoring_outage": 1}
+        assert 180 < clock.now - started_s < 300
+        clock.now += 30
+        assert [ticket.group_id for ticket in await tickets(service, 0)] == [1]
+
+
+async def test_an_attempt_whose_session_nobody_took_does_not_count(tmp_path: Path) -> None:
+    config = make_config(max_attempts=2)
+    for life in range(2):
+        async with opened(tmp_path, config) as service:
+            for _ in range(3):
+                # No pause: the next program may come at any time.
+                given = await tickets(service, 0, incarnation=str(life))
+                assert [ticket.group_id for ticket in given] == [0, 1, 2, 3]
+                await fail_all(service, given, DropReason.NOT_TAKEN)
+            assert service.state.drops == {}
+    async with opened(tmp_path, config) as service:
+        for _ in range(2):
+            given = await tickets(service, 0, incarnation="last")
+            await fail_all(service, given, DropReason.AGENT_FAILED)
+        assert service.state.drops == {"agent_failed": 4}
+
+
+BIG, JUDGE = "generator-big-0", "generator-judge-0"
+
+
+def with_pools(config: RunConfig, **work: Any) -> RunConfig:
+    pools = {name: PoolConfig(count=1, work=what) for name, what in work.items()}
+    return replace(config, generators=replace(config.generators, pools=pools))
+
+
+async def purposes(service: BufferService, generator: str, **kinds: Any) -> list[Purpose]:
+    return [t.purpose for t in await tickets(service, 0, generator=generator, **kinds)]
+
+
+async def test_a_pool_for_evaluation_gets_all_of_it_and_no_training_prompt(tmp_path: Path) -> None:
+    config = with_pools(make_config(), big="train", judge="evaluation")
+    async with opened(tmp_path, config) as service:
+        await evaluate(service, 0)
+        for name in ("generator-0", BIG):
+            assert await purposes(service, name, credit=1) == [Purpose.TRAIN]
+        evaluated = await tickets(service, 0, generator=JUDGE, credit=32)
+        assert [t.purpose for t in evaluated] == [Purpose.EVAL] * 3
+        held = [t.group_id for t in evaluated]
+        assert await purposes(service, JUDGE, held=held) == []
+        for ticket in evaluated:
+            await put(service, ticket, generator=JUDGE)
+        assert await service.next_evaluation() == 0
+
+
+async def test_an_evaluation_that_nobody_takes_is_told(tmp_path: Path) -> None:
+    async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
+        await evaluate(service, 0)
+        missing = "evaluation of version 0: no generator of generators.judge requests work"
+        assert service.waits_for() == missing
+        given = await put_all(service)
+        assert await taken_ids(service, 0) == given[:2]
+        assert service.waits_for() == missing
+        assert Purpose.EVAL in await purposes(service, JUDGE, credit=1)
+        assert service.waits_for() == "", "it is being written"
+        service.lose(JUDGE, "gone", is_spared=True)
+        assert service.waits_for() == missing

@@ -21,8 +21,7 @@ from buffer_support import (
 )
 
 from async_rl.buffer.service import BufferService
-from async_rl.buffer.store.audit import Audit, audit
-from async_rl.buffer.store.ledger import LedgerSummary, reading, summary
+from async_rl.buffer.store.ledger import LedgerSummary, audit, reading, summary
 from async_rl.buffer.store.trajectories import batch_of, batch_rows
 from async_rl.config.run import KEPT_GROUPS
 from async_rl.core.types import Purpose
@@ -39,43 +38,6 @@ async def train(service: BufferService, version: int) -> None:
     await forget(service, version + 1)
 
 
-async def make_history(path: Path, kept_groups: int) -> tuple[int, LedgerSummary, Audit]:
-    """Train nine batches of two groups; return the next group id too. In every third step a group
-    fails once, and an older one is overtaken.
-    """
-    for version in range(STEPS):
-        # Every step is another life of the buffer.
-        async with opened(path, CONFIG, kept_groups=kept_groups) as service:
-            name = f"generator-{version % 2}"
-            for ticket in await tickets(service, version, generator=name):
-                if version % 3 == 0 and ticket.attempt == 1 and ticket.group_id % 2:
-                    await fail(service, ticket.group_id, 1)
-                else:
-                    await put(service, ticket, generator=name)
-            await train(service, version)
-            next_id = service.state.admission.next_group_id
-    with reading(path) as connection:
-        return next_id, summary(connection), audit(connection, CONFIG.buffer)
-
-
-async def test_the_newest_groups_keep_their_rows_and_others_stay_counted(tmp_path: Path) -> None:
-    path = tmp_path / "few"
-    next_id, everything, complete = await make_history(tmp_path / "all", KEPT_GROUPS)
-    same_id, few, compacted = await make_history(path, 4)
-    assert complete.problems == compacted.problems == complete.unchecked == []
-    assert (everything.num_compacted, few.num_compacted) == (0, 2 * (STEPS - 2))
-    assert compacted.num_groups == complete.num_groups - few.num_compacted
-    assert f"the rows of {few.num_compacted} groups of steps 1 to 7" in compacted.unchecked[0]
-    assert same_id == next_id
-    for name in ("states", "dropped", "staleness", "generators", "next_position", "num_prompts"):
-        assert getattr(few, name) == getattr(everything, name), name
-    for table in ("transitions", "trained", "blobs"):
-        lost = f"SELECT * FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
-        assert rows(path, lost) == [], table
-    rows(path, "DELETE FROM compacted WHERE version = 3")
-    assert "step 3 trained 0 groups instead of 2" in problems(path, CONFIG)
-
-
 async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -> None:
     for first, last in ((0, 3), (3, 5)):
         issued = []
@@ -89,21 +51,20 @@ async def test_ids_and_positions_continue_after_compacted_ones(tmp_path: Path) -
     assert problems(tmp_path, CONFIG) == []
 
 
-async def make_evaluated_history(
-    path: Path, kept_groups: int
-) -> tuple[LedgerSummary, dict[int, float]]:
-    """Evaluate every version and drop one group of every third step; return the scores of the
-    evaluations too. The last evaluation is not reported.
+async def make_history(path: Path, kept_groups: int) -> tuple[LedgerSummary, dict[int, float]]:
+    """Train nine batches of two groups, evaluate every version, and drop one group of every third
+    step; return the scores of the evaluations too. The last evaluation is not reported.
     """
     async with opened(path, kept_groups=kept_groups, max_attempts=1) as service:
         for version in range(STEPS):
             await evaluate(service, version)
-            for ticket in await tickets(service, version):
+            name = f"generator-{version % 2}"
+            for ticket in await tickets(service, version, generator=name):
                 is_first = ticket.purpose is Purpose.TRAIN and ticket.group_id % 3 == 0
                 if is_first and version % 3 == 0:
                     await fail(service, ticket.group_id, 1)
                 else:
-                    await put(service, ticket)
+                    await put(service, ticket, generator=name)
             if version < STEPS - 1:
                 service.store.finish_evaluation(version, {"eval/pass_at_1": version / 10})
             await train(service, version)
@@ -113,39 +74,32 @@ async def make_evaluated_history(
         return summary(connection), scores
 
 
-async def test_dropped_groups_and_reported_evaluations_become_counts(tmp_path: Path) -> None:
+async def test_old_groups_become_counts_and_the_newest_keep_their_rows(tmp_path: Path) -> None:
     path = tmp_path / "few"
-    everything, scores = await make_evaluated_history(tmp_path / "all", KEPT_GROUPS)
-    few, same_scores = await make_evaluated_history(path, 4)
+    everything, scores = await make_history(tmp_path / "all", KEPT_GROUPS)
+    few, same_scores = await make_history(path, 4)
     assert everything.states["dropped"] == 2
-    for name in ("states", "dropped", "evaluation_states", "next_position", "num_prompts"):
+    assert everything.num_compacted == 0 < few.num_compacted
+    counted = ("states", "dropped", "evaluation_states", "staleness", "generators")
+    for name in (*counted, "next_position", "num_prompts"):
         assert getattr(few, name) == getattr(everything, name), name
     assert same_scores == scores == {version: version / 10 for version in range(STEPS - 1)}
     ended = "SELECT DISTINCT coalesce(evaluation, -1) FROM groups WHERE state='dropped' OR"
     # Steps up to 7 are compacted. Their groups were admitted before the evaluation of version 6.
     assert rows(path, f"{ended} purpose='eval' ORDER BY 1") == [(6,), (7,), (8,)]
-    lost = "SELECT * FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups)"
-    assert rows(path, lost) == []
+    for table in ("transitions", "trained", "blobs"):
+        lost = f"SELECT * FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
+        assert rows(path, lost) == [], table
+    with reading(path) as connection:
+        assert "groups of steps 1 to 7" in audit(connection, CONFIG.buffer).unchecked[0]
     async with opened(path, kept_groups=0, max_attempts=1) as service:
         for version in range(STEPS, STEPS + 4):
             await train(service, version)
     kept = "SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'"
     assert rows(path, kept) == [(STEPS - 1,)], "it was not reported"
     assert problems(path, CONFIG) == []
-
-
-async def test_the_uses_of_compacted_groups_are_forgotten_with_them(tmp_path: Path) -> None:
-    config = make_config(uses=2, max_staleness=2)
-    async with opened(tmp_path, config, kept_groups=4) as service:
-        for version in range(STEPS):
-            await train(service, version)
-    assert problems(tmp_path, config) == []
-    # Step 8 used the groups of step 7 again, which have no rows any more.
-    for table, first in (("trained", STEPS - 1), ("reused", STEPS)):
-        steps = f"SELECT DISTINCT version FROM {table} JOIN steps USING (step_id) ORDER BY version"
-        assert rows(tmp_path, steps) == [(version,) for version in range(first, STEPS + 1)], table
-        lost = f"SELECT * FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
-        assert rows(tmp_path, lost) == [], table
+    rows(path, "DELETE FROM compacted WHERE version = 3")
+    assert "step 3 trained 0 groups instead of 2" in problems(path, CONFIG)
 
 
 async def test_the_audit_finds_a_group_that_was_used_again_too_late(tmp_path: Path) -> None:

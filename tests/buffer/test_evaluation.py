@@ -2,13 +2,10 @@
 re-computations; its state as people see it.
 """
 
-import asyncio
 import itertools
-import logging
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from buffer_support import (
@@ -19,19 +16,16 @@ from buffer_support import (
     make_trajectory,
     opened,
     put,
-    take,
     tickets,
 )
 from composing import compose
 
-from async_rl.buffer.evaluation import evaluation_scalars, interval, report_of, result_of
+from async_rl.buffer.evaluation import evaluation_scalars, report_of, result_of
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import KEPT_SAMPLES
 from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import NO_VERSION, AnswerTest, AssertTest, CodeProblem, Group, Purpose
-from async_rl.observability.activity import Activity
-from async_rl.processes.buffer import show_state
 from async_rl.rewards.responses import vote_of
 
 
@@ -107,36 +101,6 @@ async def test_an_evaluation_is_not_made_again_after_a_restore(tmp_path: Path) -
         with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
             await service.store.reader.groups([KEPT_SAMPLES])
         assert len(await service.store.reader.groups([KEPT_SAMPLES - 1])) == 1
-
-
-class Surroundings:
-    """The part of a ProcessContext that the buffer's tasks need."""
-
-    def __init__(self) -> None:
-        self.config = make_config()
-        self.activity = Activity()
-        self.log = logging.getLogger("test")
-        self.version = -1
-
-
-async def test_status_tells_queue_depths_drops_and_waits(service: BufferService) -> None:
-    context: Any = Surroundings()
-    task = asyncio.create_task(show_state(context, service))
-    given = await tickets(service, 0)
-    parked = asyncio.create_task(take(service, 0, wait_s=60))
-    await put(service, given[0])
-    await put(service, given[1], trained=False)
-    shown = context.activity.snapshot()
-    assert shown.state == "waiting"
-    assert shown.waits_for == "groups: 1 of 2 groups are ready for step 1"
-    counters = {"gauge/queue/generating": 2, "gauge/queue/ready": 1, "failures/untrainable": 1}
-    assert shown.counters.items() >= counters.items()
-    await put(service, given[2])
-    await parked
-    await take(service, 0)
-    assert context.activity.snapshot().waits_for == ""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def result(
@@ -215,14 +179,6 @@ def test_the_version_that_wrote_the_tokens_is_told() -> None:
     assert evaluation_scalars(versions)["eval/version_mean"] == 3.5
     assert "eval/version_mean" not in evaluation_scalars([result([True], version=NO_VERSION)])
     assert evaluation_scalars([]) == {"eval/num_samples": 0.0}
-
-
-def test_samples_of_one_prompt_do_not_count_as_independent() -> None:
-    alike = [result([True] * 8), result([False] * 8)] * 5
-    error = evaluation_scalars(alike)["eval/pass_at_1_error"]
-    assert error == pytest.approx(1.96 * math.sqrt(10 / 36) / math.sqrt(10))
-    assert interval([0.3]) == 0.0
-    assert interval([0.0, 1.0]) == pytest.approx(1.96 * 0.5)
 
 
 @pytest.mark.parametrize(

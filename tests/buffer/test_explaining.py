@@ -153,7 +153,6 @@ OTHER_VERSION = f"has store schema 7, this version of async-rl reads {SCHEMA_VER
     [
         ("other version", f"{OTHER_VERSION} use the version that made it"),
         ("no store", "does not exist: the run has stored nothing yet"),
-        ("cut off", "is not a usable store"),
     ],
 )
 def test_without_a_usable_store_the_reason_and_what_the_metrics_have_are_shown(
@@ -163,8 +162,6 @@ def test_without_a_usable_store_the_reason_and_what_the_metrics_have_are_shown(
     file = copy / "store.sqlite"
     if damage == "other version":
         rows(copy, "PRAGMA user_version=7")
-    elif damage == "cut off":
-        file.write_bytes(file.read_bytes()[:6000])
     else:
         file.unlink()
     found = answers(command, run_dir, copy)

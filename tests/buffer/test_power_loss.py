@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buffer_support import forget, opened, put_all, settle, step, sync, take
+from buffer_support import opened, settle, step, sync
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.connection import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError, Superseded
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     DropBatch,
     ForgetBefore,
@@ -77,18 +77,6 @@ async def test_a_reader_that_ends_does_not_delete_the_log_of_a_store_that_was_sy
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(InfrastructureError, match=r"store\.sqlite cannot be written: .*5"):
         await service.secure_store(SecureStore())
-
-
-async def test_the_history_begins_where_trajectories_are_deleted_and_ends_with_the_last_lease(
-    service: BufferService,
-) -> None:
-    for version in range(3):
-        await step(service, version)
-    await forget(service, 2)
-    await put_all(service, 3)
-    assert await history(service) == (2, 3)
-    await take(service, 3)
-    assert await history(service) == (2, 4)
 
 
 async def test_an_earlier_life_is_refused_also_after_a_restart(tmp_path: Path) -> None:

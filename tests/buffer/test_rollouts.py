@@ -12,7 +12,6 @@ from command_line import Command
 from tokenizers import Tokenizer, models
 
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.times import group_times
 from async_rl.buffer.store.trajectories import Rollout, complete_steps, rollouts
 from async_rl.composition.compose import write_config
 from async_rl.core.types import Group
@@ -137,17 +136,3 @@ async def test_the_newest_steps_can_be_read_and_all_of_them_until_the_disk_is_ne
             assert service.store.last_not_kept("full", 200) == (29 if kept != ALL else 0)
     with reading(tmp_path) as connection:
         assert complete_steps(connection) == kept
-
-
-@pytest.mark.parametrize(
-    ("clock", "samples"), [((0.25, 1.5, 2.0), [[3, 0.25, 1.5, 2.0]] * 2), ((), [])]
-)
-async def test_the_moments_of_each_sample_are_read_from_the_store_where_they_are_recorded(
-    tmp_path: Path, clock: tuple[float, ...], samples: list[list[float]]
-) -> None:
-    async with opened(tmp_path) as service:
-        for ticket in await tickets(service, 0):
-            await put(service, ticket, clock=clock)
-        await train(service, 0)
-    first = group_times(tmp_path)[0]
-    assert (first.generation_s, first.samples.tolist()) == (0.5, samples)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import sqlite3
@@ -15,6 +16,7 @@ from buffer_support import Clock, make_group, opened
 from async_rl.buffer import changes
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store import writer
+from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.heads import pack_group, read_group
@@ -114,6 +116,12 @@ def test_a_file_that_is_no_store_or_has_another_schema_is_a_clear_error(tmp_path
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(InfrastructureError, match=r"store\.sqlite"):
         open_store(tmp_path)
+
+
+def test_a_store_of_this_version_has_exactly_these_tables() -> None:
+    """The audit compares the SQL with that of an older run's store, its comments included."""
+    found = hashlib.sha256(repr(expected_schema()).encode()).hexdigest()[:16]
+    assert (SCHEMA_VERSION, found) == (17, "386424fcdcf8f674")
 
 
 async def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Path) -> None:

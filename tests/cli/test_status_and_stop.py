@@ -24,7 +24,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import live
 from async_rl.launchers.commands.launch import resume
 from async_rl.protocol.base import Message, Ok, message_schema
-from async_rl.protocol.control import GetStatus, StopRun
+from async_rl.protocol.supervisor import GetStatus, StopRun
 from async_rl.runs.control import (
     MARK,
     Mark,
@@ -36,8 +36,7 @@ from async_rl.runs.control import (
     wait_for_run,
 )
 from async_rl.runtime.context import Control
-from async_rl.wire.keys import create_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.wire.rpc import RpcServer, create_keys
 
 
 @pytest.fixture

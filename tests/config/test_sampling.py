@@ -5,7 +5,7 @@ from composing import compose
 from tables import table
 
 from async_rl.config.sampling import sampling_of
-from async_rl.core.support import EVERYTHING, Support
+from async_rl.core.calls import EVERYTHING, Support
 from async_rl.core.types import Purpose
 
 

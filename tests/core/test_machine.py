@@ -1,10 +1,14 @@
-"""Facts about what a machine offers: GPUs only where the packages can use them, under the names
-that the user's own choice gives them.
+"""Facts about what a machine offers: GPUs as the driver reports them, and only where the packages
+can use them, under the names that the user's own choice gives them.
 """
 
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +16,10 @@ import pytest
 from composing import compose
 from tables import table
 
-from async_rl.composition.hardware import described, preset_for
-from async_rl.config.checks.run import machine_problems
 from async_rl.core import machine
-from async_rl.core.machine import Gpu, Gpus
+from async_rl.core.machine import Gpu, Gpus, visible_gpus
 from async_rl.launchers.backends.local import child_env
 from async_rl.planning.topology import processes
-
-LAPTOP = machine.Machine(cores=(0, 1), num_gpus=0, memory_mb=16_000, unusable_gpus=1)
 
 
 @pytest.mark.parametrize(("vllm", "cuda", "can"), table(__file__, "gpus_count_only_with_packages"))
@@ -60,14 +60,6 @@ def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:
     assert seen == {"buffer": "", "verifier-0": "", **taken}
 
 
-def test_gpus_that_the_packages_cannot_use_leave_the_run_on_the_cpu_and_are_said() -> None:
-    assert preset_for(LAPTOP, is_cluster=False) == "cpu"
-    assert described(LAPTOP) == "2 cores, no GPUs (1 unused: torch or vLLM is a CPU build), 15 GB"
-    words = ["learner.gpus_each=1", "generators.cores=[0]", "learner.cores=[1]"]
-    (line,) = machine_problems(compose("ppo_code", words), LAPTOP)
-    assert "this machine has 0 that torch and vLLM can use; lower them, or set them to 0" in line
-
-
 def system(root: Path, *, nodes: list[str], siblings: list[str]) -> Path:
     for number, text in enumerate(nodes):
         (root / "node" / f"node{number}").mkdir(parents=True)
@@ -93,3 +85,53 @@ def test_siblings_are_adjacent_and_nodes_follow_each_other(tmp_path: Path) -> No
     # A kernel that lists nothing has one node and no hyperthreads.
     cpus = machine.arranged([3, 1], tmp_path / "nothing")
     assert (cpus.cores, cpus.core_nodes, cpus.threads_per_core) == ((1, 3), (0, 0), 1)
+
+
+SOURCE = Path(__file__).with_name("played_nvml.c")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a libnvidia-ml.so.1 that reads its answers from the environment."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler on this machine, to make the library")
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, SOURCE], check=True)
+    return library.parent
+
+
+def test_the_driver_reports_every_device_and_what_it_lacks(played: Path) -> None:
+    # In a process of its own, which loads the library.
+    answers = {"PLAYED_DRIVER": "580.65.06", "PLAYED_GPUS": "80:0:0,80:1:1,40:-1:-1"}
+    code = "from async_rl.core.machine import read_gpus; print(read_gpus())"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_LIBRARY_PATH": str(played), **answers},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    gpus = eval(shown, {"Gpu": Gpu, "Gpus": Gpus})
+    large = {"name": "Played 80 GB", "memory_mb": 81920}
+    assert (gpus.driver, gpus.problem) == ("580.65.06", "")
+    assert gpus.devices == (
+        Gpu(uuid="GPU-0", numa_node=0, **large),
+        Gpu(uuid="GPU-1", numa_node=1, is_mig=True, **large),
+        Gpu(uuid="GPU-2", name="Played 40 GB", memory_mb=40960),
+    )
+
+
+def two(**changes: object) -> Gpus:
+    one: dict[str, object] = {"uuid": "GPU-a", "name": "H100", "memory_mb": 80 << 10}
+    devices = (Gpu(**one), Gpu(**{**one, "uuid": "GPU-b", **changes}))  # type: ignore[arg-type]
+    return Gpus(driver="580.65", devices=devices)
+
+
+def test_only_devices_of_the_driver_and_their_instances_count() -> None:
+    gpus = two()
+    for visible, numbers in table(__file__, "only_devices_of_the_driver"):
+        env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        assert visible_gpus(env, gpus) == [gpus.devices[number] for number in numbers], visible
+    gpus = two(is_mig=True)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,MIG-x"}, gpus) == [gpus.devices[0], None]

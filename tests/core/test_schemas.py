@@ -9,9 +9,9 @@ import pytest
 import xgrammar
 from tables import table
 
+from async_rl.core.calls import Support
 from async_rl.core.errors import DataError
 from async_rl.core.schemas import ignored_parts, require_applied
-from async_rl.core.support import Support
 
 
 @pytest.mark.parametrize(("schema", "misfit", "ignored"), table(__file__, "ignored_parts"))

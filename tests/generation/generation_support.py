@@ -21,7 +21,7 @@ import torch
 import transformers
 import yaml
 
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.tensors import tensor_spec
 

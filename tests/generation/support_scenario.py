@@ -16,7 +16,7 @@ from generation_support import (
 )
 
 from async_rl.composition.compose import compose_unchecked
-from async_rl.core.support import Alternatives, Support
+from async_rl.core.calls import Alternatives, Support
 from async_rl.core.types import Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.opener import engine_opener

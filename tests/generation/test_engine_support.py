@@ -20,8 +20,8 @@ from generation_support import (
 )
 
 from async_rl.batching.support import Grammars, compile_grammar, edits_of
+from async_rl.core.calls import Support
 from async_rl.core.errors import ConfigError
-from async_rl.core.support import Support
 from async_rl.core.types import Score, Trajectory
 from async_rl.protocol.generator import Completion, Scores
 from async_rl.rollouts.conversation import Written

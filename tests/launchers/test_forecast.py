@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from composing import compose_unchecked
 
-from async_rl.buffer.store.times import GroupTimes
+from async_rl.buffer.store.trajectories import GroupTimes
 from async_rl.config.base import by_name, with_settings
 from async_rl.core.errors import ConfigError
 from async_rl.runs.forecast.ranges import forecast, margin, own_run

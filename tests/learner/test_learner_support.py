@@ -14,8 +14,8 @@ from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.support import Grammars, edits_of, kept_of, spans_of, truncate
+from async_rl.core.calls import Span, Support
 from async_rl.core.heads import pack_group, read_group
-from async_rl.core.support import Span, Support
 from async_rl.core.types import Score, Trajectory
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import pytest
 
 from async_rl.core.errors import Superseded
 from async_rl.observability.logs import log_path
-from async_rl.protocol.learner import StartFrom
-from async_rl.protocol.membership import ReportMetrics
+from async_rl.protocol.buffer import StartFrom
+from async_rl.protocol.supervisor import ReportMetrics
 from async_rl.supervision.monitor import Monitor
 
 

@@ -4,7 +4,7 @@ from members import member
 
 from async_rl.monitoring.rates import Rates
 from async_rl.observability.catalogue import METRICS, describe
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 
 
 def observed(*members: Member) -> Rates:

@@ -12,7 +12,7 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.monitoring import recorder as recorder_module
-from async_rl.protocol.membership import ReportMetrics
+from async_rl.protocol.supervisor import ReportMetrics
 
 TWO_ROWS = b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n'
 

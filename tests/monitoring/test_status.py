@@ -10,8 +10,7 @@ from tables import table
 
 from async_rl.monitoring.rates import per_second
 from async_rl.monitoring.status import bottleneck, render
-from async_rl.protocol.control import StatusReply
-from async_rl.protocol.membership import Member, PoolCount
+from async_rl.protocol.supervisor import Member, PoolCount, StatusReply
 from async_rl.supervision.liveness import sentence
 
 

@@ -20,7 +20,7 @@ from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console, who_waits
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.terminal import Terminal
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.runs.status import result_lines
 from async_rl.training import checkpoints
 

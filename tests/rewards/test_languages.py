@@ -7,7 +7,7 @@ import pytest
 from rewards_support import Jail
 from tables import table
 
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 from async_rl.core.types import StdinTest
 from async_rl.rewards.verifier.commands import CommandJudge
 from async_rl.rewards.verifier.languages import LanguageRow, Unsupported

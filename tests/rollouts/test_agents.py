@@ -25,14 +25,14 @@ from rollouts_support import (
 )  # fmt: skip
 
 from async_rl.config.checks.run import problems
+from async_rl.core.calls import EVERYTHING, Support
 from async_rl.core.errors import AgentError, ConfigError, EngineDead, Unavailable, root_cause
 from async_rl.core.machine import this_machine
-from async_rl.core.support import EVERYTHING, Support
 from async_rl.core.types import NO_VERSION, AssertTest, CodeTest, Group, Sampling
 from async_rl.generation.engine import one_completion
 from async_rl.launchers.preflight.checks import preflight
 from async_rl.protocol.generator import Completion, EngineVersion, WatchVersion
-from async_rl.protocol.membership import Member, Members
+from async_rl.protocol.supervisor import Member, Members
 from async_rl.rollouts.agents import Agents, returned_rewards
 from async_rl.rollouts.environments import Workers, open_environments, variables
 from async_rl.rollouts.journal import Journal

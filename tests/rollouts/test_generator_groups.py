@@ -15,7 +15,7 @@ from composing import compose
 from learner_support import make_groups
 from rollouts_support import completion, opened_rollouts, process, score, ticket_of
 
-from async_rl.buffer.checks import check_group
+from async_rl.buffer.tickets import check_group
 from async_rl.core.errors import (
     AgentError,
     BrokenTest,

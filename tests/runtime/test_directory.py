@@ -13,11 +13,9 @@ from members import member
 from async_rl.core.errors import DeadlineExceeded, RestartNeeded, SupervisorLost, Unavailable
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import RequestWork, Work
-from async_rl.protocol.control import GetStatus
-from async_rl.protocol.membership import Members
+from async_rl.protocol.supervisor import GetStatus, Members
 from async_rl.runtime.directory import Connections, Directory, Peer, SupervisorCalls
-from async_rl.wire.keys import Keys, create_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.wire.rpc import Keys, RpcServer, create_keys
 
 ASK = RequestWork(generator="g", incarnation="i", version=0, credit=1, wait_s=0)
 

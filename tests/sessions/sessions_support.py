@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from async_rl.core.support import Alternatives, Support
+from async_rl.core.calls import Alternatives, Support
 from async_rl.core.types import (
     CodeProblem,
     Group,

@@ -30,7 +30,7 @@ from sessions_support import (
 
 from async_rl.batching.batch import collate_part, whole
 from async_rl.batching.packing import pack
-from async_rl.buffer.checks import check_group
+from async_rl.buffer.tickets import check_group
 from async_rl.core.heads import pack_group, read_group
 from async_rl.core.types import (
     CodeProblem,

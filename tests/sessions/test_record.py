@@ -21,7 +21,7 @@ from sessions_support import (
     said,
 )  # fmt: skip
 
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Answer, Call, Context
 from async_rl.sessions.errors import Refused

@@ -11,7 +11,7 @@ from loop import VirtualLoop
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
-from async_rl.protocol.membership import Register, ReportFatal
+from async_rl.protocol.supervisor import Register, ReportFatal
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry

@@ -18,7 +18,7 @@ from members import heartbeat
 from async_rl.config.base import replace
 from async_rl.core.errors import RunFailed
 from async_rl.monitoring.console import Console
-from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.protocol.supervisor import Heartbeat, Register
 from async_rl.runtime.context import PROGRESS_MB, moved_mb
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor

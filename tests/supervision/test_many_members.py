@@ -12,7 +12,7 @@ from async_rl.core.codec import encode
 from async_rl.core.types import Role
 from async_rl.monitoring.rates import Rates
 from async_rl.observability import catalogue
-from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.protocol.supervisor import Heartbeat, Register
 from async_rl.runtime.directory import Directory
 from async_rl.supervision.control import StopRequest, handlers
 from async_rl.supervision.liveness import Liveness

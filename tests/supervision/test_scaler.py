@@ -20,7 +20,7 @@ from async_rl.planning.estimate import gb, total_memory_mb
 from async_rl.planning.topology import processes
 from async_rl.runtime.directory import Connections
 from async_rl.supervision.scaler import Scaler, wanted_counts
-from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import create_keys
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 

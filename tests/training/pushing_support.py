@@ -13,7 +13,7 @@ import torch
 from composing import compose
 
 from async_rl.observability.activity import Activity
-from async_rl.protocol.membership import Expel, Member, Members
+from async_rl.protocol.supervisor import Expel, Member, Members
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.directory import Directory
 from async_rl.training.device import Device, SharedDevice

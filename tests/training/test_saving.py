@@ -10,7 +10,7 @@ import pytest
 from composing import compose
 
 from async_rl.observability.activity import Activity
-from async_rl.protocol.learner import EvaluationScores
+from async_rl.protocol.buffer import EvaluationScores
 from async_rl.training import saving
 
 

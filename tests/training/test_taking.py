@@ -13,7 +13,7 @@ from learner_support import make_groups
 from async_rl.core.codec import encode
 from async_rl.core.heads import GroupHead, PackedTrajectory, pack_group, packed, read_group
 from async_rl.core.types import Group, Trajectory
-from async_rl.protocol.learner import ReadSequences, Sequences
+from async_rl.protocol.buffer import ReadSequences, Sequences
 from async_rl.training import taking
 from async_rl.training.operations import Fetch
 from async_rl.training.taking import Parts

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models
 from async_rl.composition.compose import write_config
 from async_rl.core.heads import pack_group
 from async_rl.core.types import Prompt, Purpose
-from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep
+from async_rl.protocol.buffer import CommitStep, PutGroup
 from async_rl.runtime.context import Control
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -12,8 +12,7 @@ from weights_support import SEAT
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.protocol.weights import LookUp, Put
 from async_rl.weights.rendezvous import Rendezvous, SeatStore
-from async_rl.wire.keys import derived_keys
-from async_rl.wire.rpc import RpcClient
+from async_rl.wire.rpc import RpcClient, derived_keys
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from composing import compose_unchecked
 from msgspec.structs import replace
 
-from async_rl.protocol.membership import Member
+from async_rl.protocol.supervisor import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.block import SharedTensors
 from async_rl.weights.media import LearnerSide, Sender

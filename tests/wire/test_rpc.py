@@ -11,9 +11,8 @@ import pytest
 from async_rl.core.errors import DeadlineExceeded, ProtocolError, StalenessError
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import RequestWork, Work
-from async_rl.protocol.control import GetStatus
-from async_rl.wire.keys import Keys, create_keys, load_keys
-from async_rl.wire.rpc import RpcClient, RpcServer
+from async_rl.protocol.supervisor import GetStatus
+from async_rl.wire.rpc import Keys, RpcClient, RpcServer, create_keys, load_keys
 
 
 def ask(credit: int) -> RequestWork:

@@ -17,22 +17,23 @@ from gateway import ids_in
 from loop import CURRENT, Process
 
 from async_rl.batching.batch import BatchPart
-from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.connection import STORE_FILE, connect
+from async_rl.buffer.store.ledger import audit
 from async_rl.config.pools import pool_of
 from async_rl.core.checksums import damage
 from async_rl.core.types import Trajectory
-from async_rl.protocol.buffer import PutGroup, RequestWork
-from async_rl.protocol.generator import Drain
-from async_rl.protocol.learner import (
+from async_rl.protocol.buffer import (
     CommitStep,
     ForgetBefore,
     FromLearner,
     GetHistory,
+    PutGroup,
+    RequestWork,
     SecureStore,
     SyncVersion,
 )
-from async_rl.protocol.membership import Expel
+from async_rl.protocol.generator import Drain
+from async_rl.protocol.supervisor import Expel
 from async_rl.runs.status import config_of
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror

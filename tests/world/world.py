@@ -45,14 +45,14 @@ from async_rl.monitoring import recorder
 from async_rl.observability import activity
 from async_rl.planning.topology import ProcessSpec
 from async_rl.processes import buffer, gateway, generator, learner, supervisor, verifier
-from async_rl.protocol.control import Scale
+from async_rl.protocol.supervisor import Scale
 from async_rl.rewards.verifier import pool
 from async_rl.runs.status import config_of
-from async_rl.runtime import attached, context, directory
+from async_rl.runtime import context, directory
 from async_rl.supervision import child, control, fleet, monitor, registry, scaler
 from async_rl.supervision.registry import AwakeClock
 from async_rl.training import checkpoints
-from async_rl.wire.keys import Keys
+from async_rl.wire.rpc import Keys
 
 KEYS = Keys(server_public="", server_secret="", client_public="", client_secret="", token="")
 SMALL = (
@@ -537,9 +537,9 @@ class World:
         yield context, "moved_mb", lambda process: 100.0 * loop.time()
         yield context, "load_config", lambda run_dir: self.config
         yield context, "load_keys", lambda directory: KEYS
-        yield attached, "load_keys", lambda directory: KEYS
-        yield attached, "require_running", context.load_control
-        yield attached, "RpcClient", network.Client
+        yield context, "load_keys", lambda directory: KEYS
+        yield context, "require_running", context.load_control
+        yield context, "RpcClient", network.Client
         yield directory, "RpcClient", network.Client
         yield directory, "random", self.rng
         yield supervisor, "RpcServer", network.Server

@@ -1,9 +1,8 @@
-"""Queries of a run's store, for people: the history of a prompt, of a step or of a group, and the
-number of groups in each state.
+"""Queries of a store, for people: the history of a prompt, of a step or of a group, the groups of
+each state, and the audit of the whole history.
 
-Invariants: reads only, also while the run writes; one answer comes from one moment, which `reading`
-opens. The queries of the summary are in ledger.toml, tables in schema.py, the audit of the whole
-history in audit.py.
+Reads only, also while the run writes; one answer comes from one moment, which `reading` opens. The
+queries of the summary are in ledger.toml, those of the audit in audit.toml, tables in schema.py.
 """
 
 import contextlib
@@ -14,18 +13,20 @@ import msgspec
 
 from async_rl.buffer.store.connection import (
     DAMAGE,
+    LEARNER_VERSION,
+    NEXT_INDEX,
     STORE_FILE,
     Connection,
     Values,
     connect,
     select,
 )
-from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
-from async_rl.buffer.store.schema import SCHEMA_VERSION
+from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema, schema_of
+from async_rl.config.run import BufferConfig
 from async_rl.core.calls import AgentCall
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.frozen import Value
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 OF_GROUP = "WHERE group_id=?"
 OF_PROMPT = "WHERE prompt_id=?"
@@ -48,13 +49,15 @@ _HISTORY = (
     "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
     " ORDER BY transition_id"
 )
-
-
 _SUMMARY = {
     "learner_version": LEARNER_VERSION,
     "next_position": NEXT_INDEX,
     **read_packaged(__package__, "ledger.toml", dict[str, str]),
 }
+# The sentences by kind, with their queries.
+_CHECKS = read_packaged(__package__, "audit.toml", dict[str, dict[str, str]])
+# One cause usually breaks a promise for thousands of groups.
+_MAX_REPORTED = 20
 
 
 class Transition(Value):
@@ -185,3 +188,55 @@ def summary(store: Connection) -> LedgerSummary:
     # Counted once, although three values use it: a long run has a million rows.
     totals = "WITH totals AS MATERIALIZED (SELECT * FROM counts)"
     return select(store, LedgerSummary, f"{totals} SELECT {values}")[0]
+
+
+class Audit(Value):
+    """The number of checked rows, and the broken promises as sentences, at most 20. unchecked: what
+    could not be checked, as sentences.
+    """
+
+    num_groups: int
+    num_transitions: int
+    num_steps: int
+    num_undone_steps: int
+    problems: list[str]
+    unchecked: list[str]
+
+
+def audit(connection: Connection, buffer: BufferConfig) -> Audit:
+    """Check the promises about states and staleness by reading everything once, of `reading`.
+
+    Every group is in one state and reached it by allowed changes; no prompt was left out or issued
+    twice; admission kept its bound; nothing over age was leased or trained; in the surviving
+    history steps follow each other without a gap, each trained exactly its groups, and each group
+    was trained once; what may still be trained is stored. The history of compacted groups is
+    deleted: only their counts are checked, and the audit reports it.
+    """
+
+    def selected(kind: str) -> Iterator[str]:
+        settings = buffer.model_dump()
+        for sentence, query in _CHECKS[kind].items():
+            for row in connection.execute(_CHECKS["common"]["tables"] + query, settings):
+                yield sentence.format(*row)
+
+    def count(query: str) -> int:
+        return int(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0])
+
+    problems = []
+    if schema_of(connection) != expected_schema():
+        problems.append(f"the tables, indexes or views are not those of schema {SCHEMA_VERSION}")
+    problems += selected("damaged")
+    # A damaged file would be reported as a breach of promises.
+    if not problems:
+        problems = list(selected("broken"))
+    num_more = len(problems) - _MAX_REPORTED
+    if num_more > 0:
+        problems[_MAX_REPORTED:] = [f"and {num_more} more"]
+    return Audit(
+        num_groups=count("groups"),
+        num_transitions=count("transitions"),
+        num_steps=count("steps WHERE undone_s IS NULL"),
+        num_undone_steps=count("steps WHERE undone_s IS NOT NULL"),
+        problems=problems,
+        unchecked=list(selected("unchecked")),
+    )

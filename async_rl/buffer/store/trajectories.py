@@ -1,15 +1,20 @@
 """The groups and trajectories in a run's store, for people and for who trains a step again: lists
-of groups, a group, its ages and prompt, the batch of a step.
+of groups, a group, its ages, times and prompt, the batch of a step.
 
 Reads only, also while the run writes. Every query for people is bounded, by an index or by the
 number of newest groups that it looks at, so that a page of a long run takes milliseconds. Steps
 that the learner undid are not part of the history.
 """
 
+from pathlib import Path
+from typing import NamedTuple
+
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from async_rl.buffer.store.connection import Connection, stored_group
-from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows
+from async_rl.buffer.store.ledger import OF_STEP, GroupRow, group_rows, reading
 from async_rl.core.frozen import Value
 from async_rl.core.types import Group
 
@@ -22,6 +27,52 @@ _COMPLETE = (
 _OF_BATCH = (
     f"{OF_STEP} OR group_id IN (SELECT group_id FROM reused JOIN steps USING (step_id) WHERE"
     " version=? AND undone_s IS NULL) ORDER BY group_id"
+)
+
+
+# The last hand-out before the group was ready: earlier attempts failed without a result.
+_TIMES = (
+    "SELECT purpose, generator, (SELECT max(at_s) FROM transitions WHERE group_id=groups.group_id"
+    " AND state='generating') AS handed_out_s, generation_s, (SELECT max(at_s) FROM transitions"
+    " WHERE group_id=groups.group_id AND state='ready') AS ready_s, num_tokens, num_samples,"
+    " coalesce(times, x'') FROM groups WHERE generation_s IS NOT NULL"
+    " ORDER BY group_id DESC LIMIT ?"
+)
+_STEPS = "SELECT version, committed_s FROM steps WHERE undone_s IS NULL ORDER BY version"
+_COLUMNS = 4
+MOST_GROUPS = 20_000
+"""Enough for the means of any run; a run of 10^7 groups would take minutes to read and to simulate.
+"""
+
+
+PAGE = 50
+WINDOW = 20_000
+"""Newest groups that sorting and counting look at: a tenth of a second of one core."""
+_SORTS = {
+    "newest": "group_id DESC",
+    "best": "reward_mean DESC, group_id DESC",
+    "worst": "reward_mean, group_id DESC",
+    "longest": "response_length_mean DESC, group_id DESC",
+}
+SORTS = tuple(_SORTS)
+_WHERE = {
+    "purpose": "purpose=:purpose",
+    "step": "state='trained' AND train_version=:step - 1",
+    "prompt_id": "prompt_id=:prompt_id",
+    # instr and not LIKE: a percent sign in the text must mean itself.
+    "text": "prompt_id IN (SELECT prompt_id FROM prompts WHERE purpose=:purpose AND"
+    " instr(lower(text), lower(:text)) > 0)",
+    "failed": "pass_rate < 1",
+    "truncated": "truncated_share > 0",
+    "stored": "group_id IN (SELECT group_id FROM blobs)",
+    # By number and not by offset, so that new groups do not shift the pages.
+    "before": "group_id < :before",
+}
+"""The condition of each field of a filter that has a value."""
+_SPANS = (
+    "SELECT * FROM (SELECT group_id, state, at_s - min(at_s) OVER () AS start_s, lead(at_s) OVER"
+    " (PARTITION BY group_id ORDER BY transition_id) - min(at_s) OVER () AS end_s FROM transitions"
+    f" WHERE group_id IN (SELECT group_id FROM groups {OF_STEP})) WHERE end_s IS NOT NULL"
 )
 
 
@@ -71,37 +122,6 @@ def rollouts(store: Connection, *, step: int | None, most: int) -> list[Rollout]
     """Return the newest `most` stored training groups, of one step or (None) of all."""
     rows = page_of(store, Filter(step=step, stored=True), most=most)
     return [rollout for row in rows if (rollout := rollout_of(store, row)) is not None]
-
-
-PAGE = 50
-WINDOW = 20_000
-"""Newest groups that sorting and counting look at: a tenth of a second of one core."""
-_SORTS = {
-    "newest": "group_id DESC",
-    "best": "reward_mean DESC, group_id DESC",
-    "worst": "reward_mean, group_id DESC",
-    "longest": "response_length_mean DESC, group_id DESC",
-}
-SORTS = tuple(_SORTS)
-_WHERE = {
-    "purpose": "purpose=:purpose",
-    "step": "state='trained' AND train_version=:step - 1",
-    "prompt_id": "prompt_id=:prompt_id",
-    # instr and not LIKE: a percent sign in the text must mean itself.
-    "text": "prompt_id IN (SELECT prompt_id FROM prompts WHERE purpose=:purpose AND"
-    " instr(lower(text), lower(:text)) > 0)",
-    "failed": "pass_rate < 1",
-    "truncated": "truncated_share > 0",
-    "stored": "group_id IN (SELECT group_id FROM blobs)",
-    # By number and not by offset, so that new groups do not shift the pages.
-    "before": "group_id < :before",
-}
-"""The condition of each field of a filter that has a value."""
-_SPANS = (
-    "SELECT * FROM (SELECT group_id, state, at_s - min(at_s) OVER () AS start_s, lead(at_s) OVER"
-    " (PARTITION BY group_id ORDER BY transition_id) - min(at_s) OVER () AS end_s FROM transitions"
-    f" WHERE group_id IN (SELECT group_id FROM groups {OF_STEP})) WHERE end_s IS NOT NULL"
-)
 
 
 class Filter(Value):
@@ -174,3 +194,40 @@ def spans(store: Connection, step: int) -> dict[int, list[Span]]:
         span = Span(state=state, start_s=start_s, end_s=end_s)
         found.setdefault(group_id, []).append(span)
     return found
+
+
+class GroupTimes(NamedTuple):
+    """One finished group. Unix seconds of the buffer.
+
+    generation_s: from its start to its last token. samples: float32 [N, 4] of each sample: response
+    tokens, and seconds from the start of the group to first token (may be NaN), last token and
+    score; N is 0 if they were not recorded.
+    """
+
+    purpose: str
+    generator: str
+    handed_out_s: float
+    generation_s: float
+    ready_s: float
+    num_tokens: int
+    num_samples: int
+    samples: npt.NDArray[np.float32]
+
+
+def group_times(run_dir: Path, *, most: int = MOST_GROUPS) -> list[GroupTimes]:
+    """Return the newest finished groups in the order of admission."""
+    with reading(run_dir) as connection:
+        rows = reversed(connection.execute(_TIMES, (most,)).fetchall())
+    return [
+        GroupTimes._make([*row[:-1], np.frombuffer(row[-1], "<f4").reshape(-1, _COLUMNS)])
+        for row in rows
+        # A compacted group has no transitions left.
+        if None not in row
+    ]
+
+
+def step_times(run_dir: Path) -> tuple[dict[int, float], list[float]]:
+    """Return the Unix time of each committed step, and of the start of each life of the learner."""
+    with reading(run_dir) as connection:
+        steps = {int(version): at_s for version, at_s in connection.execute(_STEPS)}
+        return steps, [at_s for (at_s,) in connection.execute("SELECT started_s FROM lives")]

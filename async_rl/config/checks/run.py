@@ -20,10 +20,10 @@ from async_rl.config.pools import in_words_of, pool_configs, pool_counts
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import support_of
+from async_rl.core.calls import MOST_KEPT
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
-from async_rl.core.packaged import read_packaged
-from async_rl.core.support import MOST_KEPT
+from async_rl.core.records import read_packaged
 
 _RELATIONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "is": operator.eq,

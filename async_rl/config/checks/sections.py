@@ -17,7 +17,7 @@ from async_rl.config.generation import PoolConfig
 from async_rl.config.pools import PLACES
 from async_rl.config.rewards import TESTS
 from async_rl.config.run import RunConfig
-from async_rl.core.packaged import read_packaged
+from async_rl.core.records import read_packaged
 
 _TABLES = read_packaged(__package__, "vllm_extra.toml", dict[str, dict[str, Any]])
 

@@ -31,9 +31,9 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 
 from async_rl.batching.support import spans_of
+from async_rl.core.calls import Alternatives
 from async_rl.core.codec import encode
 from async_rl.core.errors import BroadcastBroken, DataError, WeightsError
-from async_rl.core.support import Alternatives
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import one_completion, require_version
 from async_rl.generation.vllm.llm import Llm

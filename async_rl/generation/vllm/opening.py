@@ -17,8 +17,8 @@ from vllm.v1.executor import Executor
 from async_rl.batching.support import Grammars
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import supports_of
+from async_rl.core.calls import MOST_TOP
 from async_rl.core.errors import ConfigError
-from async_rl.core.support import MOST_TOP
 from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts, OpenEngine, read_model_facts
 from async_rl.generation.environment import uses_gpu, version_problem

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from async_rl.core.errors import ConfigError, InfrastructureError, Unsupported
-from async_rl.core.packaged import read_packaged
 from async_rl.core.programs import Checker
+from async_rl.core.records import read_packaged
 from async_rl.core.types import Verdict
 from async_rl.rewards.memo import Memo
 from async_rl.rewards.verifier.languages import LanguageRow, Step, places_of, source_names

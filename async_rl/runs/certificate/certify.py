@@ -17,15 +17,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store.audit import Audit, audit
-from async_rl.buffer.store.connection import Connection, connect
-from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.reader import LEARNER_VERSION
+from async_rl.buffer.store.connection import LEARNER_VERSION, Connection, connect
+from async_rl.buffer.store.ledger import Audit, audit, reading
 from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.checksums import damage, digest, sum_of
 from async_rl.core.errors import Unavailable
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.data.prompt_file import PROMPTS_FILE
 from async_rl.monitoring import events
 from async_rl.monitoring.events import EVENTS_FILE, Event

@@ -18,7 +18,7 @@ from typing import Any
 from async_rl.buffer.store.connection import Connection
 from async_rl.config.run import RunConfig
 from async_rl.core import records
-from async_rl.core.ranges import ranges
+from async_rl.core.text import ranges
 from async_rl.core.types import Purpose
 from async_rl.data.prompt_file import PROMPTS_FILE, RunPrompts
 from async_rl.monitoring.events import Event

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from async_rl.buffer.store.times import (
+from async_rl.buffer.store.trajectories import (
     GroupTimes,
     group_times,
     step_times,

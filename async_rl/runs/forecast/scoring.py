@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from async_rl.buffer.store.times import GroupTimes
+from async_rl.buffer.store.trajectories import GroupTimes
 from async_rl.config.run import RunConfig
 from async_rl.core.types import DoubleArray
 from async_rl.rewards.verifier.protocol import SLOW_S

@@ -13,7 +13,7 @@ import msgspec
 from async_rl.composition.schema import flatten
 from async_rl.core.errors import ConfigError
 from async_rl.core.frozen import frozen
-from async_rl.protocol.control import StatusReply
+from async_rl.protocol.supervisor import StatusReply
 from async_rl.runs.comparison import NOT_OBJECTIVE
 from async_rl.runs.control import ask_status
 from async_rl.runs.directory import all_runs

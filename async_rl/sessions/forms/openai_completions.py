@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
-from async_rl.core.support import Alternatives
+from async_rl.core.calls import Alternatives
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.calls import Answer, Call

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.core.support import Alternatives
+from async_rl.core.calls import Alternatives
 from async_rl.sessions.calls import Answer, Call
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import (

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from async_rl.core.calls import MOST_TOP
 from async_rl.core.frozen import frozen
-from async_rl.core.support import MOST_TOP
 from async_rl.sessions.errors import Json, Refused
 from async_rl.sessions.forms.form import read
 

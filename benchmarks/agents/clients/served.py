@@ -16,7 +16,7 @@ import numpy as np
 import xgrammar
 
 from async_rl.batching.support import compile_grammar
-from async_rl.core.support import Support
+from async_rl.core.calls import Support
 from async_rl.core.types import IntArray
 from async_rl.protocol.generator import Completion
 from async_rl.sessions.chat import Chat
