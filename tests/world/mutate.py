@@ -21,11 +21,12 @@ from typing import Any
 import msgspec
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
-from planting import PRODUCT, module_name, replace_functions
 from scenarios import drawn
 from world import clear
+
+from benchmarks.planting import PRODUCT, module_name, replace_functions
 
 FIRST_SEEDS = (2064, 177, 94, 1079)
 LONGEST_S = 200

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from mutate import mutants
-from planting import PRODUCT
 from scenarios import drawn
+
+from benchmarks.planting import PRODUCT
 
 FOUND = {
     66: "a configuration that a power loss took from a run with checkpoints",

@@ -1,6 +1,6 @@
 """Make a fault of each changed line of some packages and see whether a test finds it.
 
-python tests/mutants.py [--since REV] [--limit N] [--seed N] [--recorded] [PATH ...]
+python -m benchmarks.mutants [--since REV] [--limit N] [--seed N] [--recorded] [PATH ...]
 PATH: files or folders below async_rl/ (default: buffer, weights, training). --since: only lines
 that changed since this revision. --limit: a random sample of so many faults.
 
@@ -41,7 +41,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from planting import PRODUCT, Planter, module_name, replace_functions
+
+from benchmarks.planting import PRODUCT, Planter, module_name, replace_functions
 
 ROOT = PRODUCT.parent
 RECORD = ROOT / "build" / "mutants"
@@ -65,6 +66,7 @@ TESTS = (
     "view/test_pages.py",
 )
 """Below tests/: those that reach the packages in their own process."""
+PYTEST = (sys.executable, "-m", "pytest", "-p", "benchmarks.mutants")
 MOST_SURVIVORS = 0.1
 LONGEST_S = 240
 PLANTED = "ASYNC_RL_PLANTED_FAULT"
@@ -357,7 +359,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _state() -> str:
     """A digest of the product and the tests."""
-    files = {*PRODUCT.rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - {Path(__file__)}
+    files = {*PRODUCT.rglob("*.py"), *(ROOT / "tests").rglob("*.py")}
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.read_bytes())
@@ -373,7 +375,7 @@ def recorded(*, is_kept: bool = False) -> Recorded:
         for earlier in RECORD.glob("gw*.json"):
             earlier.unlink()
         folders = [f"tests/{name}" for name in TESTS]
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "mutants", *folders]
+        command = [*PYTEST, "-q", "-n", "2", *folders]
         subprocess.run(command, cwd=ROOT, env=_environment(), check=False)
         state.write_text(_state())
     tests: Recorded = {}
@@ -384,7 +386,7 @@ def recorded(*, is_kept: bool = False) -> Recorded:
 
 def _environment() -> dict[str, str]:
     quiet = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return os.environ | quiet | {"PYTHONPATH": str(ROOT / "tests")}
+    return os.environ | quiet | {"PYTHONPATH": str(ROOT)}
 
 
 # ---- one fault
@@ -497,7 +499,7 @@ class Hunter:
         module = importlib.import_module(module_name(fault.file))
         if not replace_functions(module, fault.source):
             names = [item.nodeid for item in items]
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutants", *names]
+            command = [*PYTEST, "-x", "-q", *names]
             planted = os.environ | {PLANTED: json.dumps([fault.file, fault.source])}
             self._has_failed = subprocess.run(command, cwd=ROOT, env=planted).returncode != 0
             return
@@ -551,7 +553,7 @@ def main() -> int:
     rng = random.Random(arguments.seed)
     if arguments.limit is not None and arguments.limit < len(faults):
         faults = rng.sample(faults, arguments.limit)
-    equal = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
+    equal = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
     faults = [fault for fault in faults if fault.key not in equal]
     tests = recorded(is_kept=arguments.recorded)
     os.environ.update(_environment())
