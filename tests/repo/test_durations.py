@@ -11,11 +11,9 @@ import pytest
 from repository import ROOT
 from test_unsteady import LIGHT
 
-
-def record() -> dict[str, float]:
-    """150 modules of 0.1 to 90 s, as the suite has them."""
-    rng = random.Random(1)
-    return {f"tests/test_{number}.py": 0.1 * 900 ** rng.random() for number in range(150)}
+RECORD = {f"tests/test_{number}.py": 0.6 * number for number in range(1, 151)}
+"""Modules of 0.6 to 90 s."""
+LONGEST, SHORT = "tests/test_150.py", "tests/test_1.py"
 
 
 def played(slowness: float, seed: int, *, noise: float = 0.12) -> dict[str, float]:
@@ -23,32 +21,26 @@ def played(slowness: float, seed: int, *, noise: float = 0.12) -> dict[str, floa
     rng = random.Random(seed)
     return {
         module: slowness * rng.uniform(1 - noise, 1 + noise) * took_s + rng.uniform(0, 2)
-        for module, took_s in record().items()
+        for module, took_s in RECORD.items()
     }
 
 
 def named(seconds: dict[str, float]) -> list[str]:
-    factor = durations.slowness(seconds, record())
-    return durations.grown(seconds, record(), factor=factor)
+    return durations.grown(seconds, RECORD, factor=durations.slowness(seconds, RECORD))
 
 
 @pytest.mark.parametrize("slowness", [0.4, 1.0, 2.0, 5.0])
 def test_a_slow_or_fast_machine_fails_no_module_and_a_planted_one_is_named(slowness: float) -> None:
-    expected = max(slowness, 1.0)
+    planted_s = 1.6 * max(slowness, 1.0) * RECORD[LONGEST]
     for seed in range(50):
         seconds = played(slowness, seed)
         assert named(seconds) == []
-        module = max(record(), key=record().__getitem__)
-        assert record()[module] > 80
-        assert named(seconds | {module: 1.6 * expected * record()[module]}) == [module]
+        assert named(seconds | {LONGEST: planted_s}) == [LONGEST]
 
 
 def test_a_short_module_has_some_seconds_and_a_new_one_20() -> None:
-    seconds = record()
-    assert named(seconds | {"tests/test_new.py": 19.0}) == []
-    assert named(seconds | {"tests/test_new.py": 21.0}) == ["tests/test_new.py"]
-    short = min(seconds, key=seconds.__getitem__)
-    assert named(seconds | {short: 19.0}) == []
+    assert named(RECORD | {"tests/test_new.py": 19.0, SHORT: 19.0}) == []
+    assert named(RECORD | {"tests/test_new.py": 21.0}) == ["tests/test_new.py"]
 
 
 @pytest.mark.slow
@@ -76,13 +68,11 @@ def test_the_command_fails_a_slow_module_and_records_it_when_asked(tmp_path: Pat
     assert re.search(r"^test_two.py took 1 s instead of 0 s", text, re.M), text
     assert "test_one.py took" not in text
     assert run("durations.py", "test_two.py")[0] == 0
-    # As recorded in the workers; alone it fails at once, which does not make it fast.
-    for seconds, expected in ((0.8, 0), (4, 1)):
-        (tmp_path / "test_two.py").write_text(
-            "import os, time\n"
-            f"def test_it(): os.environ['PYTEST_XDIST_WORKER'] and time.sleep({seconds})\n"
-        )
-        assert run(*pytest_words)[0] == expected
+    # Slow in the workers only; alone it fails at once, which does not make it fast.
+    (tmp_path / "test_two.py").write_text(
+        "import os, time\ndef test_it(): os.environ['PYTEST_XDIST_WORKER'] and time.sleep(4)\n"
+    )
+    assert run(*pytest_words)[0] == 1
     kind = durations.processor()
     recorded = tmp_path / "durations.toml"
     recorded.write_text(recorded.read_text().replace(kind, "another processor"))

@@ -77,22 +77,14 @@ def test_failures_that_do_not_repeat_are_shown_with_both_outputs_and_listed(
     assert listed(tmp_path) == sorted(f"test_it.py::test_once[{number}]" for number in range(12))
 
 
-def test_a_second_appearance_fails_and_the_other_tests_are_repeated_all_the_same(
+def test_real_failures_and_a_second_appearance_are_red_next_to_an_unsteady_test(
     tmp_path: Path,
 ) -> None:
-    sources = {"it": UNSTEADY.replace("NUMBER", "2")}
+    sources = BAD | {"it": UNSTEADY.replace("NUMBER", "2") + BAD["test"]}
     code, text = run(tmp_path, sources, 2, known='"test_it.py::test_once[0]"')
     assert code == 1
-    assert "1 failed, 1 passed, 1 unsteady in" in text.splitlines()[-1]
+    assert "4 failed, 2 passed, 2 errors, 1 unsteady in" in text.splitlines()[-1], text
     assert len(listed(tmp_path)) == 2
-
-
-def test_real_failures_are_red_also_next_to_an_unsteady_test(tmp_path: Path) -> None:
-    sources = BAD | {"it": UNSTEADY.replace("NUMBER", "1") + BAD["test"]}
-    code, text = run(tmp_path, sources, 2)
-    assert code == 1
-    assert "3 failed, 2 passed, 2 errors, 1 unsteady in" in text.splitlines()[-1], text
-    assert listed(tmp_path) == ["test_it.py::test_once[0]"]
 
 
 def test_a_failed_import_is_red(tmp_path: Path) -> None:
