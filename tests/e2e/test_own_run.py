@@ -335,7 +335,10 @@ def test_a_stopped_run_has_left_and_is_resumed_to_its_end(own: Own) -> None:
 
 
 def test_rows_of_both_sources_are_answered_judged_and_trained(own: Own) -> None:
-    """A program in the sandbox, or a number; 2 * 0.5 is the reward of one's own."""
+    """A program in the sandbox, or a number; 2 * 0.5 is the reward of one's own. The engine of the
+    package has sampled them.
+    """
+    assert (own.resumed.directory / "counted").is_file()
     before = f"state='trained' AND train_version < {own.ended.step}"
     trained = {name: reward for name, reward, _ in groups_of(own.resumed, before)}
     programs = {f"add-{number}": 2.0 - number % 2 for number in range(8)}
@@ -386,7 +389,3 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
     assert said.keys() == FAILURES.keys()
     for how, sentence in FAILURES.items():
         assert f"RewardError: {sentence}" in said[how]
-
-
-def test_the_engine_of_the_package_has_sampled(own: Own) -> None:
-    assert (own.resumed.directory / "counted").is_file()

@@ -295,7 +295,6 @@ class Pool:
         return _Result(scalars={"tokens/trained": float(len(tokens)), **NO_GAIN})
 
     async def publish(self, version: int, *, compares: bool) -> Manifest:
-        self.world.history.published(version, self.identity)
         embedding = TensorEntry(
             name="embed", dtype="float32", shape=[VOCABULARY, 1], offset=0, size_bytes=4
         )

@@ -97,27 +97,3 @@ def test_processes_come_and_go_while_the_learner_continues(tmp_path: Path) -> No
     assert len(lines(world, " has left")) == 3
     assert not lines(world, "; restarting"), "who left was taken for lost"
     assert len(lines(world, "learner-0 started")) == 1
-
-
-def test_a_run_without_generators_waits_for_one(tmp_path: Path) -> None:
-    late = Fault(1000.0, "scale", kinds={"generators": 1})
-    world = story(tmp_path, [late], generators__count=0)
-    assert world.problems == []
-    assert world.history.steps, "it trained after the scaling"
-
-
-def test_a_generator_that_was_taken_for_dead_ends_when_it_returns(tmp_path: Path) -> None:
-    faults = [Fault(6.0, "isolate", ("generator-0", 5.0)), Fault(7.0, "kill", ("generator-0",))]
-    world = story(tmp_path, faults, num_steps=60, generators__count=1)
-    assert world.problems == []
-    assert lines(world, "has to be started again: generator-0 runs as another process since")
-    assert world.loop.time() - 1000.0 < 100.0, "two generators returned each other's tickets"
-
-
-def test_a_generator_that_is_to_leave_gets_no_more_groups(tmp_path: Path) -> None:
-    # Its request waits at the buffer for the learner, which frees tickets at each step.
-    leave = Fault(9.0, "scale", kinds={"generators": 1})
-    settings = {"num_steps": 10, "evaluation__every_steps": 0}
-    world = story(tmp_path, [leave], seed=2, step_s=4.0, **settings)
-    assert world.problems == []
-    assert lines(world, "generator-1 has left")
