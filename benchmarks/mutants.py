@@ -2,16 +2,16 @@
 
 python -m benchmarks.mutants [--since REV] [--limit N] [--seed N] [--recorded] [PATH ...]
 PATH: files or folders below async_rl/ (default: buffer, weights, training). --since: only lines
-that changed since this revision. --limit: a random sample of so many faults.
+that changed since this revision. --limit: a random sample of this size.
 
 First the tests of these packages run once, with a record of the lines that each test reaches
 (build/mutants/; kept until a file changes, or with --recorded). Then each fault runs in a fork of
 a process that has imported them, with the tests that reach its line, quickest first. Survivors are
-printed; those in mutants.toml, with the reason why they change nothing that anybody could see, do
+printed; those in mutants.toml, with the reason why they change nothing that is visible, do
 not count. Ends with 1 if more than a tenth survives.
 
 No fault is made of a named limit, of texts for people and types, of `strict=True` (an assertion),
-of what runs only as a program of its own, and of `<` against `<=` between readings of a clock.
+of what runs only as a separate program, and of `<` against `<=` between readings of a clock.
 """
 
 import argparse
@@ -131,7 +131,7 @@ class Fault:
 
     @property
     def _change(self) -> str:
-        # Of a long text, such as SQL, the part around the change.
+        # A long text, such as SQL, is cut around the change.
         pairs = enumerate(zip(self.old, self.new, strict=False))
         begin = max(next((at for at, (a, b) in pairs if a != b), 0) - 40, 0)
         old, new = (_one_line(text[begin:]) for text in (self.old, self.new))
@@ -145,7 +145,7 @@ def faults_of(file: str, changed: set[int] | None) -> Iterator[Fault]:
     """Yield the faults of a file. changed: line numbers; None for all."""
     source = (PRODUCT / file).read_text()
     tree = ast.parse(source)
-    # The last lines of a script run in a process of their own.
+    # The last lines of a script run in a separate process.
     tops = [top for top in tree.body if not ast.unparse(top).startswith("if __name__ ==")]
     pairs = [(top, node) for top in tops for node in ast.walk(top)]
     for top, statement in pairs:
@@ -393,8 +393,8 @@ def _environment() -> dict[str, str]:
 
 
 def tests_of(fault: Fault, tests: Recorded, most_s: float) -> list[str]:
-    """Return the tests that reach the fault, the quickest first, by their recorded seconds at most
-    so many: thousands reach a line of an inner loop.
+    """Return the tests that reach the fault, the quickest first, as many as fit
+    into the seconds: thousands reach a line of an inner loop.
     """
     reaching = [
         (seconds, name)
@@ -483,7 +483,7 @@ class Hunter:
         with tempfile.TemporaryDirectory() as folder:
             child = os.fork()
             if child == 0:
-                # Whatever ends it: a fault may break pytest as well.
+                # A fault may break pytest as well.
                 with contextlib.suppress(BaseException):
                     self._run(fault, items, Path(folder))
                     os._exit(int(self._has_failed))
@@ -538,7 +538,7 @@ def main() -> int:
     )
     parser.add_argument("paths", nargs="*", default=PACKAGES, help="below async_rl/")
     parser.add_argument("--since", help="a revision of git")
-    parser.add_argument("--limit", type=int, help="a sample of so many faults")
+    parser.add_argument("--limit", type=int, help="the size of a random sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--recorded", action="store_true", help="keep the record of an older state")
     parser.add_argument("--most-s", type=float, default=60.0, help="of tests for one fault")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import ending
-from answers import Answers, Written
+from ending import Answers, Written
 from gateway import ids_in
-from loop import CURRENT, Process
+from loop import Process, current
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store.audit import audit
@@ -50,7 +50,7 @@ Steps = dict[int, list[int]]
 class Trained:
     """One step of one life."""
 
-    life: Process | None
+    life: Process
     version: int
     identity: int
     groups: list[int]
@@ -73,7 +73,7 @@ class History:
         self._world = world
         self.steps: list[Trained] = []
         self.acknowledged: set[tuple[int, int]] = set()
-        self.committers: dict[int, Process | None] = {}
+        self.committers: dict[int, Process] = {}
         self.expelled: list[str] = []
         self.saves: list[int] = []
         self.problems: list[str] = []
@@ -203,7 +203,7 @@ class History:
             for trajectory in part.trajectories:
                 self._trains_what_was_served(version, trajectory)
         groups = [head.group_id for head in part.heads]
-        self.steps.append(Trained(CURRENT.get(), version, identity, groups))
+        self.steps.append(Trained(current(), version, identity, groups))
 
     def _trains_what_was_served(self, version: int, trajectory: Trajectory) -> None:
         """The trained tokens are those that one agent was sent, with their versions and log-probs,
@@ -235,8 +235,7 @@ class History:
 
     def called(self, to: Process, request: Any, reply: Any, sent_s: float, made_s: float) -> None:
         """A process received the answer of another one to its request. made_s: first sent."""
-        process = CURRENT.get()
-        assert process is not None, "a request has a sender"
+        process = current()
         now_s = self._world.loop.time()
         if isinstance(request, FromLearner) and not isinstance(request, SyncVersion):
             later = [life for life, at_s in self.began.items() if at_s < sent_s]

@@ -47,6 +47,13 @@ class Process:
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
+def current() -> Process:
+    """Return the process whose code runs."""
+    process = CURRENT.get()
+    assert process is not None, "this belongs to a process"
+    return process
+
+
 class _NoFiles(selectors.BaseSelector):
     """The loop's own pipe is registered and never read."""
 
@@ -102,6 +109,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.num_callbacks = 0
         self._num_now = 0
         self.is_over = False
+        # A coroutine that is collected would run its `finally` blocks.
+        self._kept: list[asyncio.Task[Any]] = []
         super().__init__(_NoFiles())
         self.set_task_factory(
             lambda loop, coroutine, **kinds: NumberedTask(coroutine, loop=loop, **kinds)
@@ -117,6 +126,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.is_over:
             return asyncio.Handle(callback, args, self, context)
         return super().call_soon(callback, *args, context=context)
+
+    def start(self, process: Process, work: Any, *, name: str = "") -> asyncio.Task[Any]:
+        """Run a coroutine as code of a process."""
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        self._kept.append(self.create_task(work, name=name or process.name, context=context))
+        return self._kept[-1]
 
     def call_next(self, callback: Callable[[], object]) -> None:
         """Run the callback before all that are ready."""
@@ -168,6 +184,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             with contextlib.suppress(BaseException):
                 task.get_coro().close()  # type: ignore[union-attr]
         self.close()
+        self._kept.clear()
 
     def resume(self, process: Process) -> None:
         """Continue a stopped process with the callbacks that waited."""
@@ -195,10 +212,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any
     ) -> None:
-        process = CURRENT.get()
-        assert process is not None, "signals are sent to processes"
         context = contextvars.copy_context()
-        process.signals[sig] = lambda: self.call_soon(callback, *args, context=context)
+        current().signals[sig] = lambda: self.call_soon(callback, *args, context=context)
 
     def remove_signal_handler(self, sig: int) -> bool:
         process = CURRENT.get()

@@ -8,7 +8,6 @@ the learner trained are different weights. A response's tokens carry the identit
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import json
 import shutil
 import signal
@@ -16,10 +15,11 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
-from loop import CURRENT, Process, kill, send_signal
+from loop import Process, current, kill, send_signal
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.changes import Change
@@ -123,9 +123,9 @@ class Engine:
 
     async def load_weights(self, manifest: Manifest, source: Any) -> LoadReport:
         rng = self._world.rng
-        process = CURRENT.get()
-        if process is not None and process.name in self._world.stops_in_push:
-            self._world.stop(process.name, self._world.stops_in_push.pop(process.name))
+        name = current().name
+        if name in self._world.stops_in_push:
+            self._world.stop(name, self._world.stops_in_push.pop(name))
         await asyncio.sleep(rng.expovariate(1 / self._world.load_s))
         if rng.random() < self._world.broken_loads:
             self.is_broken = True
@@ -290,9 +290,9 @@ class Pool:
             raise StalenessError(f"a token of version {tokens.max()} in the batch of {version}")
         if world.rng.random() < world.bad_batches:
             raise NonFiniteError("the world made this batch bad")
-        self.identity = world.next_identity()
+        self.identity = next(world.identities)
         world.history.trained(version, self.identity, part)
-        return _Result(scalars={"tokens/trained": float(len(tokens)), **NO_GAIN})
+        return SimpleNamespace(scalars={"tokens/trained": float(len(tokens)), **NO_GAIN})
 
     async def publish(self, version: int, *, compares: bool) -> Manifest:
         embedding = TensorEntry(
@@ -330,11 +330,6 @@ class Pool:
         pass
 
 
-class _Result:
-    def __init__(self, scalars: dict[str, float]) -> None:
-        self.scalars = scalars
-
-
 class Store(store.Store):
     """The store without threads: each commit is a callback some milliseconds later."""
 
@@ -343,10 +338,8 @@ class Store(store.Store):
     def __init__(self, run_dir: Path, *, clock: Callable[[], float]) -> None:
         super().__init__(run_dir, clock=clock)
         self._is_due_soon = False
-        process = CURRENT.get()
-        assert process is not None, "a store belongs to a process"
         # The kernel closes the files of a killed process and releases its lock.
-        process.on_death.append(self._files.close)
+        current().on_death.append(self._files.close)
         self.world.opened_store(self._path)
 
     def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
@@ -460,10 +453,7 @@ class Launcher:
         process = world.new_process(spec.name)
         handle = Handle(world, process)
         world.handles[spec.name] = handle
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, process)
-        task = world.loop.create_task(world.child(spec), name=spec.name, context=context)
-        world.keep.append(task)
+        task = world.loop.start(process, world.child(spec))
         task.add_done_callback(lambda task: _on_end(handle, task))
         return handle
 

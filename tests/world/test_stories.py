@@ -1,11 +1,18 @@
-"""What a person is told about, and can do in, a run whose processes die, hang or stand still."""
+"""What a person is told about, and can do in, a run whose processes die, hang or stand still, or
+whose batches cannot be trained.
+"""
 
 from __future__ import annotations
 
 import signal
+import sqlite3
 from pathlib import Path
 
+import parts
+import pytest
 from world import Fault, World, story
+
+from async_rl.core.errors import PartlyTrained
 
 LONG = 10_000
 
@@ -97,3 +104,46 @@ def test_processes_come_and_go_while_the_learner_continues(tmp_path: Path) -> No
     assert len(lines(world, " has left")) == 3
     assert not lines(world, "; restarting"), "who left was taken for lost"
     assert len(lines(world, "learner-0 started")) == 1
+
+
+# ---- batches on which the learner fails
+
+
+def dropped(world: World) -> list[int]:
+    """The versions of the batches that were dropped, once for each of their two groups."""
+    with sqlite3.connect(world.run_dir / "store.sqlite") as store:
+        rows = store.execute(
+            "SELECT train_version FROM groups WHERE reason='untrainable' AND message LIKE '%bad'"
+        ).fetchall()
+    store.close()
+    return [version for (version,) in rows]
+
+
+def test_a_batch_that_cannot_be_trained_is_dropped_and_another_one_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    # With seeds 3 and 5 three batches of one step are bad, which ends the run.
+    world = story(tmp_path, seed=4, bad_batches=0.2, num_steps=20)
+    assert (world.codes, world.problems) == ([0], [])
+    assert dropped(world), "some batch was bad"
+    assert [step.version for step in world.history.steps] == list(range(20))
+
+
+def test_the_third_batch_that_fails_at_one_step_ends_the_run(tmp_path: Path) -> None:
+    """Then the weights or the settings are the cause; a resume may be tried once per batch."""
+    world = story(tmp_path, bad_batches=1.0)
+    assert world.codes == [1]
+    assert "the world made this batch bad" in world.cause
+    assert dropped(world) == [0] * 6
+
+
+def test_weights_that_were_changed_before_the_failure_are_loaded_again_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "NonFiniteError", PartlyTrained)
+    # With seeds 3 and 5 three batches of one step are bad, which ends the run.
+    world = story(tmp_path, seed=4, bad_batches=0.2, num_steps=20)
+    assert (world.codes, world.problems) == ([0], [])
+    assert dropped(world)
+    lives = [line for line in world.log if "learner-0 started" in line]
+    assert len(lives) > 1, "the changed weights are of no use"

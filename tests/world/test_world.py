@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from mutate import mutants
 from scenarios import drawn
+from service import differences
 
 from benchmarks.planting import PRODUCT
 
@@ -60,3 +61,8 @@ def test_each_mutant_is_a_line_of_today(table: str) -> None:
     texts = {mutant.what: (PRODUCT / mutant.file).read_text() for mutant in mutants(table)}
     moved = [m.what for m in mutants(table) if texts[m.what].count(m.old) != 1]
     assert moved == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_kills_of_a_service_change_neither_answers_nor_weights(seed: int, tmp_path: Path) -> None:
+    assert differences(seed, tmp_path) == []
