@@ -312,7 +312,7 @@ class Recorder:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             seconds = time.perf_counter() - started_s
             reached: dict[str, set[int]] = defaultdict(set)
             for code, left in list(self._left.values()):
@@ -504,7 +504,7 @@ class Hunter:
             self._has_failed = subprocess.run(command, cwd=ROOT, env=planted).returncode != 0
             return
         for item, next_item in itertools.zip_longest(items, items[1:]):
-            item.config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+            item.config._tmp_path_factory._basetemp = folder  # type: ignore[union-attr]
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
             if self._has_failed:
                 break

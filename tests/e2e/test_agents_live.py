@@ -42,21 +42,20 @@ async def solve(task, endpoint):
 """
 
 
-def lines_of(log: Path) -> list[str]:
+def rows_of(log: Path) -> list[list[Any]]:
     """The complete lines: an agent may be writing the last one."""
-    return log.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in log.read_text().split("\n")[:-1]]
 
 
 def answers(log: Path, gateway: int | None = None) -> dict[Key, list[float]]:
     """The last answers that agents read, by prompt, sample and turn; gateway: only those of one."""
-    rows = [json.loads(line) for line in lines_of(log)]
+    rows = rows_of(log)
     return {(row[1], row[2], row[3]): row[4] for row in rows if gateway in (None, row[0])}
 
 
 def num_pausing(log: Path) -> int:
     """The sessions that have their first answer and will ask for the second one."""
-    rows = [json.loads(line) for line in lines_of(log)]
-    return sum(row[3] == 0 and row[5] > time.time() - PAUSE_S / 2 for row in rows)
+    return sum(row[3] == 0 and row[5] > time.time() - PAUSE_S / 2 for row in rows_of(log))
 
 
 def stored(run: LiveRun) -> list[dict[str, Any]]:

@@ -99,9 +99,6 @@ def test_a_failed_import_is_red(tmp_path: Path) -> None:
     assert "1 error in" in text.splitlines()[-1]
 
 
-# ---- --check-durations
-
-
 RECORD = {f"tests/test_{number}.py": 0.6 * number for number in range(1, 151)}
 """Modules of 0.6 to 90 s."""
 LONGEST, SHORT = "tests/test_150.py", "tests/test_1.py"

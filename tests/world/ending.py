@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -102,8 +103,6 @@ def _progress(connection: sqlite3.Connection, world: Any) -> Iterator[str]:
             yield f"a step took {at_s - max(before_s, end_s):.0f} s although no fault was left"
 
 
-# ---- the answers that agents were sent, and the journal of sessions
-
 _CLOSED = "SELECT group_id FROM groups WHERE state='dropped'"
 Session = tuple[str, str]
 """Group and sample."""
@@ -137,12 +136,9 @@ class Answers:
         """An engine starts to write the answer to a call."""
         group, attempt, sample = request_id.partition("/")[0].split(".")[-3:]
         call = Written((group, sample), int(attempt), tuple(before), self.epoch)
+        of_call = operator.attrgetter("session", "before", "epoch")
         for known in self._all:
-            is_same = (known.session, known.before, known.epoch) == (
-                call.session,
-                call.before,
-                call.epoch,
-            )
+            is_same = of_call(known) == of_call(call)
             # One agent was sent it, whose gateway was lost; its successor repeats the call.
             is_lost = is_same and known.attempt < call.attempt and len(known.keys) == 1
             if is_lost and known.num_tokens <= limit:

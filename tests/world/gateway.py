@@ -238,13 +238,11 @@ class _Agent:
 
     async def _branch(self) -> None:
         """Several answers to one request, which continues with the first of them."""
-        reply = await self._post("/v1/chat/completions", self._body(n=2, **self._limit()))
+        limit = {"max_tokens": 8} if self._script.random() < 0.8 else {}
+        reply = await self._post("/v1/chat/completions", self._body(n=2, **limit))
         for choice in reply["choices"][::-1]:
             self._note(choice["message"]["content"])
         self._heard(reply["choices"][0]["message"]["content"])
-
-    def _limit(self) -> dict[str, int]:
-        return {"max_tokens": 8} if self._script.random() < 0.8 else {}
 
     async def _retry(self) -> None:
         """Give up on the answer, then request it again as the packages do."""

@@ -280,16 +280,12 @@ class History:
     def learned(self) -> None:
         """The learner has finished: long after a request to scale, the pools have its sizes."""
         world = self._world
-        settled_s = world.config.timeouts.drain_s + world.config.timeouts.start_s
+        needs_s = world.config.timeouts.drain_s + world.config.timeouts.start_s
         for pool, (count, at_s) in world.scaled.items():
-            names = [
-                name
-                for name, handle in world.handles.items()
-                if pool_of(name) == pool and not handle.process.is_dead
-            ]
-            if len(names) != count and world.loop.time() > settled_s + max(
-                at_s, world.last_fault_s
-            ):
+            living = [name for name, it in world.handles.items() if not it.process.is_dead]
+            names = [name for name in living if pool_of(name) == pool]
+            is_settled = world.loop.time() > needs_s + max(at_s, world.last_fault_s)
+            if len(names) != count and is_settled:
                 self._broken(f"{pool}={count} is wanted, at the end {sorted(names)} run")
 
     def _broken(self, text: str) -> None:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 CALLBACK_S = 1e-6
 MOST_CALLBACKS = 100_000
@@ -78,26 +78,26 @@ class _NoFiles(selectors.BaseSelector):
 _NUMBERS = itertools.count()
 
 
-class NumberedFuture(asyncio.Future):  # type: ignore[type-arg]
+class _Numbered:
     """Sets of futures have an order that does not depend on memory addresses."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._number = next(_NUMBERS)
-        super().__init__(loop=loop)
+    number: int
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        future = super().__new__(cls)
+        future.number = next(_NUMBERS)
+        return future
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
 
-class NumberedTask(asyncio.Task):  # type: ignore[type-arg]
-    """As NumberedFuture."""
+class NumberedFuture(_Numbered, asyncio.Future):  # type: ignore[type-arg]
+    """A future of this loop."""
 
-    def __init__(self, *arguments: Any, **kinds: Any) -> None:
-        self._number = next(_NUMBERS)
-        super().__init__(*arguments, **kinds)
 
-    def __hash__(self) -> int:
-        return self._number
+class NumberedTask(_Numbered, asyncio.Task):  # type: ignore[type-arg]
+    """A task of this loop."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -198,20 +198,19 @@ class Rollouts:
     async def group(self, ticket: Ticket, engine: Any, *, written: Callable[[], None]) -> Group:
         world, rng = self.world, self.world.rng
         lengths = [1 + min(9, int(rng.expovariate(1 / 3))) for _ in range(ticket.num_samples)]
-        versions: list[list[int]] = [[] for _ in lengths]
-        identities: list[list[int]] = [[] for _ in lengths]
+        samples: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for position in range(max(lengths)):
             await asyncio.sleep(rng.expovariate(1 / world.token_s))
             if engine.is_broken:
                 raise EngineDead("the engine is broken")
-            for sample, length in enumerate(lengths):
+            for sample, length in zip(samples, lengths, strict=True):
                 if position < length:
-                    versions[sample].append(engine.version)
-                    identities[sample].append(engine.identity)
+                    sample.append((engine.version, engine.identity))
         written()
         await asyncio.sleep(rng.expovariate(1 / world.verdict_s))
         if rng.random() < world.failed_verdicts:
             raise InfrastructureError("the world lost this verdict")
+        is_held_out = ticket.purpose is Purpose.EVAL
         return Group(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -221,18 +220,16 @@ class Rollouts:
             generator=self._name,
             admitted_version=ticket.admitted_version,
             trajectories=[
-                _trajectory(
-                    *of, is_held_out=ticket.purpose is Purpose.EVAL, passes=rng.random() < 0.5
-                )
-                for of in zip(versions, identities, strict=True)
+                _trajectory(sample, is_held_out=is_held_out, passes=rng.random() < 0.5)
+                for sample in samples
             ],
             generation_s=1.0,
         )
 
 
-def _trajectory(
-    versions: list[int], identities: list[int], *, is_held_out: bool, passes: bool
-) -> Trajectory:
+def _trajectory(written: list[tuple[int, int]], *, is_held_out: bool, passes: bool) -> Trajectory:
+    """written: version and identity of the weights of each token."""
+    versions, identities = zip(*written, strict=True)
     # So the mean reward of an evaluation says which weights it is about.
     reward = float(min(identities)) if is_held_out else float(passes)
     verdict = Verdict.PASS if passes else Verdict.WRONG_ANSWER

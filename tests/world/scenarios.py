@@ -7,7 +7,7 @@ fault.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +169,8 @@ def _lost_gateways(fields: dict[str, Any], rng: random.Random) -> None:
     _agents(fields, rng)
     fields["settings"] |= {"data.max_response_tokens": 200, "timeouts.group_s": 120.0}
     fields |= {"agents_die_late": True, "dying_agents": rng.choice((0.0, 0.1, 0.3))}
-    names = ("gateway-0", "gateway-1")
-    fields["faults"] = [Fault(1.0, "scale", kinds={"gateways": rng.choice((1, 2, 2))})] + [
-        Fault(rng.uniform(3.0, LONGEST_S), "kill", (rng.choice(names),))
-        for _ in range(rng.choice((2, 4, 8)))
-    ]
+    scale = Fault(1.0, "scale", kinds={"gateways": rng.choice((1, 2, 2))})
+    fields["faults"] = [scale, *_kills(rng, ("gateway-0", "gateway-1"), (2, 4, 8))]
 
 
 def _external(fields: dict[str, Any], rng: random.Random) -> None:
@@ -182,9 +179,13 @@ def _external(fields: dict[str, Any], rng: random.Random) -> None:
     fields["settings"] |= {"rollout.fn": "external"}
     fields |= {"dying_agents": 0.0, "num_programs": 8, "agent_s": rng.choice((0.01, 0.5))}
     names = ("gateway-0", "gateway-0", "generator-0", "buffer", "learner-0")
-    fields["faults"] = [
+    fields["faults"] = _kills(rng, names, (1, 2, 4))
+
+
+def _kills(rng: random.Random, names: Sequence[str], counts: Sequence[int]) -> list[Fault]:
+    return [
         Fault(rng.uniform(3.0, LONGEST_S), "kill", (rng.choice(names),))
-        for _ in range(rng.choice((1, 2, 4)))
+        for _ in range(rng.choice(counts))
     ]
 
 

@@ -106,9 +106,6 @@ def test_processes_come_and_go_while_the_learner_continues(tmp_path: Path) -> No
     assert len(lines(world, "learner-0 started")) == 1
 
 
-# ---- batches on which the learner fails
-
-
 def dropped(world: World) -> list[int]:
     """The versions of the batches that were dropped, once for each of their two groups."""
     with sqlite3.connect(world.run_dir / "store.sqlite") as store:

@@ -233,7 +233,8 @@ class World:
                 await asyncio.sleep(self._space_s - self.loop.time())
                 self._on_fault.set()
             if not self._on_fault.is_set():
-                raise AssertionError(f"the run has not finished after {until_s:g} s\n{self.tail()}")
+                tail = "\n".join(self.log[-60:])
+                raise AssertionError(f"the run has not finished after {until_s:g} s\n{tail}")
             await asyncio.sleep(1.0)
             if self.disk is not None and not self._reopened():
                 break
@@ -266,10 +267,6 @@ class World:
         return [
             line for line in self.log if text in line and (" WARNING " in line or "ERROR" in line)
         ]
-
-    def tail(self, most: int = 60) -> str:
-        """The newest lines of the log."""
-        return "\n".join(self.log[-most:])
 
     # ---- faults
 
@@ -527,7 +524,7 @@ class World:
         yield generator, "ToolCalls", _Nothing
         yield generator, "open_conversations", _Nothing
         yield generator, "Rollouts", parts.Rollouts
-        yield generator, "FileReader", _Reader
+        yield generator, "FileReader", lambda *_, **__: _READER
         yield learner, "build_trainer", _Nothing
         yield learner, "learner_device", lambda gpus: torch.device("cpu")
         yield learner, "TrainingPool", parts.Pool
@@ -605,16 +602,8 @@ class _Nothing:
         return lambda *_, **__: None
 
 
-class _Reader:
-    """Weights in the world need no file."""
-
-    def localize(self, manifest: Any, source: Any) -> Any:
-        return manifest, source
-
-    def close(self) -> None:
-        pass
-
-
+# Weights in the world need no file.
+_READER = SimpleNamespace(localize=lambda *given: given, close=lambda: None)
 _PROCESS = SimpleNamespace(
     memory_info=lambda: SimpleNamespace(rss=2**20),
     cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0),
