@@ -43,7 +43,6 @@ EXCUSED = ("the world made this batch bad",)
 SHORT_CUT_S = 5.0
 """A third of the silence after which a process is started again."""
 Steps = dict[int, list[int]]
-"""Groups by step."""
 
 
 @dataclass
