@@ -46,6 +46,18 @@ class Learner(Played):
         return executed
 
 
+class _Clock:
+    """The loop's. now_s: the support moves it, without an effect."""
+
+    now_s = 0.0
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def __call__(self) -> float:
+        return 1e9 + self._loop.time()
+
+
 class Service:
     """One service. programs: the requests of each run, in order. With has_kills the processes are
     killed now and then while the clients work.
@@ -123,7 +135,7 @@ class Service:
         self.loop.start(self._front, self._serve(f"{next(self.num_lives)}-"))
 
     async def _serve(self, prefix: str) -> None:
-        clock: Any = lambda: 1e9 + self.loop.time()  # noqa: E731
+        clock: Any = _Clock(self.loop)
         desk = open_desk(self.path, self.played, clock=clock, prefix=prefix, poll_s=5.0)
         assert self._front is not None
         self._front.on_death.append(desk.store.close)
