@@ -109,7 +109,7 @@ docs: env ## the pages of docs/ that are made from code
 	@$(BIN)/python -m docs.generate.pages docs
 
 notebooks: env ## execute docs/notebooks and write their pages (a minute)
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/repo/notebooks.py
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m docs.generate.notebooks
 
 site: env ## the documentation site in build/site
 	@$(TREE)

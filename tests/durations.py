@@ -29,11 +29,11 @@ import pytest
 
 GROWTH = 1.3
 LEAST_S = 20.0
-"""Below that a module's seconds vary by imports and servers that it is the first to need."""
+"""Below that a module's seconds vary by imports and servers that it is the first to need; a new
+module that takes longer has to be recorded.
+"""
 RATED_S = 3.0
 """Modules that take less do not count for the speed of the machine, for the same reason."""
-NEW_S = 20.0
-"""A module without a record may take so long; a longer one has to be recorded."""
 RECORD = Path(__file__).with_name("durations.toml")
 MEASURED = Path("build", "durations.toml")
 
@@ -64,8 +64,7 @@ class Durations:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         seconds = dict(self._seconds)
         write(self._root / MEASURED, seconds)
-        is_known = RECORD.is_file() and kind_of(RECORD) == processor()
-        recorded = read(RECORD) if is_known else {}
+        recorded = read(RECORD)
         if session.exitstatus != pytest.ExitCode.OK or not recorded:
             return
         factor = slowness(seconds, recorded)
@@ -112,20 +111,15 @@ def grown(
     found = []
     for module, took_s in sorted(seconds.items()):
         expected_s = recorded.get(module, 0.0) * factor
-        least_s = (LEAST_S if module in recorded else NEW_S) * factor
-        if took_s > GROWTH * expected_s and took_s > expected_s + least_s:
+        if took_s > GROWTH * expected_s and took_s > expected_s + LEAST_S * factor:
             found.append(module)
     return found
 
 
 def read(path: Path) -> dict[str, float]:
-    """Return the seconds by module."""
-    return dict(tomllib.loads(path.read_text())["seconds"])
-
-
-def kind_of(path: Path) -> str:
-    """Return the processor of a record."""
-    return str(tomllib.loads(path.read_text())["processor"])
+    """Return the seconds by module; none if they are of another kind of processor."""
+    known: dict[str, Any] = tomllib.loads(path.read_text()) if path.is_file() else {"processor": ""}
+    return dict(known["seconds"]) if known["processor"] == processor() else {}
 
 
 def processor() -> str:
@@ -150,7 +144,7 @@ def main() -> None:
     """Record the last run, or some modules of it."""
     measured = read(MEASURED)
     names = sys.argv[1:] or list(measured)
-    known = read(RECORD) if sys.argv[1:] and RECORD.is_file() else {}
+    known = read(RECORD) if sys.argv[1:] else {}
     write(RECORD, known | {name: measured[name] for name in names})
 
 

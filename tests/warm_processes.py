@@ -5,7 +5,6 @@ Importing them takes two to eight seconds of processor time, the learner's modul
 
 import faulthandler
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -47,17 +46,6 @@ def warm_context() -> ForkServerContext:
     context = _WarmContext()
     context.set_forkserver_preload(_IMPORTS)
     return context
-
-
-def script_process(script: Path, *arguments: object) -> ForkServerProcess:
-    """Return a process that runs the script as `python SCRIPT ARGUMENTS` would."""
-    words = [str(script), *map(str, arguments)]
-    return warm_context().Process(target=_script, args=(words,))
-
-
-def _script(words: list[str]) -> None:
-    sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
 
 
 def run_command(

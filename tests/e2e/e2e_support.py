@@ -73,16 +73,13 @@ class LiveRun:
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
-        arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}"]
         if resumes:
-            arguments = [
-                "resume",
-                copy or str(self.run_dir),
-                *settings,
-                *(["--output-dir", str(output_dir)] if copy else []),
-            ]
-        elif not any(setting.startswith("monitoring.tensorboard_port=") for setting in settings):
-            arguments.append("monitoring.tensorboard_port=null")
+            arguments = ["resume", copy or str(self.run_dir), *settings]
+            arguments += ["--output-dir", str(output_dir)] if copy else []
+        else:
+            arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}"]
+            if not any(word.startswith("monitoring.tensorboard_port=") for word in settings):
+                arguments.append("monitoring.tensorboard_port=null")
         with self._output.open("wb") as sink:
             self.process = subprocess.Popen(
                 [*prefix, *_COMMAND, *arguments],
@@ -173,9 +170,12 @@ class LiveRun:
         """The machine goes down: the supervisor first, everything else with it."""
         self.process.kill()
         self.process.wait()
+        self._wait_for_the_others()
+        assert not self.processes(), f"left running: {self.processes()}"
+
+    def _wait_for_the_others(self) -> None:
         deadline_s = time.monotonic() + 10
-        while self.processes():
-            assert time.monotonic() < deadline_s, f"left running: {self.processes()}"
+        while self.processes() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
 
     def now(self) -> dict[str, Any]:
@@ -221,9 +221,7 @@ class LiveRun:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        deadline_s = time.monotonic() + 10
-        while self.processes() and time.monotonic() < deadline_s:
-            time.sleep(_LOOK_S)
+        self._wait_for_the_others()
 
 
 class Attached(LiveRun):

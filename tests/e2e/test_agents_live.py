@@ -3,7 +3,6 @@
 import json
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from e2e_support import LiveRun, async_rl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-Launch = Callable[..., LiveRun]
 Key = tuple[str, int, int]
 PAUSE_S = 0.5
 # The parent of a worker is the gateway. The log-probs of an answer identify its tokens.
@@ -44,21 +42,20 @@ async def solve(task, endpoint):
 """
 
 
-def lines_of(log: Path) -> list[str]:
+def rows_of(log: Path) -> list[list[Any]]:
     """The complete lines: an agent may be writing the last one."""
-    return log.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in log.read_text().split("\n")[:-1]]
 
 
 def answers(log: Path, gateway: int | None = None) -> dict[Key, list[float]]:
     """The last answers that agents read, by prompt, sample and turn; gateway: only those of one."""
-    rows = [json.loads(line) for line in lines_of(log)]
+    rows = rows_of(log)
     return {(row[1], row[2], row[3]): row[4] for row in rows if gateway in (None, row[0])}
 
 
 def num_pausing(log: Path) -> int:
     """The sessions that have their first answer and will ask for the second one."""
-    rows = [json.loads(line) for line in lines_of(log)]
-    return sum(row[3] == 0 and row[5] > time.time() - PAUSE_S / 2 for row in rows)
+    return sum(row[3] == 0 and row[5] > time.time() - PAUSE_S / 2 for row in rows_of(log))
 
 
 def stored(run: LiveRun) -> list[dict[str, Any]]:
@@ -71,12 +68,13 @@ def stored(run: LiveRun) -> list[dict[str, Any]]:
 
 
 def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
-    launch: Launch, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     # Under another name, so that the run uses the model that other tests have made already.
     (tmp_path / "my_agent.py").write_text(AGENT.format(log=str(log), pause_s=PAUSE_S))
-    run = launch(
+    run = LiveRun(
+        tmp_path,
         "conf=grpo_code",
         f"rollout.fn=[{tmp_path}/my_agent.py:solve]",
         "rollout.max_turns=2",
@@ -90,6 +88,7 @@ def test_sessions_survive_or_are_drawn_again_and_each_is_trained_once(
         # Samples of all steps, those before the kills too.
         "recording=full",
     )
+    request.addfinalizer(run.end)
     run.until(lambda: run.step >= 1, "the first step")
     gateway = psutil.Process(run.pid_of("gateway-0"))
     workers = [p for p in gateway.children() if "async_rl.rollouts.agent_worker" in p.cmdline()]

@@ -9,7 +9,9 @@ survives: the tests would not notice a product that ignores the setting. Tests, 
 nothing here.
 """
 
+import contextlib
 import functools
+import operator
 import sys
 import types
 from collections.abc import Iterator
@@ -82,13 +84,8 @@ def owners(setting: str) -> list[tuple[type[Section], str]]:
 def default_of(setting: str) -> Any:
     """The value of the first of conf/'s configurations that has the setting."""
     for conf in ("grpo_code", "ppo_code"):
-        value: Any = compose(conf)
-        try:
-            for part in setting.split("."):
-                value = getattr(value, part)
-        except AttributeError:
-            continue
-        return value
+        with contextlib.suppress(AttributeError):
+            return operator.attrgetter(setting)(compose(conf))
     raise ConfigError(f"{setting}: no value in conf/ to replace it with")
 
 

@@ -3,16 +3,14 @@
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
-from repository import syntax
+from repository import ROOT, name, product, syntax
 
 from async_rl.composition.schema import settings
 from docs.generate.settings import section_specs
 
 MAX_SETTINGS = 170
-ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
 NOT_A_USE = re.compile(
     r"async_rl/config/(checks/|(run|base|algorithm|launchers|data|learner|generation|rewards|rollout|timeouts)\.py)"
@@ -23,16 +21,8 @@ NOT_A_USE = re.compile(
 @functools.cache
 def product_files() -> list[tuple[str, frozenset[str]]]:
     """(text, attributes that are read as values) of each file of product code."""
-    files = [
-        path
-        for folder in ("async_rl", "launchers", "sandbox")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-    ]
-    return [
-        (path.read_text(), read_attributes(path.read_text()))
-        for path in files
-        if not NOT_A_USE.match(str(path.relative_to(ROOT)))
-    ]
+    texts = [path.read_text() for path in product() if not NOT_A_USE.match(name(path))]
+    return [(text, read_attributes(text)) for text in texts]
 
 
 def read_attributes(text: str) -> frozenset[str]:

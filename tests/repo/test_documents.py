@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 from documents import code_lines, spans
-from repository import ROOT, files, name
+from repository import PRODUCT_FOLDERS, ROOT, files, name
 from typer.core import TyperGroup
 
 import async_rl
@@ -20,18 +20,8 @@ from async_rl.observability.catalogue import METRICS, describe
 DOCUMENTS = [
     path for path in files(".md") if name(path) == "README.md" or name(path).startswith("docs/")
 ]
-FOLDERS = (
-    "async_rl/",
-    "launchers/",
-    "sandbox/",
-    "conf/",
-    "tests/",
-    "docs/",
-    "benchmarks/",
-    "requirements/",
-    "containers/",
-    ".ci/",
-)
+OTHERS = ("tests", "docs", "benchmarks", "requirements", "containers", ".ci")
+FOLDERS = tuple(f"{folder}/" for folder in (*PRODUCT_FOLDERS, *OTHERS))
 COMMANDS = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 SETTINGS = settings()

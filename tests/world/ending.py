@@ -1,10 +1,12 @@
-"""What must be true of the store and of the metrics of a run that has finished."""
+"""What must be true of a finished run: its store, its metrics and the answers to agents."""
 
 from __future__ import annotations
 
 import json
+import operator
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_STEP_S = 400.0
@@ -99,3 +101,71 @@ def _progress(connection: sqlite3.Connection, world: Any) -> Iterator[str]:
     for before_s, at_s in zip([end_s, *times], times, strict=False):
         if at_s - max(before_s, end_s) > LONGEST_STEP_S:
             yield f"a step took {at_s - max(before_s, end_s):.0f} s although no fault was left"
+
+
+_CLOSED = "SELECT group_id FROM groups WHERE state='dropped'"
+Session = tuple[str, str]
+"""Group and sample."""
+
+
+@dataclass
+class Written:
+    """What an engine wrote for one call. before: the tokens of the call; keys: of the agents that
+    were sent some of it; epoch: how often the supervisor had been lost.
+    """
+
+    session: Session
+    attempt: int
+    before: tuple[int, ...]
+    epoch: int
+    num_tokens: int = 0
+    keys: set[str] = field(default_factory=set)
+
+
+class Answers:
+    """All calls of the policy by agents of one world."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._all: list[Written] = []
+        self._again: list[tuple[Written, int]] = []
+        self.ended: list[Written] = []
+        """The last calls of programs whose next call was refused, as of an unknown session."""
+
+    def begin(self, request_id: str, before: Sequence[int], limit: int) -> Written:
+        """An engine starts to write the answer to a call."""
+        group, attempt, sample = request_id.partition("/")[0].split(".")[-3:]
+        call = Written((group, sample), int(attempt), tuple(before), self.epoch)
+        of_call = operator.attrgetter("session", "before", "epoch")
+        for known in self._all:
+            is_same = of_call(known) == of_call(call)
+            # One agent was sent it, whose gateway was lost; its successor repeats the call.
+            is_lost = is_same and known.attempt < call.attempt and len(known.keys) == 1
+            if is_lost and known.num_tokens <= limit:
+                self._again.append((known, call.attempt))
+        self._all.append(call)
+        return call
+
+    def problems(self, connection: sqlite3.Connection) -> Iterator[str]:
+        """Yield the broken promises: after a lost gateway an agent gets the answers again that it
+        was sent, and after a failed attempt none of them.
+        """
+        failed: dict[str, set[int]] = {}
+        for group, attempt in connection.execute(
+            "SELECT group_id, attempt FROM transitions WHERE state='issued' AND reason NOT IN ('',"
+            " 'generator_lost')"
+        ):
+            failed.setdefault(str(group), set()).add(attempt)
+        closed = {str(group) for (group,) in connection.execute(_CLOSED)}
+        for call in self.ended:
+            if call.session[0] not in failed.keys() | closed:
+                yield f"a program lost its session {call.session}, and no attempt of it had failed"
+        for known, attempt in self._again:
+            if not failed.get(known.session[0], set()) & set(range(known.attempt, attempt)):
+                yield (
+                    f"attempt {attempt} of {known.session} drew an answer again that attempt"
+                    f" {known.attempt} had been sent"
+                )
+        for call in self._all:
+            if len(call.keys) > 1 and call.attempt in failed.get(call.session[0], set()):
+                yield f"an answer of the failed attempt {call.attempt} of {call.session} was sent"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from loop import CURRENT, Process
+from loop import Process, current
 from network import Network
 
 from async_rl.core.errors import AgentError
@@ -38,9 +38,7 @@ class Site:
     def __init__(
         self, url: str, app: Any, network: Network, on_sent: Callable[[str, bytes], None]
     ) -> None:
-        process = CURRENT.get()
-        assert process is not None, "a site belongs to a process"
-        self.app, self.network, self.process = app, network, process
+        self.app, self.network, self.process = app, network, current()
         self.on_sent = on_sent
         self.context = contextvars.copy_context()
         network.sites[url] = self
@@ -139,12 +137,10 @@ class Transport(httpx.AsyncBaseTransport):
         await request.aread()
         url = f"{request.url.scheme}://{request.url.host}:{request.url.port}"
         site = self.network.sites.get(url)
-        client = CURRENT.get()
-        assert client is not None, "a client belongs to a process"
         if site is None or site.process.is_dead:
             await asyncio.sleep(0.001)
             raise httpx.ConnectError("nobody listens", request=request)
-        exchange = _Exchange(site, client, request)
+        exchange = _Exchange(site, current(), request)
         try:
             async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
                 return await exchange.open()
@@ -161,8 +157,7 @@ def listen_again(host: str, file: Path) -> Iterator[str]:
     """Yield the address of the earlier life with this file, unless that still runs. As
     async_rl/wire/http.py, whose listener is the socket.
     """
-    network, process = Transport.network, CURRENT.get()
-    assert process is not None, "a listener belongs to a process"
+    network, process = Transport.network, current()
     address, owner = network.ports.get(file, ("", process))
     if not address or not owner.is_dead:
         address = network.address().replace("tcp", "http")
@@ -196,8 +191,9 @@ class Agents:
 
 class _Agent:
     def __init__(self, world: Any, endpoint: Endpoint, task: dict[str, Any]) -> None:
-        self._world, self._endpoint, self._task = world, endpoint, task
+        self._world, self._task = world, task
         self._script = random.Random(f"{world.seed} {task['prompt_id']} {task['sample']}")
+        self._key = {"authorization": f"Bearer {endpoint.session_key}"}
         headers = {"authorization": f"Bearer {endpoint.api_key}"}
         url = endpoint.anthropic_base_url
         self._http = httpx.AsyncClient(
@@ -221,8 +217,7 @@ class _Agent:
         if self._task["purpose"] == "eval":
             return float(min(self._world.history.tokens[id].identity for id in self._read))
         if self._script.random() < 0.5:
-            key = {"authorization": f"Bearer {self._endpoint.session_key}"}
-            await self._post("/v1/session/reward", 1.0, **key)
+            await self._post("/v1/session/reward", 1.0, **self._key)
             return None
         return self._script.random()
 
@@ -243,13 +238,11 @@ class _Agent:
 
     async def _branch(self) -> None:
         """Several answers to one request, which continues with the first of them."""
-        reply = await self._post("/v1/chat/completions", self._body(n=2, **self._limit()))
+        limit = {"max_tokens": 8} if self._script.random() < 0.8 else {}
+        reply = await self._post("/v1/chat/completions", self._body(n=2, **limit))
         for choice in reply["choices"][::-1]:
             self._note(choice["message"]["content"])
         self._heard(reply["choices"][0]["message"]["content"])
-
-    def _limit(self) -> dict[str, int]:
-        return {"max_tokens": 8} if self._script.random() < 0.8 else {}
 
     async def _retry(self) -> None:
         """Give up on the answer, then request it again as the packages do."""
@@ -295,16 +288,14 @@ class _Agent:
         try:
             score = await self.run()
             if score is not None:
-                key = {"authorization": f"Bearer {self._endpoint.session_key}"}
-                await self._post("/v1/session/reward", score, **key)
+                await self._post("/v1/session/reward", score, **self._key)
         except AgentError as error:
             outcome = {"error": str(error)}
             refused = error.__cause__
             if isinstance(refused, httpx.HTTPStatusError) and refused.response.status_code == 401:
                 known = self._world.history.tokens
                 self._world.history.answers.ended += [known[id].call for id in self._read[-1:]]
-        key = {"authorization": f"Bearer {self._endpoint.session_key}"}
-        await self._post("/v1/session/end", outcome, **key)
+        await self._post("/v1/session/end", outcome, **self._key)
 
     def _note(self, text: str) -> None:
         self._read += map(int, text.split())
@@ -338,18 +329,15 @@ class Program(_Agent):
                 await asyncio.sleep(0.5)
 
     async def _post(self, path: str, body: Any, **headers: str) -> Any:
-        for _ in range(MOST_TRIES):
-            try:
-                return await super()._post(path, body, **headers)
-            except httpx.TransportError:
-                await asyncio.sleep(1.0)
-                headers |= AGAIN
-        raise httpx.ReadError("the gateway stays away")
+        return await self._again(super()._post, path, body, **headers)
 
     async def _stream(self, **headers: str) -> None:
+        await self._again(super()._stream, **headers)
+
+    async def _again(self, call: Any, *arguments: Any, **headers: str) -> Any:
         for _ in range(MOST_TRIES):
             try:
-                return await super()._stream(**headers)
+                return await call(*arguments, **headers)
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code != 503:
                     raise

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import re
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ending
-from answers import Answers, Written
+from ending import Answers, Written
 from gateway import ids_in
-from loop import CURRENT, Process
+from loop import Process, current
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.store.connection import STORE_FILE, connect
@@ -42,18 +43,17 @@ EXCUSED = ("the world made this batch bad",)
 """Causes of a failed run that the world made on purpose, as often as the product bears."""
 SHORT_CUT_S = 5.0
 """A third of the silence after which a process is started again."""
+Steps = dict[int, list[int]]
 
 
 @dataclass
 class Trained:
-    """One step of one life. oldest, newest: versions among its tokens."""
+    """One step of one life."""
 
-    life: Process | None
+    life: Process
     version: int
     identity: int
     groups: list[int]
-    oldest: int
-    newest: int
 
 
 @dataclass
@@ -73,10 +73,8 @@ class History:
         self._world = world
         self.steps: list[Trained] = []
         self.acknowledged: set[tuple[int, int]] = set()
-        self.committed: list[tuple[int, list[int]]] = []
-        self.committers: dict[int, Process | None] = {}
+        self.committers: dict[int, Process] = {}
         self.expelled: list[str] = []
-        self.identities: dict[int, list[int]] = {}
         self.saves: list[int] = []
         self.problems: list[str] = []
         self.tokens: dict[int, Token] = {}
@@ -201,14 +199,11 @@ class History:
                 )
 
     def trained(self, version: int, identity: int, part: BatchPart) -> None:
-        versions = [int(v) for t in part.trajectories for v in t.versions[t.loss_mask]]
-        groups = [head.group_id for head in part.heads]
         if self.tokens:
             for trajectory in part.trajectories:
                 self._trains_what_was_served(version, trajectory)
-        self.steps.append(
-            Trained(CURRENT.get(), version, identity, groups, min(versions), max(versions))
-        )
+        groups = [head.group_id for head in part.heads]
+        self.steps.append(Trained(current(), version, identity, groups))
 
     def _trains_what_was_served(self, version: int, trajectory: Trajectory) -> None:
         """The trained tokens are those that one agent was sent, with their versions and log-probs,
@@ -228,9 +223,6 @@ class History:
         if logprobs != [self.tokens[id].logprob for id in ids]:
             self._broken(f"the tokens {ids} are trained with the log-probs {logprobs}")
 
-    def published(self, version: int, identity: int) -> None:
-        self.identities.setdefault(version, []).append(identity)
-
     def saved(self, version: int) -> None:
         self.saves.append(version)
         self._saved_s.setdefault(version, self._world.loop.time())
@@ -243,62 +235,57 @@ class History:
 
     def called(self, to: Process, request: Any, reply: Any, sent_s: float, made_s: float) -> None:
         """A process received the answer of another one to its request. made_s: first sent."""
-        process = CURRENT.get()
-        assert process is not None, "a request has a sender"
-        if isinstance(request, SyncVersion):
-            self.began.setdefault(reply.life, self._world.loop.time())
-        elif isinstance(request, FromLearner):
+        process = current()
+        now_s = self._world.loop.time()
+        if isinstance(request, FromLearner) and not isinstance(request, SyncVersion):
             later = [life for life, at_s in self.began.items() if at_s < sent_s]
             if later and max(later) > request.life:
                 kind = type(request).__name__
                 self._broken(f"{kind} of life {request.life} is accepted after life {max(later)}")
-        if isinstance(request, SyncVersion):
-            other = self.lives.setdefault(reply.life, request.incarnation)
-            if other != request.incarnation:
-                self._broken(f"two lives of the learner have the number {reply.life}")
-        elif isinstance(request, Drain):
-            self.drained[to] = self._world.loop.time()
-        drained_s = self.drained.get(process, made_s)
-        if isinstance(request, RequestWork) and request.credit > 0 and drained_s < made_s:
-            self._broken(f"{request.generator} asks for work although it is to leave")
-        if isinstance(request, RequestWork) and reply.tickets:
-            late_s = self._world.loop.time() - self.drained.get(process, self._world.loop.time())
-            if late_s > 0.5 and all(map(_loses_nothing, self._world.faults)):
-                groups = [ticket.group_id for ticket in reply.tickets]
-                self._broken(f"{process.name} gets groups {groups} {late_s:.1f} s after a drain")
-        if isinstance(request, PutGroup):
-            self.acknowledged.add((request.group.group_id, request.group.attempt))
-        elif isinstance(request, CommitStep):
-            self.committed.append((request.version, list(request.group_ids)))
-            self.committers[request.version] = process
-        elif isinstance(request, GetHistory):
-            # A life that was replaced may complete another one from now on.
-            known = [v for v in self.saves if self._saved_s.get(v, 0.0) <= sent_s]
-            self._complete = max(known, default=-1)
-        elif isinstance(request, SyncVersion):
-            self.started(request.version)
-        elif isinstance(request, SecureStore):
-            self._rows_before = _rows(self._world.run_dir)
-        elif isinstance(request, ForgetBefore):
-            # The learner sends it once the mirror has its newest checkpoint.
-            self._mirrored = max(self.saves)
-            self._mirrored_rows = self._rows_before
-        elif isinstance(request, Expel):
-            self.expelled.append(f"{request.name}: {request.reason}")
+        match request:
+            case SyncVersion():
+                self.began.setdefault(reply.life, now_s)
+                other = self.lives.setdefault(reply.life, request.incarnation)
+                if other != request.incarnation:
+                    self._broken(f"two lives of the learner have the number {reply.life}")
+                self.started(request.version)
+            case Drain():
+                self.drained[to] = now_s
+            case RequestWork():
+                if request.credit > 0 and self.drained.get(process, made_s) < made_s:
+                    self._broken(f"{request.generator} asks for work although it is to leave")
+                late_s = now_s - self.drained.get(process, now_s)
+                if reply.tickets and late_s > 0.5 and all(map(_loses_nothing, self._world.faults)):
+                    groups = [ticket.group_id for ticket in reply.tickets]
+                    self._broken(
+                        f"{process.name} gets groups {groups} {late_s:.1f} s after a drain"
+                    )
+            case PutGroup(group=group):
+                self.acknowledged.add((group.group_id, group.attempt))
+            case CommitStep():
+                self.committers[request.version] = process
+            case GetHistory():
+                # A life that was replaced may complete another one from now on.
+                known = [v for v in self.saves if self._saved_s.get(v, 0.0) <= sent_s]
+                self._complete = max(known, default=-1)
+            case SecureStore():
+                self._rows_before = _rows(self._world.run_dir)
+            case ForgetBefore():
+                # The learner sends it once the mirror has its newest checkpoint.
+                self._mirrored = max(self.saves)
+                self._mirrored_rows = self._rows_before
+            case Expel():
+                self.expelled.append(f"{request.name}: {request.reason}")
 
     def learned(self) -> None:
         """The learner has finished: long after a request to scale, the pools have its sizes."""
         world = self._world
-        settled_s = world.config.timeouts.drain_s + world.config.timeouts.start_s
+        needs_s = world.config.timeouts.drain_s + world.config.timeouts.start_s
         for pool, (count, at_s) in world.scaled.items():
-            names = [
-                name
-                for name, handle in world.handles.items()
-                if pool_of(name) == pool and not handle.process.is_dead
-            ]
-            if len(names) != count and world.loop.time() > settled_s + max(
-                at_s, world.last_fault_s
-            ):
+            living = [name for name, it in world.handles.items() if not it.process.is_dead]
+            names = [name for name in living if pool_of(name) == pool]
+            is_settled = world.loop.time() > needs_s + max(at_s, world.last_fault_s)
+            if len(names) != count and is_settled:
                 self._broken(f"{pool}={count} is wanted, at the end {sorted(names)} run")
 
     def _broken(self, text: str) -> None:
@@ -314,60 +301,53 @@ class History:
             return problems
         if world.codes[-1] != 0 and not any(cause in world.cause for cause in EXCUSED):
             problems.append(f"the run has failed: exit codes {world.codes}")
-        path = world.run_dir / STORE_FILE
-        connection = connect(path)
-        try:
+        with contextlib.closing(connect(world.run_dir / STORE_FILE)) as connection:
             problems += audit(connection, world.config.buffer).problems
             problems += self._ledger_equals_history(connection)
             problems += self._without_reason(connection)
+            # A run that a person stopped has fewer steps.
+            if any("the run has finished" in line for line in world.log):
+                problems += ending.broken(connection, world)
+                problems += self._rows_and_evaluations(connection)
+                problems += self._checkpoints(connection)
             problems += self.answers.problems(connection)
-        finally:
-            connection.close()
         return problems
 
-    def _without_reason(self, connection: sqlite3.Connection) -> list[str]:
+    def _without_reason(self, connection: sqlite3.Connection) -> Iterator[str]:
         """What the product may do after a fault only."""
         world = self._world
-        problems = []
-        one = functools.partial(_one, connection)
-        went_back = one("SELECT count(*) FROM lives") > 1
-        over_age = one("SELECT count(*) FROM groups WHERE reason='over_age' AND purpose='train'")
+        went_back = _one(connection, "SELECT count(*) FROM lives") > 1
+        over_age = _one(
+            connection, "SELECT count(*) FROM groups WHERE reason='over_age' AND purpose='train'"
+        )
         # The journal of a lost gateway may have answers that are too old by now.
         if over_age and not (went_back or self.tokens):
-            problems.append(f"{over_age} groups were over age although the learner never went back")
+            yield f"{over_age} groups were over age although the learner never went back"
+        restarts = [s for s in world.warnings("; restarting ") if "asked to be started" not in s]
+        if restarts and not (world.kinds_of_faults or world.broken_loads):
+            yield f"without a fault: {restarts[0]}"
         hit = {name for fault in world.faults for name in map(str, fault.arguments)}
         hit.update(*world.strikes.values())
-        is_calm = not (world.kinds_of_faults or world.broken_loads)
-        restarts = [s for s in world.warnings("; restarting ") if "asked to be started" not in s]
-        if is_calm and restarts:
-            problems.append(f"without a fault: {restarts[0]}")
         for text in self.expelled:
             name = text.partition(":")[0]
             if not (world.broken_loads or {name, "learner-0"} & hit):
-                problems.append(f"a healthy generator was removed: {text}")
-        calm_kinds = all(_loses_nothing(fault) for fault in world.faults) and not world.cut_at_sync
+                yield f"a healthy generator was removed: {text}"
+        is_calm = all(map(_loses_nothing, world.faults)) and not world.cut_at_sync
         # A scripted agent ends when a request is refused, as where its tokens are used up.
         has_failed_agents = bool(world.warnings("agent_failed"))
-        if calm_kinds and not (world.broken_loads or world.failed_verdicts or has_failed_agents):
-            again = one("SELECT count(*) FROM groups WHERE attempt > 1")
+        if is_calm and not (world.broken_loads or world.failed_verdicts or has_failed_agents):
+            again = _one(connection, "SELECT count(*) FROM groups WHERE attempt > 1")
             if again:
-                problems.append(f"{again} groups were made more than once, and nothing was lost")
-        # A run that a person stopped has fewer steps.
-        if any("the run has finished" in line for line in world.log):
-            problems += ending.broken(connection, world)
-            problems += self._rows_and_evaluations(connection)
-            problems += self._checkpoints(one)
-        return problems
+                yield f"{again} groups were made more than once, and nothing was lost"
 
-    def _rows_and_evaluations(self, connection: sqlite3.Connection) -> list[str]:
+    def _rows_and_evaluations(self, connection: sqlite3.Connection) -> Iterator[str]:
         world, config = self._world, self._world.config
-        problems = []
         steps = [json.loads(row)["step"] for row in world.rows]
         missing = set(range(1, config.num_steps + 1)) - set(steps)
-        named = " ".join(world.warnings("has no row for step "))
-        unnamed = [step for step in missing if f"{step}" not in re.findall(r"\d+", named)]
+        named = re.findall(r"\d+", " ".join(world.warnings("has no row for step ")))
+        unnamed = [step for step in missing if f"{step}" not in named]
         if unnamed or steps != sorted(set(steps)):
-            problems.append(f"metrics.jsonl has rows of the steps {steps}; not named: {unnamed}")
+            yield f"metrics.jsonl has rows of the steps {steps}; not named: {unnamed}"
         every = config.evaluation.every_steps
         if every:
             due = {*range(0, config.num_steps + 1, every), config.num_steps}
@@ -379,70 +359,62 @@ class History:
             since_s = world.loop.time() + 1.7e9 - 120.0 + back_s
             lacking = due - {version for (version,) in connection.execute(done, (since_s,))}
             if lacking:
-                problems.append(f"the versions {sorted(lacking)} were not evaluated")
-        return problems
+                yield f"the versions {sorted(lacking)} were not evaluated"
 
-    def _checkpoints(self, one: Any) -> list[str]:
+    def _checkpoints(self, connection: sqlite3.Connection) -> Iterator[str]:
         """The newest are there, with the trajectories that a resume from the oldest would need."""
         config = self._world.config
         saved = checkpoints.versions(self._world.run_dir)
         keep = config.checkpoint.keep
-        problems = []
         # A learner that starts from the last step saves nothing, so it deletes nothing either.
         most = keep + config.checkpoint.keep_best + int(self._newest_start == config.num_steps)
         if saved[-1:] != [config.num_steps] or len(saved) > most:
-            problems.append(f"at the end the run has the checkpoints {saved}")
+            yield f"at the end the run has the checkpoints {saved}"
         every = config.checkpoint.every_steps
         due = set(range(every, config.num_steps + 1, every)) if every else set()
         if due - set(self.saves):
-            problems.append(f"no checkpoint of the steps {sorted(due - set(self.saves))} was made")
+            yield f"no checkpoint of the steps {sorted(due - set(self.saves))} was made"
         expected = sorted(set(self.saves))[-keep:]
         if saved[-len(expected) :] != expected:
-            problems.append(f"the newest checkpoints are {expected}, the run has {saved}")
-        lost = one(
+            yield f"the newest checkpoints are {expected}, the run has {saved}"
+        lost = _one(
+            connection,
             "SELECT count(*) FROM groups WHERE state='trained' AND train_version >= ? AND group_id"
             " NOT IN (SELECT group_id FROM blobs)",
             saved[-keep:][0] - config.buffer.uses_per_group + 1,
         )
         if lost:
-            problems.append(f"{lost} groups that checkpoint {saved[-keep:][0]} needs are deleted")
-        return problems
+            yield f"{lost} groups that checkpoint {saved[-keep:][0]} needs are deleted"
 
-    def _ledger_equals_history(self, connection: sqlite3.Connection) -> list[str]:
-        problems = []
+    def _ledger_equals_history(self, connection: sqlite3.Connection) -> Iterator[str]:
         first = _surviving(connection, "trained")
         again = _surviving(connection, "reused")
         ledger = {step: sorted([*groups, *again.get(step, ())]) for step, groups in first.items()}
-        problems += self._uses(connection, first, again)
+        yield from self._uses(connection, first, again)
         # Of each life: one that was replaced may run on, and train what the buffer refuses.
         newest = {(step.version + 1, step.life): sorted(step.groups) for step in self.steps}
         for version, groups in ledger.items():
             trained = [last for (of, _), last in newest.items() if of == version]
             if groups not in trained:
-                problems.append(
+                yield (
                     f"step {version} of the ledger has the groups {groups}, the learner trained"
                     f" {trained} last"
                 )
-        problems += self._evaluations_of_their_weights(connection, ledger)
+        # Gateways break this when a generator with older weights joins (README.md).
+        if not self.tokens:
+            yield from self._evaluations_of_their_weights(connection, ledger)
         known = {row[0] for row in connection.execute("SELECT group_id FROM groups")}
         lost = {group for group, _ in self.acknowledged} - known
         if lost:
-            problems.append(f"groups {sorted(lost)} were acknowledged and are not in the store")
-        return problems
+            yield f"groups {sorted(lost)} were acknowledged and are not in the store"
 
-    def _uses(
-        self,
-        connection: sqlite3.Connection,
-        first: dict[int, list[int]],
-        again: dict[int, list[int]],
-    ) -> list[str]:
+    def _uses(self, connection: sqlite3.Connection, first: Steps, again: Steps) -> Iterator[str]:
         """Each step trained the groups of the steps before it once more, as long as they are within
         the bound.
         """
         buffer = self._world.config.buffer
         column = "oldest_version" if buffer.age_rule == "drop" else "newest_version"
         versions = dict(connection.execute(f"SELECT group_id, {column} FROM groups"))
-        problems = []
         for step in first:
             before = [
                 group
@@ -451,20 +423,12 @@ class History:
             ]
             young = [g for g in before if step - 1 - versions[g] <= buffer.max_staleness_versions]
             if sorted(young) != again.get(step, []):
-                problems.append(
-                    f"step {step} trained the groups {again.get(step, [])} again, not {young}"
-                )
-        return problems
+                yield f"step {step} trained the groups {again.get(step, [])} again, not {young}"
 
     def _evaluations_of_their_weights(
-        self, connection: sqlite3.Connection, ledger: dict[int, list[int]]
-    ) -> list[str]:
-        """No sample of an evaluation was drawn from weights before those that it is about. Gateways
-        break this when a generator with older weights joins (README.md).
-        """
-        problems: list[str] = []
-        if self.tokens:
-            return problems
+        self, connection: sqlite3.Connection, ledger: Steps
+    ) -> Iterator[str]:
+        """No sample of an evaluation was drawn from weights before those that it is about."""
         # A life that was replaced trains steps that the buffer refuses.
         identities = {
             step.version + 1: step.identity
@@ -477,11 +441,10 @@ class History:
             lowest = json.loads(figures).get("eval/reward_mean")
             expected = identities.get(version, 0) if version in ledger or version == 0 else 0
             if lowest is not None and lowest < expected:
-                problems.append(
+                yield (
                     f"the evaluation of version {version} has samples of weights {lowest:.1f} on"
                     f" average; its own are {expected}"
                 )
-        return problems
 
 
 def _loses_nothing(fault: Any) -> bool:
@@ -491,9 +454,9 @@ def _loses_nothing(fault: Any) -> bool:
     return fault.kind in {"scale", "jump", "slow_disk"}
 
 
-def _surviving(connection: sqlite3.Connection, table: str) -> dict[int, list[int]]:
+def _surviving(connection: sqlite3.Connection, table: str) -> Steps:
     """Return the groups by the step of the surviving history that the table has for them."""
-    found: dict[int, list[int]] = {}
+    found: Steps = {}
     for version, group_id in connection.execute(
         f"SELECT version, group_id FROM {table} JOIN steps USING (step_id) WHERE undone_s IS NULL"
         " ORDER BY version, group_id"

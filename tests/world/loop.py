@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 CALLBACK_S = 1e-6
 MOST_CALLBACKS = 100_000
@@ -47,6 +47,13 @@ class Process:
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
+def current() -> Process:
+    """Return the process whose code runs."""
+    process = CURRENT.get()
+    assert process is not None, "this belongs to a process"
+    return process
+
+
 class _NoFiles(selectors.BaseSelector):
     """The loop's own pipe is registered and never read."""
 
@@ -71,26 +78,26 @@ class _NoFiles(selectors.BaseSelector):
 _NUMBERS = itertools.count()
 
 
-class NumberedFuture(asyncio.Future):  # type: ignore[type-arg]
+class _Numbered:
     """Sets of futures have an order that does not depend on memory addresses."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._number = next(_NUMBERS)
-        super().__init__(loop=loop)
+    number: int
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        future = super().__new__(cls)
+        future.number = next(_NUMBERS)
+        return future
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
 
-class NumberedTask(asyncio.Task):  # type: ignore[type-arg]
-    """As NumberedFuture."""
+class NumberedFuture(_Numbered, asyncio.Future):  # type: ignore[type-arg]
+    """A future of this loop."""
 
-    def __init__(self, *arguments: Any, **kinds: Any) -> None:
-        self._number = next(_NUMBERS)
-        super().__init__(*arguments, **kinds)
 
-    def __hash__(self) -> int:
-        return self._number
+class NumberedTask(_Numbered, asyncio.Task):  # type: ignore[type-arg]
+    """A task of this loop."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -102,6 +109,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.num_callbacks = 0
         self._num_now = 0
         self.is_over = False
+        # A coroutine that is collected would run its `finally` blocks.
+        self._kept: list[asyncio.Task[Any]] = []
         super().__init__(_NoFiles())
         self.set_task_factory(
             lambda loop, coroutine, **kinds: NumberedTask(coroutine, loop=loop, **kinds)
@@ -117,6 +126,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.is_over:
             return asyncio.Handle(callback, args, self, context)
         return super().call_soon(callback, *args, context=context)
+
+    def start(self, process: Process, work: Any, *, name: str = "") -> asyncio.Task[Any]:
+        """Run a coroutine as code of a process."""
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        self._kept.append(self.create_task(work, name=name or process.name, context=context))
+        return self._kept[-1]
 
     def call_next(self, callback: Callable[[], object]) -> None:
         """Run the callback before all that are ready."""
@@ -168,6 +184,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             with contextlib.suppress(BaseException):
                 task.get_coro().close()  # type: ignore[union-attr]
         self.close()
+        self._kept.clear()
 
     def resume(self, process: Process) -> None:
         """Continue a stopped process with the callbacks that waited."""
@@ -195,10 +212,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any
     ) -> None:
-        process = CURRENT.get()
-        assert process is not None, "signals are sent to processes"
         context = contextvars.copy_context()
-        process.signals[sig] = lambda: self.call_soon(callback, *args, context=context)
+        current().signals[sig] = lambda: self.call_soon(callback, *args, context=context)
 
     def remove_signal_handler(self, sig: int) -> bool:
         process = CURRENT.get()

@@ -13,19 +13,19 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
-from planting import PRODUCT, module_name, replace_functions
 from scenarios import drawn
 from world import clear
+
+from benchmarks.planting import PRODUCT, module_name, replace_functions
 
 FIRST_SEEDS = (2064, 177, 94, 1079)
 LONGEST_S = 200
@@ -55,12 +55,6 @@ def mutants(table: str) -> list[Mutant]:
     return msgspec.yaml.decode((HERE / table).read_bytes(), type=list[Mutant])
 
 
-def seeds(first: int, limit: int) -> Iterator[int]:
-    """Yield the seeds to try, in order."""
-    yield from FIRST_SEEDS
-    yield from range(first, first + limit - len(FIRST_SEEDS))
-
-
 def hunt(mutant: Mutant, to_try: Iterable[int]) -> str:
     """Return `seed | number of schedules | problem` of the first seed that fails, or nothing."""
     mutant.plant()
@@ -81,8 +75,13 @@ def in_fork(mutant: Mutant, to_try: Iterable[int]) -> tuple[str, float]:
     child = os.fork()
     if child == 0:
         os.close(reading)
+
+        def end(*_: object) -> None:
+            os.write(writing, b"? | ? | a loop without an event, or too slow to tell")
+            os._exit(1)
+
         signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
-        signal.signal(signal.SIGVTALRM, _looped(writing))
+        signal.signal(signal.SIGVTALRM, end)
         try:
             found = hunt(mutant, to_try)
         except BaseException as error:  # noqa: BLE001 - also what the planting itself raises
@@ -96,14 +95,6 @@ def in_fork(mutant: Mutant, to_try: Iterable[int]) -> tuple[str, float]:
     return found, usage.ru_utime + usage.ru_stime
 
 
-def _looped(writing: int) -> Any:
-    def end(*_: object) -> None:
-        os.write(writing, b"? | ? | a loop without an event, or too slow to tell")
-        os._exit(1)
-
-    return end
-
-
 def main() -> int:
     """Hunt the mutants; return 0."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,17 +104,12 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=300, help="seeds per mutant")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    chosen = [
-        m
-        for m in mutants(arguments.table)
-        if not arguments.words or any(w in m.what for w in arguments.words)
-    ]
-    to_try = list(seeds(arguments.first, arguments.limit))
-    print(
-        "| fault | file | seed | schedules | CPU s | first promise that breaks |\n"
-        + "|---" * 6
-        + "|"
-    )
+    words = arguments.words or [""]
+    chosen = [m for m in mutants(arguments.table) if any(word in m.what for word in words)]
+    num_new = arguments.limit - len(FIRST_SEEDS)
+    to_try = [*FIRST_SEEDS, *range(arguments.first, arguments.first + num_new)]
+    print("| fault | file | seed | schedules | CPU s | first promise that breaks |")
+    print("|---" * 6 + "|")
     num_found = 0
     with ThreadPoolExecutor(arguments.jobs) as threads:
         hunts = threads.map(lambda mutant: in_fork(mutant, to_try), chosen)

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from loop import CURRENT, Process, VirtualLoop
+from loop import Process, VirtualLoop, current
 
 from async_rl.core.codec import encode
 from async_rl.core.errors import DeadlineExceeded, Unavailable
 from async_rl.protocol.base import Message
 from async_rl.wire.rpc import Handler, Handlers, reply_of
 
+DELAY_S = 0.002
 KEPT_S = 30.0
 """The time for which a connection survives a cut link; as async_rl/wire/rpc.py sets ZeroMQ."""
 
@@ -50,7 +51,6 @@ class Network:
 
     loop: VirtualLoop
     rng: random.Random
-    delay_s: float = 0.002
     repeat: float = 0.0
     slow: dict[str, float] = field(default_factory=dict)
     cut: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -60,7 +60,6 @@ class Network:
     on_call: Callable[[Process, Message, Any, float, float], None] = lambda *_: None
     # By id: requests that have no answer yet, and when each was first sent.
     made: dict[int, tuple[Message, float]] = field(default_factory=dict)
-    num_messages: int = 0
     armed: list[Armed] = field(default_factory=list)
     _ports: Any = field(default_factory=lambda: itertools.count(20_000))
     _waiting: list[tuple[tuple[str, str], Callable[[], None]]] = field(default_factory=list)
@@ -74,12 +73,11 @@ class Network:
         self, link: tuple[str, str], not_before_s: float, deliver: Callable[[], None]
     ) -> float:
         """Deliver a message; return its time of arrival."""
-        self.num_messages += 1
         if link in self.cut:
             self._waiting.append((link, deliver))
             return not_before_s
         slow_s = self.slow.get(link[0], 0.0) + self.slow.get(link[1], 0.0)
-        late_s = self.rng.expovariate(1 / self.delay_s) + slow_s
+        late_s = self.rng.expovariate(1 / DELAY_S) + slow_s
         at_s = max(not_before_s, self.loop.time() + late_s)
         self.loop.call_at(at_s, deliver, context=self._context)
         return at_s
@@ -120,9 +118,7 @@ class Server:
         gather_s: float = 0.0,
     ) -> None:
         self._handlers = Handlers(handlers)
-        process = CURRENT.get()
-        assert process is not None, "a server belongs to a process"
-        self.process = process
+        self.process = current()
         self._requests: asyncio.Queue[tuple[bytes, Callable[[bytes], None]]] = asyncio.Queue()
         self.address = self.network.address()
         self.network.servers[self.address] = self
@@ -158,11 +154,9 @@ class Client:
 
     def __init__(self, address: str, keys: object, *, context: object = None) -> None:
         self.address = address
-        process = CURRENT.get()
-        assert process is not None, "a client belongs to a process"
-        self._process: Process = process
+        self._process = current()
         # Of the newest request: all requests of a connection have the same.
-        self._receiver: Process = process
+        self._receiver = self._process
         self._pending: set[asyncio.Future[bytes]] = set()
         self._arrival_s = 0.0
 

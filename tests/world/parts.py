@@ -8,7 +8,6 @@ the learner trained are different weights. A response's tokens carry the identit
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import json
 import shutil
 import signal
@@ -16,10 +15,11 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
-from loop import CURRENT, Process, kill, send_signal
+from loop import Process, current, kill, send_signal
 
 from async_rl.batching.batch import BatchPart
 from async_rl.buffer.changes import Change
@@ -123,9 +123,9 @@ class Engine:
 
     async def load_weights(self, manifest: Manifest, source: Any) -> LoadReport:
         rng = self._world.rng
-        process = CURRENT.get()
-        if process is not None and process.name in self._world.stops_in_push:
-            self._world.stop(process.name, self._world.stops_in_push.pop(process.name))
+        name = current().name
+        if name in self._world.stops_in_push:
+            self._world.stop(name, self._world.stops_in_push.pop(name))
         await asyncio.sleep(rng.expovariate(1 / self._world.load_s))
         if rng.random() < self._world.broken_loads:
             self.is_broken = True
@@ -198,20 +198,19 @@ class Rollouts:
     async def group(self, ticket: Ticket, engine: Any, *, written: Callable[[], None]) -> Group:
         world, rng = self.world, self.world.rng
         lengths = [1 + min(9, int(rng.expovariate(1 / 3))) for _ in range(ticket.num_samples)]
-        versions: list[list[int]] = [[] for _ in lengths]
-        identities: list[list[int]] = [[] for _ in lengths]
+        samples: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for position in range(max(lengths)):
             await asyncio.sleep(rng.expovariate(1 / world.token_s))
             if engine.is_broken:
                 raise EngineDead("the engine is broken")
-            for sample, length in enumerate(lengths):
+            for sample, length in zip(samples, lengths, strict=True):
                 if position < length:
-                    versions[sample].append(engine.version)
-                    identities[sample].append(engine.identity)
+                    sample.append((engine.version, engine.identity))
         written()
         await asyncio.sleep(rng.expovariate(1 / world.verdict_s))
         if rng.random() < world.failed_verdicts:
             raise InfrastructureError("the world lost this verdict")
+        is_held_out = ticket.purpose is Purpose.EVAL
         return Group(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -221,18 +220,16 @@ class Rollouts:
             generator=self._name,
             admitted_version=ticket.admitted_version,
             trajectories=[
-                _trajectory(
-                    *of, is_held_out=ticket.purpose is Purpose.EVAL, passes=rng.random() < 0.5
-                )
-                for of in zip(versions, identities, strict=True)
+                _trajectory(sample, is_held_out=is_held_out, passes=rng.random() < 0.5)
+                for sample in samples
             ],
             generation_s=1.0,
         )
 
 
-def _trajectory(
-    versions: list[int], identities: list[int], *, is_held_out: bool, passes: bool
-) -> Trajectory:
+def _trajectory(written: list[tuple[int, int]], *, is_held_out: bool, passes: bool) -> Trajectory:
+    """written: version and identity of the weights of each token."""
+    versions, identities = zip(*written, strict=True)
     # So the mean reward of an evaluation says which weights it is about.
     reward = float(min(identities)) if is_held_out else float(passes)
     verdict = Verdict.PASS if passes else Verdict.WRONG_ANSWER
@@ -290,12 +287,11 @@ class Pool:
             raise StalenessError(f"a token of version {tokens.max()} in the batch of {version}")
         if world.rng.random() < world.bad_batches:
             raise NonFiniteError("the world made this batch bad")
-        self.identity = world.next_identity()
+        self.identity = next(world.identities)
         world.history.trained(version, self.identity, part)
-        return _Result(scalars={"tokens/trained": float(len(tokens)), **NO_GAIN})
+        return SimpleNamespace(scalars={"tokens/trained": float(len(tokens)), **NO_GAIN})
 
     async def publish(self, version: int, *, compares: bool) -> Manifest:
-        self.world.history.published(version, self.identity)
         embedding = TensorEntry(
             name="embed", dtype="float32", shape=[VOCABULARY, 1], offset=0, size_bytes=4
         )
@@ -331,11 +327,6 @@ class Pool:
         pass
 
 
-class _Result:
-    def __init__(self, scalars: dict[str, float]) -> None:
-        self.scalars = scalars
-
-
 class Store(store.Store):
     """The store without threads: each commit is a callback some milliseconds later."""
 
@@ -344,10 +335,8 @@ class Store(store.Store):
     def __init__(self, run_dir: Path, *, clock: Callable[[], float]) -> None:
         super().__init__(run_dir, clock=clock)
         self._is_due_soon = False
-        process = CURRENT.get()
-        assert process is not None, "a store belongs to a process"
         # The kernel closes the files of a killed process and releases its lock.
-        process.on_death.append(self._files.close)
+        current().on_death.append(self._files.close)
         self.world.opened_store(self._path)
 
     def put(self, statements: Iterable[str], parameters: Mapping[str, Any]) -> None:
@@ -461,10 +450,7 @@ class Launcher:
         process = world.new_process(spec.name)
         handle = Handle(world, process)
         world.handles[spec.name] = handle
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, process)
-        task = world.loop.create_task(world.child(spec), name=spec.name, context=context)
-        world.keep.append(task)
+        task = world.loop.start(process, world.child(spec))
         task.add_done_callback(lambda task: _on_end(handle, task))
         return handle
 

@@ -1,14 +1,13 @@
 """From a seed to a world: its sizes and its faults.
 
-Seeds below FIRST_KIND are worlds of generators and a learner, as they were when they found their
-faults. From it on each seed is of one of the kinds in KINDS, and from FIRST_NEWER_KIND on of one of
-those in NEWER_KINDS.
+KINDS says of which kinds a seed may be. The worlds of a seed stay as they were when it found its
+fault.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,15 @@ NAMES = ("buffer", "learner-0", "generator-0", "generator-1", "supervisor")
 CHILDREN = NAMES[:-1]
 LONGEST_S = 40.0
 """Faults begin before this time of the run."""
-FIRST_KIND = 3000
-FIRST_NEWER_KIND = 50_000
-FIRST_NEWEST_KIND = 60_000
 
 
 def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
     """The world of a seed, with these settings too."""
     fields = _core(seed)
     fields["settings"] |= settings
-    if seed >= FIRST_KIND:
-        kinds = KINDS if seed < FIRST_NEWER_KIND else NEWER_KINDS
-        if seed >= FIRST_NEWEST_KIND:
-            kinds = NEWEST_KINDS
-        kinds[seed % len(kinds)](fields, random.Random(f"kind {seed}"))
-        fields["faults"].sort(key=lambda fault: fault.at_s)
+    kinds = next(kinds for first, kinds in KINDS if seed >= first)
+    kinds[seed % len(kinds)](fields, random.Random(f"kind {seed}"))
+    fields["faults"].sort(key=lambda fault: fault.at_s)
     return World(seed=seed, path=path, **fields)
 
 
@@ -53,9 +46,7 @@ def _core(seed: int) -> dict[str, Any]:
         "buffer.age_rule": rng.choice(("drop", "drop", "mask")),
         "recording": rng.choice(("off", "full")),
     }
-    faults = sorted(
-        (_fault(rng) for _ in range(rng.choice((0, 1, 2, 4, 8)))), key=lambda fault: fault.at_s
-    )
+    faults = [_fault(rng) for _ in range(rng.choice((0, 1, 2, 4, 8)))]
     sizes: dict[str, float] = {
         "token_s": rng.choice((0.02, 0.2, 0.5)),
         "verdict_s": rng.choice((0.05, 0.3, 3.0)),
@@ -69,18 +60,16 @@ def _core(seed: int) -> dict[str, Any]:
         "repeat": rng.choice((0.0, 0.0, 0.1)),
     }
     if rng.random() < 0.3:
-        faults = sorted([*faults, *_scaling(rng)], key=lambda fault: fault.at_s)
+        faults += _scaling(rng)
     # From a generator of its own, so that the worlds of known seeds stay the same.
     clocks = random.Random(f"clocks {seed}")
     if clocks.random() < 0.2:
         jump = (clocks.choice(NAMES), clocks.choice((-7200.0, -5.0, 5.0, 7200.0)))
-        faults = [*faults, Fault(clocks.uniform(0.0, LONGEST_S), "jump", jump)]
-        faults.sort(key=lambda fault: fault.at_s)
+        faults.append(Fault(clocks.uniform(0.0, LONGEST_S), "jump", jump))
     disk = random.Random(f"disk {seed}")
     has_disk = disk.random() < 0.2
     if has_disk:
-        faults = [*faults, *_disk_faults(disk)]
-        faults.sort(key=lambda fault: fault.at_s)
+        faults += _disk_faults(disk)
     orders = random.Random(f"order {seed}")
     if orders.random() < 0.3:
         settings["data.order"] = orders.choice(("pools", "priority"))
@@ -180,11 +169,8 @@ def _lost_gateways(fields: dict[str, Any], rng: random.Random) -> None:
     _agents(fields, rng)
     fields["settings"] |= {"data.max_response_tokens": 200, "timeouts.group_s": 120.0}
     fields |= {"agents_die_late": True, "dying_agents": rng.choice((0.0, 0.1, 0.3))}
-    names = ("gateway-0", "gateway-1")
-    fields["faults"] = [Fault(1.0, "scale", kinds={"gateways": rng.choice((1, 2, 2))})] + [
-        Fault(rng.uniform(3.0, LONGEST_S), "kill", (rng.choice(names),))
-        for _ in range(rng.choice((2, 4, 8)))
-    ]
+    scale = Fault(1.0, "scale", kinds={"gateways": rng.choice((1, 2, 2))})
+    fields["faults"] = [scale, *_kills(rng, ("gateway-0", "gateway-1"), (2, 4, 8))]
 
 
 def _external(fields: dict[str, Any], rng: random.Random) -> None:
@@ -193,9 +179,13 @@ def _external(fields: dict[str, Any], rng: random.Random) -> None:
     fields["settings"] |= {"rollout.fn": "external"}
     fields |= {"dying_agents": 0.0, "num_programs": 8, "agent_s": rng.choice((0.01, 0.5))}
     names = ("gateway-0", "gateway-0", "generator-0", "buffer", "learner-0")
-    fields["faults"] = [
+    fields["faults"] = _kills(rng, names, (1, 2, 4))
+
+
+def _kills(rng: random.Random, names: Sequence[str], counts: Sequence[int]) -> list[Fault]:
+    return [
         Fault(rng.uniform(3.0, LONGEST_S), "kill", (rng.choice(names),))
-        for _ in range(rng.choice((1, 2, 4)))
+        for _ in range(rng.choice(counts))
     ]
 
 
@@ -287,40 +277,23 @@ def _late_lists(fields: dict[str, Any], rng: random.Random) -> None:
         fields["faults"].append(Fault(LONGEST_S + 1, "lose_all"))
 
 
-KINDS = (_plain, _replaced, _agents, _plain, _plain)
-"""By the remainder of the seed."""
-NEWER_KINDS = (_plain, _replaced, _lost_gateways, _scaled, _restarts)
-NEWEST_KINDS = (
-    _struck,
-    _late_lists,
-    _struck,
-    _slow_generators,
-    _struck,
-    _replaced,
-    _lost_gateways,
-    _scaled,
-    _restarts,
-    _external,
+KINDS = (
+    (
+        60_000,
+        (
+            *(_struck, _late_lists, _struck, _slow_generators, _struck),
+            *(_replaced, _lost_gateways, _scaled, _restarts, _external),
+        ),
+    ),
+    (50_000, (_plain, _replaced, _lost_gateways, _scaled, _restarts)),
+    (3000, (_plain, _replaced, _agents, _plain, _plain)),
+    (0, (_plain,)),
 )
+"""From each first seed on, the kinds by the remainder of the seed."""
 MOMENTS = ("sent", "arrived", "answered", "returned")
 MESSAGES = (
-    "RequestWork",
-    "PutGroup",
-    "FailGroup",
-    "GetHistory",
-    "SyncVersion",
-    "StartFrom",
-    "TakeBatch",
-    "CommitStep",
-    "DropBatch",
-    "SecureStore",
-    "StartEvaluation",
-    "ForgetBefore",
-    "GetEvaluationScores",
-    "LoadWeights",
-    "Register",
-    "WatchMembers",
-    "Heartbeat",
-    "ReportMetrics",
-    "ReportMetrics",
+    *("RequestWork", "PutGroup", "FailGroup", "GetHistory", "SyncVersion", "StartFrom"),
+    *("TakeBatch", "CommitStep", "DropBatch", "SecureStore", "StartEvaluation", "ForgetBefore"),
+    *("GetEvaluationScores", "LoadWeights", "Register", "WatchMembers", "Heartbeat"),
+    *("ReportMetrics", "ReportMetrics"),
 )

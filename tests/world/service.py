@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import itertools
 import json
 import random
@@ -21,7 +20,7 @@ from unittest import mock
 import gateway as web
 import httpx
 import network
-from loop import CURRENT, Process, VirtualLoop, kill
+from loop import Process, VirtualLoop, kill
 from service_support import KEY, Played, batch, open_desk
 
 from async_rl.protocol.service import Execute, Executed
@@ -48,7 +47,7 @@ class Learner(Played):
 
 
 class _Clock:
-    """The loop's; now_s: of no use here."""
+    """The loop's. now_s: the support moves it, without an effect."""
 
     now_s = 0.0
 
@@ -82,20 +81,13 @@ class Service:
         self.answers: dict[tuple[str, int], bytes] = {}
         self.num_lives = itertools.count(1)
         self._front: Process | None = None
-        self._keep: list[Any] = []
 
     def run(self) -> dict[str, Any]:
         """Return the answers and the end of each run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-        def nothing(*_: object) -> None:
-            pass
-
-        patches = (
-            mock.patch.object(web.Transport, "network", self.network, create=True),
-            mock.patch.object(web.Transport, "on_sent", staticmethod(nothing), create=True),
-        )
-        with patches[0], patches[1]:
+        patched = {"network": self.network, "on_sent": staticmethod(lambda *_: None)}
+        with mock.patch.multiple(web.Transport, create=True, **patched):
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._main())
@@ -124,7 +116,7 @@ class Service:
     async def _main(self) -> None:
         self._start_front()
         clients = [
-            self._start(Process(f"client-{n}", n), self._client(run))
+            self.loop.start(Process(f"client-{n}", n), self._client(run))
             for n, run in enumerate(self._programs)
         ]
         killing = asyncio.create_task(self._cause())
@@ -133,24 +125,18 @@ class Service:
         # A run whose learner was killed last is restored by its next request.
         await asyncio.gather(
             *(
-                self._start(Process(f"last-{n}", n), self._touch(run))
+                self.loop.start(Process(f"last-{n}", n), self._touch(run))
                 for n, run in enumerate(self._programs)
             )
         )
 
-    def _start(self, process: Process, work: Any) -> asyncio.Task[Any]:
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, process)
-        task = self.loop.create_task(work, context=context)
-        self._keep.append(task)
-        return task
-
     def _start_front(self) -> None:
         self._front = Process("front", 1000)
-        self._start(self._front, self._serve(f"{next(self.num_lives)}-"))
+        self.loop.start(self._front, self._serve(f"{next(self.num_lives)}-"))
 
     async def _serve(self, prefix: str) -> None:
-        desk = open_desk(self.path, self.played, clock=_Clock(self.loop), prefix=prefix, poll_s=5.0)  # type: ignore[arg-type]
+        clock: Any = _Clock(self.loop)
+        desk = open_desk(self.path, self.played, clock=clock, prefix=prefix, poll_s=5.0)
         assert self._front is not None
         self._front.on_death.append(desk.store.close)
         if not desk.store.all(Session, "TRUE"):

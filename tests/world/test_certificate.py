@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import parts
 import pytest
-from certified import PROBED, broken, certified
-from loop import CURRENT
+from explore import broken, certified
+from loop import current
 from msgspec.structs import replace
 from world import Fault, World, story
 
@@ -21,9 +21,8 @@ from async_rl.buffer.store import connection
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import NO_VERSION, FloatArray, Group, IntArray, Trajectory
 from async_rl.protocol.generator import LoadReport
-from async_rl.runs.certificate.statements import Certificate, Verdict
+from async_rl.runs.certificate.statements import Verdict
 
-REACHED = "every push reached every generator, or its absence is listed"
 COMPUTED = "each generator computes with the weights that it was sent"
 ONCE = "each position of the data order was issued exactly once"
 ORDERED = "each position was issued for the prompt of data.order"
@@ -36,20 +35,16 @@ MAX_LONG = 6
 NUM_TOKENS = 8
 
 
-def certificate_of(
-    path: Path, faults: Sequence[Fault] = (), *, order: int | None = None, **given: Any
-) -> tuple[World, Certificate]:
-    probed = {name.replace(".", "__"): value for name, value in PROBED.items()}
-    world = story(path, faults, **{"num_steps": 60, **probed, **given})
-    return world, certified(world, order=order)
+def played(path: Path, faults: Sequence[Fault] = (), **given: Any) -> World:
+    return story(path, faults, **{"num_steps": 60, "weights__probe_every_pushes": 10, **given})
 
 
 def broken_in(path: Path, faults: Sequence[Fault] = (), **given: Any) -> dict[str, str]:
-    return broken(certificate_of(path, faults, **given)[1])
+    return broken(certified(played(path, faults, **given)))
 
 
 def test_a_run_without_a_fault_has_no_broken_statement(tmp_path: Path) -> None:
-    _, certificate = certificate_of(tmp_path)
+    certificate = certified(played(tmp_path))
     assert broken(certificate) == {}
     unknown = [each.promise for each in certificate.statements if each.verdict is Verdict.UNKNOWN]
     # The world has no losses, no launcher that records the code, and keeps two steps of responses.
@@ -73,9 +68,7 @@ def test_weights_that_never_arrive_at_one_engine_are_named(
     async def keeps_old(self: parts.Engine, manifest: Any, source: Any) -> LoadReport:
         before = self.identity
         report = await load(self, manifest, source)
-        process = CURRENT.get()
-        assert process is not None
-        if process.name == "generator-1" and before >= 0:
+        if current().name == "generator-1" and before >= 0:
             self.identity = before  # the call succeeds, and the engine keeps its weights
         return report
 
@@ -87,27 +80,6 @@ def test_weights_that_never_arrive_at_one_engine_are_named(
     assert found[COMPUTED].startswith("generator-1 (pid ")
     assert "reported version 1 to 60 and kept its old weights" in found[COMPUTED]
     assert "kept its old weights: its log-probs did not follow the learner's" in found[COMPUTED]
-
-
-def test_a_generator_that_is_cut_off_and_a_version_that_it_missed_are_listed(
-    tmp_path: Path,
-) -> None:
-    world, certificate = certificate_of(
-        tmp_path,
-        [Fault(6.2, "stop_in_push", ("generator-1", 500.0))],
-        timeouts__start_s=30.0,
-        timeouts__call_s=30.0,
-        num_steps=40,
-        weights__probe_every_pushes=0,
-    )
-    assert broken(certificate) == {}
-    [reached] = [each for each in certificate.statements if each.promise == REACHED]
-    [expelled] = world.history.expelled
-    name, _, reason = expelled.partition(": ")
-    assert name == "generator-1"
-    [cut_off] = [line for line in reached.evidence if "cut off" in line]
-    assert cut_off.startswith(f"{reason.partition(' was')[0]} at {name} (pid ")
-    assert cut_off.endswith(f": cut off ({reason})")
 
 
 def test_prompts_that_are_skipped_after_a_resume_are_named(
@@ -134,13 +106,9 @@ def test_prompts_that_are_skipped_after_a_resume_are_named(
 
 def test_another_order_of_the_data_is_named(tmp_path: Path) -> None:
     # A resume that shuffles anew issues other prompts than the order of the run says.
-    found = broken_in(tmp_path, num_steps=20, order=2)
+    found = broken(certified(played(tmp_path, num_steps=20), order=2))
     assert set(found) == {ORDERED}
     assert found[ORDERED].startswith("position 1 was issued for t0, not for t6\n")
-
-
-def longest(group: Group) -> int:
-    return max(sample.response_length for sample in group.trajectories)
 
 
 def test_complete_groups_that_are_dropped_because_they_are_long_are_named(
@@ -150,66 +118,63 @@ def test_complete_groups_that_are_dropped_because_they_are_long_are_named(
 
     def without_long(group: Any) -> Any:
         facts = facts_of(group)
-        if facts.response_length_mean > MAX_LONG and group.purpose == "train":
-            facts = replace(facts, oldest_version=NO_VERSION)
-        return facts
+        is_long = facts.response_length_mean > MAX_LONG and group.purpose == "train"
+        return replace(facts, oldest_version=NO_VERSION) if is_long else facts
 
     monkeypatch.setattr(changes, "facts_of", without_long)
-    found = broken_in(tmp_path)
-    assert LENGTHS in found
-    assert "that were left out the mean differs by -" in found[LENGTHS]
+    assert "that were left out the mean differs by -" in broken_in(tmp_path)[LENGTHS]
 
 
 def test_attempts_that_are_discarded_because_they_are_long_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = parts.Rollouts.group
-
-    async def gives_up(self: parts.Rollouts, *arguments: Any, **kinds: Any) -> Group:
-        group = await write(self, *arguments, **kinds)
-        if longest(group) > MAX_LONG and group.purpose == "train":
+    def refused_if_long(group: Group) -> Group:
+        longest = max(sample.response_length for sample in group.trajectories)
+        if longest > MAX_LONG and group.purpose == "train":
             raise InfrastructureError("it takes too long")
         return group
 
-    monkeypatch.setattr(parts.Rollouts, "group", gives_up)
-    found = broken_in(tmp_path)
-    assert ATTEMPTS in found
-    assert "that were left out the mean differs by -" in found[ATTEMPTS]
+    monkeypatch.setattr(parts.Rollouts, "group", changed(refused_if_long))
+    assert "that were left out the mean differs by -" in broken_in(tmp_path)[ATTEMPTS]
 
 
 def test_attempts_that_fail_by_chance_are_no_bias(tmp_path: Path) -> None:
-    _, certificate = certificate_of(tmp_path, failed_verdicts=0.2)
+    certificate = certified(played(tmp_path, failed_verdicts=0.2))
     assert broken(certificate) == {}
     [attempts] = [each for each in certificate.statements if each.promise == ATTEMPTS]
     assert any("one-sided" in line for line in attempts.evidence)
 
 
-def draws(seed_of: Callable[[Group, int], Any]) -> Any:
-    """Rollouts whose tokens are draws of a uniform policy over 50 tokens, from this seed."""
+def changed(change: Callable[[Group], Group]) -> Any:
+    """Rollouts whose groups are changed before they are returned."""
     write = parts.Rollouts.group
 
+    async def group(self: parts.Rollouts, *arguments: Any, **kinds: Any) -> Group:
+        return change(await write(self, *arguments, **kinds))
+
+    return group
+
+
+def draws(seed_of: Callable[[Group, int], Any]) -> Any:
+    """Rollouts whose tokens are draws of a uniform policy over 50 tokens, from this seed."""
+    length = 2 + NUM_TOKENS
+    is_trained = np.arange(length) >= 2
+
     def drawn(group: Group, index: int, sample: Trajectory) -> Trajectory:
-        rng = np.random.default_rng(seed_of(group, index))
-        tokens = rng.integers(0, 50, NUM_TOKENS)
-        length = 2 + NUM_TOKENS
-        versions = np.full(length, sample.versions[2], np.int32)
-        versions[:2] = NO_VERSION
-        logprobs = np.full(length, -math.log(50), np.float32)
-        logprobs[:2] = 0.0
+        tokens = np.random.default_rng(seed_of(group, index)).integers(0, 50, NUM_TOKENS)
         return replace(
             sample,
             token_ids=np.array([1, 2, *tokens], np.int32),
-            versions=versions,
-            behavior_logprobs=logprobs,
-            loss_mask=np.arange(length) >= 2,
+            versions=np.where(is_trained, sample.versions[2], NO_VERSION).astype(np.int32),
+            behavior_logprobs=np.where(is_trained, -math.log(50), 0.0).astype(np.float32),
+            loss_mask=is_trained,
         )
 
-    async def group(self: parts.Rollouts, *arguments: Any, **kinds: Any) -> Group:
-        made = await write(self, *arguments, **kinds)
-        samples = [drawn(made, index, sample) for index, sample in enumerate(made.trajectories)]
-        return replace(made, trajectories=samples)
+    def redrawn(group: Group) -> Group:
+        samples = [drawn(group, index, sample) for index, sample in enumerate(group.trajectories)]
+        return replace(group, trajectories=samples)
 
-    return group
+    return changed(redrawn)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +185,8 @@ def draws(seed_of: Callable[[Group, int], Any]) -> Any:
         (lambda group, index: (group.group_id, group.attempt), {WITHIN}),
         # All engines draw the same for a prompt, whichever of them writes it.
         (lambda group, index: (int(group.prompt_id[1:]), index), {ACROSS}),
-        (lambda group, index: 0, {WITHIN, ACROSS}),
     ],
-    ids=["own seeds", "shared in a group", "shared by engines", "one seed"],
+    ids=["own seeds", "shared in a group", "shared by engines"],
 )
 def test_a_seed_that_samples_or_engines_share_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed_of: Any, promises: set[str]
@@ -235,21 +199,18 @@ def test_a_seed_that_samples_or_engines_share_is_named(
         assert "generator-0 and generator-1" in found[ACROSS]
 
 
-def twenty_kills() -> list[Fault]:
-    """Each process is killed, the whole run four times."""
-    names = ("generator-0", "learner-0", "buffer", "generator-1", "supervisor")
-    kills = [(6.0 + 7.0 * number, names[number % 5]) for number in range(20)]
-    return [
-        Fault(at_s, "lose_all") if name == "supervisor" else Fault(at_s, "kill", (name,))
-        for at_s, name in kills
-    ]
-
-
 def test_twenty_kills_are_survived_and_listed(tmp_path: Path) -> None:
-    world, certificate = certificate_of(tmp_path, twenty_kills(), num_steps=150)
+    names = ("generator-0", "learner-0", "buffer", "generator-1", "")
+    times_s = [6.0 + 7.0 * number for number in range(20)]
+    kills = [
+        Fault(at_s, "kill", (name,)) if name else Fault(at_s, "lose_all")
+        for at_s, name in zip(times_s, names * 4, strict=True)
+    ]
+    world = played(tmp_path, kills, num_steps=150)
     assert world.problems == []
+    certificate = certified(world)
     assert broken(certificate) == {}
     evidence = "\n".join(line for each in certificate.statements for line in each.evidence)
     assert "5 starts, 4 of them killed" in evidence
-    for name in ("generator-0", "generator-1", "learner-0", "buffer"):
+    for name in names[:-1]:
         assert f"{name} is restarted: {name} was ended by SIGKILL" in evidence

@@ -21,11 +21,11 @@ from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
 
 
-def run(path: Path, fault: Fault, cut_at_sync: int) -> tuple[World, list[str]]:
+def run(path: Path, fault: Fault, cut_at_sync: int) -> World:
     clear(path)
     # Where the copies go is there before the run.
     (path / "other" / "copies").mkdir(parents=True)
-    world = story(
+    return story(
         path,
         [fault],
         seed=5,
@@ -37,7 +37,6 @@ def run(path: Path, fault: Fault, cut_at_sync: int) -> tuple[World, list[str]]:
         checkpoint__keep=2,
         checkpoint__mirror=str(path / "other" / "copies"),
     )
-    return world, world.problems
 
 
 @pytest.mark.parametrize("kind", ["power_loss", "damage_checkpoint"])
@@ -46,19 +45,19 @@ def test_each_complete_checkpoint_and_copy_survives_a_power_loss_at_any_sync(
 ) -> None:
     # After two of three checkpoints. A damaged checkpoint is written, and copied, a second time.
     fault = Fault(5.5, kind)
-    uncut, problems = run(tmp_path, fault, 0)
-    assert problems == []
+    uncut = run(tmp_path, fault, 0)
+    assert uncut.problems == []
     assert uncut.disk is not None
     # Every fourth sync: the cuts at the others find no missing call of fsync that these do not.
-    broken = {n: run(tmp_path, fault, n)[1] for n in range(2, uncut.disk.num_syncs + 1, 4)}
+    broken = {n: run(tmp_path, fault, n).problems for n in range(2, uncut.disk.num_syncs + 1, 4)}
     assert {number: problems for number, problems in broken.items() if problems} == {}
 
 
 def test_a_run_that_is_fetched_from_its_copy_is_whole_or_absent_after_a_power_loss(
     tmp_path: Path,
 ) -> None:
-    world, problems = run(tmp_path, Fault(6.5, "scale"), 0)
-    assert problems == []
+    world = run(tmp_path, Fault(6.5, "scale"), 0)
+    assert world.problems == []
     images: list[dict[str, bytes | None]] = []
     clear(world.run_dir)
     disk = Disk(tmp_path, random.Random(1), lambda number: images.append(disk.image()))

@@ -1,11 +1,18 @@
-"""What a person is told about, and can do in, a run whose processes die, hang or stand still."""
+"""What a person is told about, and can do in, a run whose processes die, hang or stand still, or
+whose batches cannot be trained.
+"""
 
 from __future__ import annotations
 
 import signal
+import sqlite3
 from pathlib import Path
 
+import parts
+import pytest
 from world import Fault, World, story
+
+from async_rl.core.errors import PartlyTrained
 
 LONG = 10_000
 
@@ -99,25 +106,41 @@ def test_processes_come_and_go_while_the_learner_continues(tmp_path: Path) -> No
     assert len(lines(world, "learner-0 started")) == 1
 
 
-def test_a_run_without_generators_waits_for_one(tmp_path: Path) -> None:
-    late = Fault(1000.0, "scale", kinds={"generators": 1})
-    world = story(tmp_path, [late], generators__count=0)
-    assert world.problems == []
-    assert world.history.steps, "it trained after the scaling"
+def dropped(world: World) -> list[int]:
+    """The versions of the batches that were dropped, once for each of their two groups."""
+    with sqlite3.connect(world.run_dir / "store.sqlite") as store:
+        rows = store.execute(
+            "SELECT train_version FROM groups WHERE reason='untrainable' AND message LIKE '%bad'"
+        ).fetchall()
+    store.close()
+    return [version for (version,) in rows]
 
 
-def test_a_generator_that_was_taken_for_dead_ends_when_it_returns(tmp_path: Path) -> None:
-    faults = [Fault(6.0, "isolate", ("generator-0", 5.0)), Fault(7.0, "kill", ("generator-0",))]
-    world = story(tmp_path, faults, num_steps=60, generators__count=1)
-    assert world.problems == []
-    assert lines(world, "has to be started again: generator-0 runs as another process since")
-    assert world.loop.time() - 1000.0 < 100.0, "two generators returned each other's tickets"
+def test_a_batch_that_cannot_be_trained_is_dropped_and_another_one_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    # With seeds 3 and 5 three batches of one step are bad, which ends the run.
+    world = story(tmp_path, seed=4, bad_batches=0.2, num_steps=20)
+    assert (world.codes, world.problems) == ([0], [])
+    assert dropped(world), "some batch was bad"
+    assert [step.version for step in world.history.steps] == list(range(20))
 
 
-def test_a_generator_that_is_to_leave_gets_no_more_groups(tmp_path: Path) -> None:
-    # Its request waits at the buffer for the learner, which frees tickets at each step.
-    leave = Fault(9.0, "scale", kinds={"generators": 1})
-    settings = {"num_steps": 10, "evaluation__every_steps": 0}
-    world = story(tmp_path, [leave], seed=2, step_s=4.0, **settings)
-    assert world.problems == []
-    assert lines(world, "generator-1 has left")
+def test_the_third_batch_that_fails_at_one_step_ends_the_run(tmp_path: Path) -> None:
+    """Then the weights or the settings are the cause; a resume may be tried once per batch."""
+    world = story(tmp_path, bad_batches=1.0)
+    assert world.codes == [1]
+    assert "the world made this batch bad" in world.cause
+    assert dropped(world) == [0] * 6
+
+
+def test_weights_that_were_changed_before_the_failure_are_loaded_again_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "NonFiniteError", PartlyTrained)
+    # With seeds 3 and 5 three batches of one step are bad, which ends the run.
+    world = story(tmp_path, seed=4, bad_batches=0.2, num_steps=20)
+    assert (world.codes, world.problems) == ([0], [])
+    assert dropped(world)
+    lives = [line for line in world.log if "learner-0 started" in line]
+    assert len(lives) > 1, "the changed weights are of no use"

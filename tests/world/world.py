@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import errno
 import functools
 import itertools
@@ -116,18 +115,16 @@ class World:
         self.rng = random.Random(self.seed)
         names = {"output_dir": str(self.path), "run_name": "run"} if self.has_disk else {}
         self.config = configured({**self.settings, **names})
-        self.loop = VirtualLoop(self._thread_s)
+        self.loop = VirtualLoop(lambda: self.rng.expovariate(1 / 0.002))
         self.network = network.Network(self.loop, self.rng, repeat=self.repeat)
         self.history = History(self)
         self.network.on_call = self.history.called
         self.handles: dict[str, parts.Handle] = {}
         self.processes: list[Process] = []
-        # A coroutine that is collected would run its `finally` blocks.
-        self.keep: list[Any] = []
         self.log: list[str] = []
         self.run_dir = self.path / "run"
         self._pids = itertools.count(10_000_000)
-        self._identities = itertools.count(1)
+        self.identities = itertools.count(1)
         self._on_fault = asyncio.Event()
         self.codes: list[int] = []
         self.started_s = 0.0
@@ -136,7 +133,6 @@ class World:
         self.disk = Disk(self.path, rng, self._on_sync) if self.has_disk else None
         self._image: dict[str, bytes | None] | None = None
         self._space_s = -1e9
-        self._slow_threads: dict[str, float] = {}
         self.stops_in_push: dict[str, float] = {}
         self.rows: list[str] = []
         self._keeper: sqlite3.Connection | None = None
@@ -146,11 +142,6 @@ class World:
         self.problems: list[str] = []
         self.strikes: dict[float, tuple[str, ...]] = {}
         """Faults at messages: when each had ended, and the processes that it hit."""
-
-    def _thread_s(self) -> float:
-        process = CURRENT.get()
-        slow_s = 0.0 if process is None else self._slow_threads.get(process.name, 0.0)
-        return slow_s + self.rng.expovariate(1 / 0.002)
 
     # ---- what parts use
 
@@ -169,23 +160,14 @@ class World:
                 self._keeper = sqlite3.connect(path)
                 self._keeper.execute("SELECT count(*) FROM groups").fetchone()
 
-    def next_identity(self) -> int:
-        return next(self._identities)
-
     def new_process(self, name: str) -> Process:
         process = Process(name=name, pid=next(self._pids))
         self.processes.append(process)
         return process
 
-    def child(self, spec: ProcessSpec) -> Any:
-        return self._start(spec)
-
-    async def _start(self, spec: ProcessSpec) -> int:
+    async def child(self, spec: ProcessSpec) -> int:
         await asyncio.sleep(0.2 + self.rng.expovariate(2.0))
-        return await parts.run_child(spec, self.run_dir, self._logger(spec.name))
-
-    def _logger(self, name: str) -> Any:
-        return _Log(self, name)
+        return await parts.run_child(spec, self.run_dir, _Log(self, spec.name))
 
     # ---- the run
 
@@ -217,33 +199,23 @@ class World:
             finally:
                 for process in self.processes:
                     kill(process)
-                self._bury()
+                self.loop.bury()
                 if self._keeper is not None:
                     self._keeper.close()
                 asyncio.set_event_loop(None)
-
-    def _bury(self) -> None:
-        """Close the coroutines that no killed process will ever continue."""
-        self.loop.bury()
-        self.keep.clear()
 
     async def _main(self, until_s: float) -> None:
         end_s = self.loop.time() + until_s
         faults = self.loop.create_task(self._cause(), name="faults")
         for number in range(self.num_programs):
-            program = contextvars.copy_context()
-            # Not one of the run's processes: it lives on when they are all lost.
-            program.run(CURRENT.set, Process(f"program-{number}", next(self._pids)))
             file = self.run_dir / "gateways" / f"gateway-{number % 2}.json"
-            work = web.Program.work(self, file)
-            self.keep.append(self.loop.create_task(work, name="program", context=program))
+            # Not one of the run's processes: it lives on when they are all lost.
+            program = Process(f"program-{number}", next(self._pids))
+            self.loop.start(program, web.Program.work(self, file), name="program")
         while True:
             self._on_fault.clear()
-            process = self.supervisor = self.new_process("supervisor")
-            spawned = contextvars.copy_context()
-            spawned.run(CURRENT.set, process)
-            running = self.loop.create_task(self._supervise(), name="supervisor", context=spawned)
-            self.keep.append(running)
+            self.supervisor = self.new_process("supervisor")
+            running = self.loop.start(self.supervisor, self._supervise())
             lost = self.loop.create_task(self._on_fault.wait(), name="lost")
             await asyncio.wait(
                 {running, lost},
@@ -253,7 +225,7 @@ class World:
             lost.cancel()
             if running.done():
                 self.codes.append(running.result())
-                if not self._is_out_of_space():
+                if self.codes[-1] == 0 or self.loop.time() >= self._space_s + 600.0:
                     break
                 # A person makes room, and resumes the run: another life of the supervisor, which
                 # has no answers of the one that ended (rollouts/journal.py).
@@ -261,14 +233,12 @@ class World:
                 await asyncio.sleep(self._space_s - self.loop.time())
                 self._on_fault.set()
             if not self._on_fault.is_set():
-                raise AssertionError(f"the run has not finished after {until_s:g} s\n{self.tail()}")
+                tail = "\n".join(self.log[-60:])
+                raise AssertionError(f"the run has not finished after {until_s:g} s\n{tail}")
             await asyncio.sleep(1.0)
             if self.disk is not None and not self._reopened():
                 break
         faults.cancel()
-
-    def _is_out_of_space(self) -> bool:
-        return self.codes[-1] != 0 and self.loop.time() < self._space_s + 600.0
 
     def _reopened(self) -> bool:
         """As async-rl resume: False if the run cannot be resumed."""
@@ -282,12 +252,10 @@ class World:
         return True
 
     async def _supervise(self) -> int:
-        run = supervisor.Supervisor(
-            config=self.config,
-            run_dir=self.run_dir,
-            launcher=parts.Launcher(self),
-        )
-        return await run.run()
+        launcher = parts.Launcher(self)
+        return await supervisor.Supervisor(
+            config=self.config, run_dir=self.run_dir, launcher=launcher
+        ).run()
 
     @property
     def cause(self) -> str:
@@ -300,17 +268,12 @@ class World:
             line for line in self.log if text in line and (" WARNING " in line or "ERROR" in line)
         ]
 
-    def tail(self, most: int = 60) -> str:
-        """The newest lines of the log."""
-        return "\n".join(self.log[-most:])
-
     # ---- faults
 
     async def _cause(self) -> None:
         self.started_s = self.loop.time()
         for fault in self.faults:
             await asyncio.sleep(max(0.0, self.started_s + fault.at_s - self.loop.time()))
-            self.num_syncs_before = 0 if self.disk is None else self.disk.num_syncs
             self.log.append(f"{self.loop.time():9.3f} FAULT {fault.kind} {fault.arguments}")
             getattr(self, fault.kind)(*fault.arguments, **fault.kinds)
 
@@ -387,10 +350,7 @@ class World:
 
     def scale(self, **wanted: int) -> None:
         """async-rl scale."""
-        person = Process(name="person", pid=1)
-        spawned = contextvars.copy_context()
-        spawned.run(CURRENT.set, person)
-        self.keep.append(self.loop.create_task(self._scale(wanted), context=spawned))
+        self.loop.start(Process(name="person", pid=1), self._scale(wanted))
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         self._wanted = wanted
@@ -496,11 +456,6 @@ class World:
             self._space_s = self.loop.time() + seconds
             self.loop.call_later(seconds, setattr, self.disk, "is_full", False)
 
-    def slow_threads(self, name: str, by_s: float, seconds: float) -> None:
-        """Each write and sync of a process takes longer."""
-        self._slow_threads[name] = by_s
-        self.loop.call_later(seconds, self._slow_threads.pop, name, None)
-
     # ---- the world around the product
 
     @contextlib.contextmanager
@@ -537,35 +492,25 @@ class World:
         yield context, "moved_mb", lambda process: 100.0 * loop.time()
         yield context, "load_config", lambda run_dir: self.config
         yield context, "load_keys", lambda directory: KEYS
-        yield context, "load_keys", lambda directory: KEYS
         yield context, "require_running", context.load_control
-        yield context, "RpcClient", network.Client
         yield directory, "RpcClient", network.Client
         yield directory, "random", self.rng
         yield supervisor, "RpcServer", network.Server
         yield supervisor, "create_keys", lambda directory: KEYS
         yield supervisor, "configure_logging", _Nothing
         for module in (supervisor, child, control, fleet, monitor, scaler):
-            yield module, "_log", self._logger("supervisor")
+            yield module, "_log", _Log(self, "supervisor")
         yield supervisor, "Console", _Nothing
         yield supervisor, "read_shape", lambda model_path: None
         yield supervisor, "prepare", _prepared
         # Their clock is a default, which is bound when the class is made.
         yield registry, "AwakeClock", lambda: AwakeClock(loop.time)
-        yield (
-            recorder.Recorder,
-            "__init__",
-            functools.partialmethod(recorder.Recorder.__init__, clock=loop.time),
-        )
-        yield (
-            activity.Activity,
-            "__init__",
-            functools.partialmethod(
-                activity.Activity.__init__, clock=time.monotonic, wall=time.time
-            ),
-        )
+        real, kept = recorder.Recorder.__init__, activity.Activity.__init__
+        clocks = {"clock": time.monotonic, "wall": time.time}
+        yield recorder.Recorder, "__init__", functools.partialmethod(real, clock=loop.time)
+        yield activity.Activity, "__init__", functools.partialmethod(kept, **clocks)
         yield recorder, "EventFile", _Nothing
-        yield recorder, "_LOG", self._logger("metrics")
+        yield recorder, "_LOG", _Log(self, "metrics")
         yield buffer, "Store", parts.Store
         yield buffer, "spare_torch", _Nothing
         yield buffer, "load_tokenizer", lambda *_: parts.Tokenizer()
@@ -577,14 +522,11 @@ class World:
         yield generator, "ToolCalls", _Nothing
         yield generator, "open_conversations", _Nothing
         yield generator, "Rollouts", parts.Rollouts
-        yield generator, "FileReader", _Reader
+        yield generator, "FileReader", lambda *_, **__: _READER
         yield learner, "build_trainer", _Nothing
         yield learner, "learner_device", lambda gpus: torch.device("cpu")
         yield learner, "TrainingPool", parts.Pool
         yield verifier, "run", _verifier
-        yield from self._agents()
-
-    def _agents(self) -> Iterator[tuple[Any, str, Any]]:
         yield gateway, "spare_torch", _Nothing
         yield gateway, "spare_heap", _Nothing
         yield gateway, "load_tokenizer", lambda *_: parts.Tokenizer()
@@ -592,14 +534,8 @@ class World:
         yield gateway, "listen_again", web.listen_again
         yield gateway, "serving", web.serving
         yield gateway, "url_of", str
-        yield (
-            pool,
-            "httpx",
-            SimpleNamespace(
-                **vars(httpx)
-                | {"AsyncClient": functools.partial(httpx.AsyncClient, transport=web.Transport())}
-            ),
-        )
+        calls = {"AsyncClient": functools.partial(httpx.AsyncClient, transport=web.Transport())}
+        yield pool, "httpx", SimpleNamespace(**vars(httpx) | calls)
         yield pool, "random", SimpleNamespace(Random=lambda: self.rng)
 
     async def _import_engine(self, context: Any) -> Any:
@@ -663,16 +599,8 @@ class _Nothing:
         return lambda *_, **__: None
 
 
-class _Reader:
-    """Weights in the world need no file."""
-
-    def localize(self, manifest: Any, source: Any) -> Any:
-        return manifest, source
-
-    def close(self) -> None:
-        pass
-
-
+# Weights in the world need no file.
+_READER = SimpleNamespace(localize=lambda *given: given, close=lambda: None)
 _PROCESS = SimpleNamespace(
     memory_info=lambda: SimpleNamespace(rss=2**20),
     cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0),

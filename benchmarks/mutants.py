@@ -1,17 +1,17 @@
 """Make a fault of each changed line of some packages and see whether a test finds it.
 
-python tests/mutants.py [--since REV] [--limit N] [--seed N] [--recorded] [PATH ...]
+python -m benchmarks.mutants [--since REV] [--limit N] [--seed N] [--recorded] [PATH ...]
 PATH: files or folders below async_rl/ (default: buffer, weights, training). --since: only lines
-that changed since this revision. --limit: a random sample of so many faults.
+that changed since this revision. --limit: a random sample of this size.
 
 First the tests of these packages run once, with a record of the lines that each test reaches
 (build/mutants/; kept until a file changes, or with --recorded). Then each fault runs in a fork of
 a process that has imported them, with the tests that reach its line, quickest first. Survivors are
-printed; those in mutants.toml, with the reason why they change nothing that anybody could see, do
+printed; those in mutants.toml, with the reason why they change nothing that is visible, do
 not count. Ends with 1 if more than a tenth survives.
 
 No fault is made of a named limit, of texts for people and types, of `strict=True` (an assertion),
-of what runs only as a program of its own, and of `<` against `<=` between readings of a clock.
+of what runs only as a separate program, and of `<` against `<=` between readings of a clock.
 """
 
 import argparse
@@ -41,7 +41,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from planting import PRODUCT, Planter, module_name, replace_functions
+
+from benchmarks.planting import PRODUCT, Planter, module_name, replace_functions
 
 ROOT = PRODUCT.parent
 RECORD = ROOT / "build" / "mutants"
@@ -65,6 +66,7 @@ TESTS = (
     "view/test_pages.py",
 )
 """Below tests/: those that reach the packages in their own process."""
+PYTEST = (sys.executable, "-m", "pytest", "-p", "benchmarks.mutants")
 MOST_SURVIVORS = 0.1
 LONGEST_S = 240
 PLANTED = "ASYNC_RL_PLANTED_FAULT"
@@ -129,7 +131,7 @@ class Fault:
 
     @property
     def _change(self) -> str:
-        # Of a long text, such as SQL, the part around the change.
+        # A long text, such as SQL, is cut around the change.
         pairs = enumerate(zip(self.old, self.new, strict=False))
         begin = max(next((at for at, (a, b) in pairs if a != b), 0) - 40, 0)
         old, new = (_one_line(text[begin:]) for text in (self.old, self.new))
@@ -143,7 +145,7 @@ def faults_of(file: str, changed: set[int] | None) -> Iterator[Fault]:
     """Yield the faults of a file. changed: line numbers; None for all."""
     source = (PRODUCT / file).read_text()
     tree = ast.parse(source)
-    # The last lines of a script run in a process of their own.
+    # The last lines of a script run in a separate process.
     tops = [top for top in tree.body if not ast.unparse(top).startswith("if __name__ ==")]
     pairs = [(top, node) for top in tops for node in ast.walk(top)]
     for top, statement in pairs:
@@ -310,7 +312,7 @@ class Recorder:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             seconds = time.perf_counter() - started_s
             reached: dict[str, set[int]] = defaultdict(set)
             for code, left in list(self._left.values()):
@@ -357,7 +359,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _state() -> str:
     """A digest of the product and the tests."""
-    files = {*PRODUCT.rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - {Path(__file__)}
+    files = {*PRODUCT.rglob("*.py"), *(ROOT / "tests").rglob("*.py")}
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.read_bytes())
@@ -373,7 +375,7 @@ def recorded(*, is_kept: bool = False) -> Recorded:
         for earlier in RECORD.glob("gw*.json"):
             earlier.unlink()
         folders = [f"tests/{name}" for name in TESTS]
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "mutants", *folders]
+        command = [*PYTEST, "-q", "-n", "2", *folders]
         subprocess.run(command, cwd=ROOT, env=_environment(), check=False)
         state.write_text(_state())
     tests: Recorded = {}
@@ -384,15 +386,15 @@ def recorded(*, is_kept: bool = False) -> Recorded:
 
 def _environment() -> dict[str, str]:
     quiet = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return os.environ | quiet | {"PYTHONPATH": str(ROOT / "tests")}
+    return os.environ | quiet | {"PYTHONPATH": str(ROOT)}
 
 
 # ---- one fault
 
 
 def tests_of(fault: Fault, tests: Recorded, most_s: float) -> list[str]:
-    """Return the tests that reach the fault, the quickest first, by their recorded seconds at most
-    so many: thousands reach a line of an inner loop.
+    """Return the tests that reach the fault, the quickest first, as many as fit
+    into the seconds: thousands reach a line of an inner loop.
     """
     reaching = [
         (seconds, name)
@@ -481,7 +483,7 @@ class Hunter:
         with tempfile.TemporaryDirectory() as folder:
             child = os.fork()
             if child == 0:
-                # Whatever ends it: a fault may break pytest as well.
+                # A fault may break pytest as well.
                 with contextlib.suppress(BaseException):
                     self._run(fault, items, Path(folder))
                     os._exit(int(self._has_failed))
@@ -497,12 +499,12 @@ class Hunter:
         module = importlib.import_module(module_name(fault.file))
         if not replace_functions(module, fault.source):
             names = [item.nodeid for item in items]
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutants", *names]
+            command = [*PYTEST, "-x", "-q", *names]
             planted = os.environ | {PLANTED: json.dumps([fault.file, fault.source])}
             self._has_failed = subprocess.run(command, cwd=ROOT, env=planted).returncode != 0
             return
         for item, next_item in itertools.zip_longest(items, items[1:]):
-            item.config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+            item.config._tmp_path_factory._basetemp = folder  # type: ignore[union-attr]
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
             if self._has_failed:
                 break
@@ -536,7 +538,7 @@ def main() -> int:
     )
     parser.add_argument("paths", nargs="*", default=PACKAGES, help="below async_rl/")
     parser.add_argument("--since", help="a revision of git")
-    parser.add_argument("--limit", type=int, help="a sample of so many faults")
+    parser.add_argument("--limit", type=int, help="the size of a random sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--recorded", action="store_true", help="keep the record of an older state")
     parser.add_argument("--most-s", type=float, default=60.0, help="of tests for one fault")
@@ -551,7 +553,7 @@ def main() -> int:
     rng = random.Random(arguments.seed)
     if arguments.limit is not None and arguments.limit < len(faults):
         faults = rng.sample(faults, arguments.limit)
-    equal = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
+    equal = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
     faults = [fault for fault in faults if fault.key not in equal]
     tests = recorded(is_kept=arguments.recorded)
     os.environ.update(_environment())

@@ -2,7 +2,7 @@
 
     make notebooks
 
-stores the outputs in the notebooks and writes the pages. tests/repo/test_notebook_pages.py fails if
+stores the outputs in the notebooks and writes the pages. tests/repo/test_reference.py fails if
 a page is not that of its notebook; tests/e2e executes the notebooks.
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-from repository import ROOT
 
 import async_rl
 
-FOLDER = ROOT / "docs" / "notebooks"
+FOLDER = Path(__file__).parents[1] / "notebooks"
 CELL_TIMEOUT_S = 90
 
 
 def notebooks() -> list[Path]:
+    """Return the notebooks, by name."""
     return sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -77,6 +77,7 @@ def _shown(output: NotebookNode, stem: str, images: dict[str, str]) -> Iterator[
 
 
 def main() -> None:
+    """Execute all notebooks and write their pages."""
     for path in notebooks():
         with tempfile.TemporaryDirectory() as directory, stopping(Path(directory)):
             notebook = executed(path, Path(directory))

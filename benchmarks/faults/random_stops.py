@@ -1,6 +1,6 @@
 """Run the fast suite while every process of it is stopped at random for up to 2 s.
 
-usage: python tests/random_stops.py [--runs N] [--seed N] [words for pytest]
+usage: python -m benchmarks.faults.random_stops [--runs N] [--seed N] [words for pytest]
 
 A stop is what a busy machine does to a process. A test that fails by it expects something within a
 time, or has a race; so does the product, perhaps. Prints a line for each run and exits with 1 if

@@ -73,7 +73,7 @@ def _codes(code: CodeType) -> dict[str, list[CodeType]]:
 
 
 def _own(code: CodeType) -> Any:
-    """What a code does, without the lines and without the code inside."""
+    """Return what a code does, without the lines and without the code inside."""
     constants = [(type(c), c) for c in code.co_consts if not isinstance(c, CodeType)]
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 
