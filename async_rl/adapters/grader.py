@@ -11,7 +11,7 @@ from typing import Any
 
 from async_rl.core.errors import ConfigError, at
 from async_rl.data.problems import read_problem
-from async_rl.rewards.scoring import share_of_tests
+from async_rl.rewards.functions import share_of_tests
 from async_rl.rewards.verifier.pool import VerifierPool
 
 

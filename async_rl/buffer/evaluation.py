@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from async_rl.buffer.groups import Recovered
-from async_rl.buffer.store.connection import StoreReader
+from async_rl.buffer.store.reader import StoreReader
 from async_rl.config.rewards import Extraction
 from async_rl.core.heads import means_by_name
 from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from async_rl.buffer.changes import Admitted, storable
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.buffer.policies import ScoreFilter, Selection
-from async_rl.buffer.store.connection import StoreReader
+from async_rl.buffer.store.reader import StoreReader
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import sampling_of
 from async_rl.core.checksums import checksum

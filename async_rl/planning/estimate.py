@@ -9,7 +9,8 @@ for main memory. So a run is rejected only if it cannot fit.
 import math
 from collections.abc import Mapping
 
-from async_rl.config.pools import config_of, pool_counts, role_of
+from async_rl.config.pool_sizes import pool_counts, role_of
+from async_rl.config.pools import config_of
 from async_rl.config.run import KEPT_GROUPS, PIECE_BYTES, RunConfig
 from async_rl.core.types import Role
 from async_rl.planning.learner_memory import (

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator
 
 from async_rl.config.base import with_settings
-from async_rl.config.pools import config_of, in_words_of, pool_configs, pool_of
+from async_rl.config.pool_sizes import in_words_of
+from async_rl.config.pools import config_of, pool_configs, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.planning.estimate import (

@@ -13,7 +13,8 @@ import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from async_rl.config.pools import config_of, pool_configs, pool_counts, process_name, role_of
+from async_rl.config.pool_sizes import pool_counts, process_name, role_of
+from async_rl.config.pools import config_of, pool_configs
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
 from async_rl.core.machine import Machine

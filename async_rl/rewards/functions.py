@@ -23,12 +23,11 @@ from async_rl.config.rewards import (
     RewardConfig,
     RewardModelTerm,
 )
-from async_rl.core.errors import ConfigError, RewardError
-from async_rl.core.types import CodeProblem
-from async_rl.rewards.responses import is_well_formed
-from async_rl.rewards.scoring import share_of_tests
+from async_rl.core.errors import ConfigError, DataError, RewardError
+from async_rl.core.types import CodeProblem, Verdict
+from async_rl.rewards.responses import extract_code, is_well_formed
 from async_rl.rewards.verifier.pool import VerifierPool
-from async_rl.rewards.verifier.protocol import SCORE, Parts, RewardSample
+from async_rl.rewards.verifier.protocol import SCORE, Parts, RewardSample, VerifyRequest
 
 RewardFunction = Callable[[RewardSample], Any]
 """Returns an argument of `read_score`, or an awaitable of it."""
@@ -262,3 +261,30 @@ class RewardModel:
                 input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]
             ).logits
         return [float(score) for score in logits[:, 0].float()]
+
+
+async def share_of_tests(
+    verifiers: VerifierPool, problem: CodeProblem, response: str, extraction: Extraction
+) -> float:
+    """The share of the tests of a problem that a response passes; 0 without a program.
+
+    Raises DataError if a test is broken, else as `VerifierPool.answer`.
+    """
+    code: str | None = response
+    # An answer in words is compared with the whole response.
+    if not problem.wants_words:
+        code = extract_code(response, extraction, problem.language)
+    if code is None:
+        return 0.0
+    request = VerifyRequest(
+        code=code,
+        tests=problem.tests,
+        language=problem.language,
+        setup=problem.setup,
+        stop_at_first_failure=False,
+    )
+    results = (await verifiers.answer(request)).tests
+    for test in results:
+        if test.verdict is Verdict.TEST_ERROR:
+            raise DataError(f"a test is broken: {test.message}")
+    return sum(test.verdict is Verdict.PASS for test in results) / len(problem.tests)

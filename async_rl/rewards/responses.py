@@ -1,5 +1,4 @@
-"""The form of a response, its program, and its answer in words, compared in a process that can be
-killed.
+"""The form of a response, its program, and its answer in words. Pure.
 
 Programs: the whole text, or its last fenced block in the language of the problem. auto: the last
 fenced block if the response has a complete fence, else the whole text. The text is not judged here:
@@ -9,29 +8,23 @@ its fence names the language or none; a Python block must also parse.
 Words, with one rule per way of writing answers. gsm8k: the number after the last `####`, or else
 the last number. math: the expression in the last \\boxed{}, equal as mathematics. exact: the last
 line that is not empty, without leading or trailing spaces. regex: the pattern matches somewhere.
+Comparing expressions and searching patterns can take forever, so `is_right` runs in a process that
+can be killed (text_process.py).
 
 Invariants: finding the fences takes linear time; at most MAX_PARSED_CHARS of a response are parsed,
-starting with its last block, so an event loop may extract programs. Comparing expressions and
-searching patterns can take forever, so a child compares answers. An alarm stops it at the deadline
-of a comparison, even if its owner has exited.
+starting with its last block, so an event loop may extract programs.
 """
 
 import ast
-import asyncio
-import importlib
 import re
-import signal
 import warnings
 from contextlib import suppress
 from decimal import Decimal
 from typing import NamedTuple
 
 from async_rl.config.rewards import Extraction
-from async_rl.core.errors import InfrastructureError
-from async_rl.core.frozen import Value
 from async_rl.core.programs import PYTHON, Language, names_of
-from async_rl.core.types import AnswerTest, CodeProblem, Verdict
-from async_rl.rewards.child_process import ChildEnded, ChildProcess, ParentPipes
+from async_rl.core.types import AnswerTest, CodeProblem
 
 MIN_BLOCK_CHARS = 20
 """A shorter fenced block is a remark, not a solution."""
@@ -227,100 +220,3 @@ def vote_of(problem: CodeProblem, response: str, extraction: Extraction) -> str 
         with suppress(*_UNPARSABLE):
             return ast.unparse(ast.parse(code))
     return code.strip()
-
-
-class Question(Value):
-    """A response with the test to compare it with."""
-
-    response: str
-    test: AnswerTest
-    deadline_s: float
-
-
-class Reply(Value):
-    """The result of a question. error: the exception that the rule of a test raised."""
-
-    verdict: Verdict = Verdict.WRONG_ANSWER
-    error: str = ""
-
-
-class TextProcess:
-    """Compares answers, one at a time."""
-
-    def __init__(self) -> None:
-        self._child: ChildProcess[Reply] | None = None
-        self._turn = asyncio.Lock()
-
-    async def verdict(self, test: AnswerTest, response: str, deadline_s: float) -> Verdict:
-        """Pass, wrong answer, or timeout.
-
-        Raises InfrastructureError if the rule failed, or if the child exited before the deadline.
-        """
-        # In turns, so that the exit of the child belongs to one question.
-        async with self._turn:
-            if self._child is None:
-                self._child = await ChildProcess.start(__name__, Reply)
-            question = Question(response=response, test=test, deadline_s=deadline_s)
-            try:
-                reply = await self._child.ask(question)
-            except ChildEnded as failure:
-                await self.close()
-                # The alarm of the child has its default action, which kills it; so this exit code
-                # is the deadline.
-                if failure.code == -signal.SIGALRM:
-                    return Verdict.TIMEOUT
-                raise InfrastructureError(
-                    f"the process that compares answers exited with code {failure.code}"
-                ) from failure
-            except BaseException:
-                # Cancelled, usually: the next question must not wait for this one's reply.
-                await self.close()
-                raise
-        if reply.error:
-            raise InfrastructureError(
-                f"the answer could not be compared by rule {test.rule}: {reply.error}"
-            )
-        return reply.verdict
-
-    async def close(self) -> None:
-        """End the child."""
-        if self._child is not None:
-            await self._child.kill()
-            self._child = None
-
-
-def _reply_to(question: Question) -> Reply:
-    if question.test.rule == "math":
-        # The first import takes seconds, which must not count against the response.
-        importlib.import_module("math_verify")
-    # The default action of the alarm kills the process even inside one long call in C, which a
-    # handler in Python could not interrupt.
-    signal.setitimer(signal.ITIMER_REAL, question.deadline_s)
-    try:
-        found = is_right(question.test, question.response)
-        return Reply(verdict=Verdict.PASS if found else Verdict.WRONG_ANSWER)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        re.error,
-    ) as error:
-        return Reply(error=f"{type(error).__name__}: {str(error)[:200]}")
-    finally:
-        # Otherwise the alarm of this question would kill the process during the next one.
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def main() -> None:
-    """The child: reply line by line until its input is closed."""
-    parent = ParentPipes()
-    while True:
-        number, question = parent.receive(Question)
-        parent.send(number, _reply_to(question))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from async_rl.config.rewards import TESTS, Extraction
+from async_rl.config.rewards import TESTS
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import BrokenTest, DataError, InfrastructureError, RewardError
+from async_rl.core.errors import BrokenTest, InfrastructureError, RewardError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Score, StepScore, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.memo import MAX_FAILURE_CHARS, Verifier
@@ -232,33 +232,6 @@ class Control:
         except* (InfrastructureError, RewardError, TimeoutError):
             is_outage = True
         return is_outage
-
-
-async def share_of_tests(
-    verifiers: VerifierPool, problem: CodeProblem, response: str, extraction: Extraction
-) -> float:
-    """The share of the tests of a problem that a response passes; 0 without a program.
-
-    Raises DataError if a test is broken, else as `VerifierPool.answer`.
-    """
-    code: str | None = response
-    # An answer in words is compared with the whole response.
-    if not problem.wants_words:
-        code = extract_code(response, extraction, problem.language)
-    if code is None:
-        return 0.0
-    request = VerifyRequest(
-        code=code,
-        tests=problem.tests,
-        language=problem.language,
-        setup=problem.setup,
-        stop_at_first_failure=False,
-    )
-    results = (await verifiers.answer(request)).tests
-    for test in results:
-        if test.verdict is Verdict.TEST_ERROR:
-            raise DataError(f"a test is broken: {test.message}")
-    return sum(test.verdict is Verdict.PASS for test in results) / len(problem.tests)
 
 
 class VerifierClient(VerifierPool):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from async_rl.buffer.store.connection import CHOSEN, LEFT, Connection
+from async_rl.buffer.store.connection import Connection
 from async_rl.buffer.store.ledger import GroupRow, reading
+from async_rl.buffer.store.reader import CHOSEN, LEFT
 from async_rl.buffer.store.trajectories import (
     PAGE,
     Filter,

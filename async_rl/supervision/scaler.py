@@ -16,15 +16,14 @@ from pathlib import Path
 import msgspec
 
 from async_rl.config.checks.run import machine_problems, raise_if_any
+from async_rl.config.pool_sizes import pool_counts, with_counts
 from async_rl.config.pools import (
     GATEWAYS,
     SCALE_FILE,
     SEATS_PER_POOL,
     VERIFIERS,
     generator_pools,
-    pool_counts,
     pool_of,
-    with_counts,
     work_of,
 )
 from async_rl.config.run import RunConfig

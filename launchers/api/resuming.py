@@ -14,7 +14,8 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.composition.schema import Changes, changes
 from async_rl.config.base import replace, show
 from async_rl.config.checks.run import raise_if_any
-from async_rl.config.pools import SCALE_FILE, pool_counts
+from async_rl.config.pool_sizes import pool_counts
+from async_rl.config.pools import SCALE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine

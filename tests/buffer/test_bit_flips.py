@@ -25,8 +25,9 @@ from buffer_support import (
     train,
 )
 
-from async_rl.buffer.store.connection import DAMAGE, StoreReader
+from async_rl.buffer.store.connection import DAMAGE
 from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.trajectories import rollouts
 from async_rl.core.errors import InfrastructureError
 from async_rl.launchers.commands.stored import drop_group

@@ -14,16 +14,14 @@ from async_rl.composition.overrides import with_defaults
 from async_rl.config.base import as_builtins
 from async_rl.config.checks.run import machine_problems
 from async_rl.config.generation import PoolConfig
+from async_rl.config.pool_sizes import pool_counts, process_name, with_counts
 from async_rl.config.pools import (
     PLACES,
     config_of,
     evaluates_only,
     generator_pools,
-    pool_counts,
     pool_of,
-    process_name,
     seat,
-    with_counts,
     work_of,
 )
 from async_rl.config.run import RunConfig

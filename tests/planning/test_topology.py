@@ -7,7 +7,7 @@ from composing import compose
 from tables import table
 
 from async_rl.composition.compose import compose_for
-from async_rl.config.pools import pool_counts
+from async_rl.config.pool_sizes import pool_counts
 from async_rl.core.machine import Machine
 from async_rl.planning.topology import has_its_gpus, joining, processes
 

@@ -11,7 +11,8 @@ from tables import table
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.programs import OutputRules
 from async_rl.core.types import AnswerTest, Verdict
-from async_rl.rewards.responses import TextProcess, extract_code, is_right
+from async_rl.rewards.responses import extract_code, is_right
+from async_rl.rewards.text_process import TextProcess
 from async_rl.sandbox.comparison import Comparison, Returned, failure
 from async_rl.sandbox.values import encode
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from world import Fault, World, story
 
 from async_rl.buffer import changes
-from async_rl.buffer.store import connection
+from async_rl.buffer.store import reader
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import NO_VERSION, FloatArray, Group, IntArray, Trajectory
 from async_rl.protocol.generator import LoadReport
@@ -85,9 +85,9 @@ def test_weights_that_never_arrive_at_one_engine_are_named(
 def test_prompts_that_are_skipped_after_a_resume_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recover = connection.StoreReader.recover
+    recover = reader.StoreReader.recover
 
-    def skips(self: connection.StoreReader, steps_reused: int) -> Any:
+    def skips(self: reader.StoreReader, steps_reused: int) -> Any:
         recovered = recover(self, steps_reused)
         if recovered.next_index:
             recovered = dataclasses.replace(recovered, next_index=recovered.next_index + 3)
@@ -95,7 +95,7 @@ def test_prompts_that_are_skipped_after_a_resume_are_named(
 
     faults = [Fault(12.0, "lose_all")]
     assert broken_in(tmp_path / "sound", faults) == {}
-    monkeypatch.setattr(connection.StoreReader, "recover", skips)
+    monkeypatch.setattr(reader.StoreReader, "recover", skips)
     found = broken_in(tmp_path / "skips", faults)
     assert set(found) == {ONCE, AUDIT}
     skipped = found[ONCE].splitlines()[0]

@@ -11,16 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.buffer.store.connection import (
-    DAMAGE,
-    LEARNER_VERSION,
-    NEXT_INDEX,
-    STORE_FILE,
-    Connection,
-    Values,
-    connect,
-    select,
-)
+from async_rl.buffer.store.connection import DAMAGE, STORE_FILE, Connection, Values, connect, select
+from async_rl.buffer.store.reader import LEARNER_VERSION, NEXT_INDEX
 from async_rl.buffer.store.schema import SCHEMA_VERSION, expected_schema, schema_of
 from async_rl.config.run import BufferConfig
 from async_rl.core.calls import AgentCall

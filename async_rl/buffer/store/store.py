@@ -21,7 +21,8 @@ from typing import Literal
 import msgspec
 
 from async_rl.buffer import changes
-from async_rl.buffer.store.connection import STORE_FILE, StoreReader
+from async_rl.buffer.store.connection import STORE_FILE
+from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.writer import PAGE_BYTES, Writer
 from async_rl.core.errors import ProtocolError
 from async_rl.core.heads import PackedGroup, PackedTrajectory, SampleId

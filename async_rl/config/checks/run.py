@@ -16,7 +16,8 @@ from async_rl.config.base import Section, show
 from async_rl.config.checks.sections import extra_problems, pool_problems, reward_problems
 from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.policy_losses import BehaviorLoss
-from async_rl.config.pools import in_words_of, pool_configs, pool_counts
+from async_rl.config.pool_sizes import in_words_of, pool_counts
+from async_rl.config.pools import pool_configs
 from async_rl.config.rewards import MOST_TIMEOUTS
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import support_of

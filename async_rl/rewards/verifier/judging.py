@@ -37,7 +37,7 @@ from async_rl.core.types import (
     StdinTest,
     Verdict,
 )
-from async_rl.rewards.responses import TextProcess
+from async_rl.rewards.text_process import TextProcess
 from async_rl.rewards.verifier.commands import CommandJudge, load_headers
 from async_rl.rewards.verifier.container_run import judge_contained
 from async_rl.rewards.verifier.containers import Containers

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from async_rl.buffer.store.connection import LEARNER_VERSION, Connection, connect
+from async_rl.buffer.store.connection import Connection, connect
 from async_rl.buffer.store.ledger import Audit, audit, reading
+from async_rl.buffer.store.reader import LEARNER_VERSION
 from async_rl.config.run import RunConfig
 from async_rl.core import records
 from async_rl.core.checksums import damage, digest, sum_of
