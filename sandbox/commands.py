@@ -110,7 +110,8 @@ class _Command(child.Children):
 
         calls: the filter of system calls; errors: write end of a pipe.
         """
-        spec, (stdin, stdout, *_) = self._spec, self._descriptors
+        spec = self._spec
+        stdin, stdout, *_ = self._descriptors
         # Python ignores these two signals, and an ignored signal stays ignored after an execve.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -231,7 +231,8 @@ def open_streams(given: io.RawIOBase | None = None, printed: io.RawIOBase | None
         stdout, encoding="utf-8", errors="surrogateescape", newline="\n"
     )
     # As Python sets them at its start; fast readers of contests look at them.
-    sys.stdin.mode, sys.stdout.mode = "r", "w"  # type: ignore[misc]
+    sys.stdin.mode = "r"  # type: ignore[misc]
+    sys.stdout.mode = "w"  # type: ignore[misc]
     sys.argv = ["solution.py"]
 
 

@@ -33,8 +33,12 @@ _MOST = 1024
 _GAP = 4
 """Batches until a prompt may be used again: its last group is trained and its update pushed."""
 _BITS = 10  # of the hash of a word or a pair of words
-_WORDS, _SOURCE = 1.2, 0.4  # how much alike prompts are, by their words and their data source
-_LASTING, _PASSING = 32, 4  # batches after which a result says e times less
+# How much alike prompts are, by their words and by their data source.
+_WORDS = 1.2
+_SOURCE = 0.4
+# Batches after which a result says e times less about prompts like its own, and about all prompts.
+_LASTING = 32
+_PASSING = 4
 EXPONENT = 2
 """Of the predicted spread of rewards, by which `priority` draws."""
 _LEAST = 0.15  # nothing is certain: every prompt may come again

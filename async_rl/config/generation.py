@@ -101,7 +101,9 @@ class ModelConfig(Section):
         return self.adapter is not None and self.adapter.slots > 0
 
 
-TOOL_PARSER, THINKING_PARSER = PARSERS = ("tool_call_parser", "reasoning_parser")
+TOOL_PARSER = "tool_call_parser"
+THINKING_PARSER = "reasoning_parser"
+PARSERS = (TOOL_PARSER, THINKING_PARSER)
 """The entries of `generation.vllm.extra` that no engine reads: the parsers of tool calls and of
 thinking, under their names in `vllm serve`.
 """

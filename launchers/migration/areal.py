@@ -32,7 +32,8 @@ def layout(given: Given) -> Fate:
     """Layouts such as `vllm:d4p1t2`: of the engines, of the learner, or of both with a `+`."""
     generating, _, training = str(given.value).partition("+")
     if given.key == "actor.backend":
-        generating, training = "", generating
+        training = generating
+        generating = ""
     # d: data, p: pipeline, t: tensor, c: context parallel.
     generated, trained = (
         {letter: int(size) for letter, size in re.findall(r"([dptc])(\d+)", part)}
