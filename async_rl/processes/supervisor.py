@@ -28,9 +28,9 @@ from async_rl.planning.topology import processes
 from async_rl.protocol.base import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections
-from async_rl.supervision.child import Launcher
 from async_rl.supervision.control import GATHER_S, StopRequest, handlers, refresh
 from async_rl.supervision.fleet import Fleet
+from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.preparation import prepare

@@ -1,4 +1,4 @@
-"""One process across its lives: how a launcher starts it, its end, and the reason for the end."""
+"""One process across its lives: its start, its end, and the reason for the end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from async_rl.core.frozen import frozen
 from async_rl.core.os import RESTART_CODE
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
+from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry, in_time
 
@@ -24,51 +24,6 @@ _LAST_ERRORS = 3
 _ELSEWHERE = "See root cause above"
 _EXCEPTION = re.compile(r"^(?:\(.*?\] )?(\w+(?:Error|Exception): .*)$", re.MULTILINE)
 _PLACED_SOON_S = 5.0  # a process that waits longer for resources of the cluster is logged
-
-
-class ProcessHandle(Protocol):
-    """One started process.
-
-    pid: on the machine where it runs; 0 until it has its resources. waits_for: the resources of the
-    cluster that it waits for; empty where it runs immediately. why: the reason for its end, if the
-    launcher knows more than the exit code (its machine failed).
-    """
-
-    pid: int
-    waits_for: str = ""
-    why: str = ""
-
-    async def placed(self) -> None:
-        """Wait without limit until the process has its resources or has exited."""
-        return
-
-    async def wait(self) -> int:
-        """Return the exit code once the process and all its children have exited; -N after signal
-        N.
-        """
-
-    def terminate(self) -> None:
-        """Send SIGTERM. Harmless if the process has exited."""
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process and its children. Harmless if it has exited."""
-
-
-class Launcher(Protocol):
-    """Starts processes.
-
-    Implemented by `launchers/backends/local.py` (child processes), `ray_actors.py` (actors) and
-    `slurm.py` (job steps).
-    """
-
-    async def open(self) -> str:
-        """Prepare to start processes; return the address at which they reach this machine."""
-
-    async def close(self) -> None:
-        """Release everything; no process that it started keeps running."""
-
-    async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start one process, or request its resources. Raises InfrastructureError on failure."""
 
 
 @frozen

@@ -24,7 +24,8 @@ from async_rl.core.errors import RunFailed
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.supervisor import Expel, ReportFatal
 from async_rl.runtime.context import RENDEZVOUS_FILE
-from async_rl.supervision.child import Child, End, Launcher
+from async_rl.supervision.child import Child, End
+from async_rl.supervision.launcher import Launcher
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry, in_time
 

@@ -219,7 +219,7 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             (logprobs, "_factors", lambda *factors: factors),
             (sharding, "init_device_mesh", lambda *_, **__: mesh),
             (sharding, "ensure_group_of_one", lambda *_: None),
-            (optimizer, "gradient_norm", lambda *_: 0.0),
+            (optimizer.ModelOptimizer, "_gradient_norm", lambda *_: 0.0),
             # The kernel works in place; without storage it is replaced by one that makes copies.
             (torch, "_fused_adamw_", lambda *_, **__: None),
             # PEFT moves an adapter to the device of its base, where it is already.

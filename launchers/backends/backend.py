@@ -11,7 +11,7 @@ from pathlib import Path
 
 from async_rl.config.run import RunConfig
 from async_rl.core.frozen import frozen
-from async_rl.supervision.child import Launcher, ProcessHandle
+from async_rl.supervision.launcher import Launcher, ProcessHandle
 
 
 @frozen

@@ -8,7 +8,7 @@ from async_rl.config.launchers import RayLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.extras import missing
 from async_rl.launchers.backends.backend import Backend
-from async_rl.supervision.child import Launcher
+from async_rl.supervision.launcher import Launcher
 
 # A head on the same network answers in milliseconds; a wrong address never answers.
 _CONNECT_S = 5.0
