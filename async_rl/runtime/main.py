@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
-from async_rl.core.frozen import Value
 from async_rl.core.os import RESTART_CODE, die_with_parent, leave, owner_only
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.supervisor import ReportFatal
 from async_rl.runtime import context as contexts
 from async_rl.runtime.context import connect_control, open_context
+from async_rl.runtime.start import Start
 
 # The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0
@@ -32,19 +32,6 @@ _OF_SERVICES = {"learner": "service.training", "gateway": "service.front"}
 """The programs of a training service, in place of those of these roles. No other run imports them:
 the gateway has no GPU, and needs neither optimizers nor checkpoints.
 """
-
-
-class Start(Value):
-    """The argument of the command, which the starter of the process writes.
-
-    parent_pid: the process exits with it; 0 = with its starter. announces: the first line of
-    output is the process id.
-    """
-
-    spec: ProcessSpec
-    run_dir: str
-    parent_pid: int
-    announces: bool = False
 
 
 def describe(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from async_rl.core.machine import chosen_gpus
 from async_rl.launchers.backends.backend import Backend
 from async_rl.observability.logs import output_path
 from async_rl.planning.topology import ProcessSpec
-from async_rl.runtime.main import Start
+from async_rl.runtime.start import Start
 from async_rl.supervision.launcher import ProcessHandle
 from async_rl.wire.addresses import LOOPBACK
 
