@@ -5,7 +5,6 @@ ways to ask them.
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +45,7 @@ from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.sandbox.cells import Cells, Unsafe
-from async_rl.wire.http import serving, url_of
+from async_rl.wire.http import listen, serving, url_of
 
 T = TypeVar("T")
 LIMITS = SandboxConfig(
@@ -242,7 +241,7 @@ def no_functions() -> RewardProcess:
 @contextlib.asynccontextmanager
 async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """The application on a loopback port; yields its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen("127.0.0.1", 0) as listener:
         async with serving(app, listener, close_s=1):
             yield url_of(listener)
 

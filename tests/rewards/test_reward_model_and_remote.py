@@ -4,7 +4,6 @@ in two forms.
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import StdinTest
 from async_rl.rewards.functions import RemoteScorer, RemoteVerifier, find_function
 from async_rl.rewards.verifier.protocol import RewardSample
-from async_rl.wire.http import url_of
+from async_rl.wire.http import listen, url_of
 from benchmarks.embedded.vocabulary import build_tokenizer
 
 TEMPLATE = (
@@ -191,7 +190,7 @@ async def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
 
 async def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
     # The kernel accepts the connection, and nobody reads it.
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen("127.0.0.1", 0) as listener:
         silent = remote(url_of(listener), attempts=2)
         async with asyncio.timeout(20), scoring(silent, limit_s=0.6) as scorer:
             with pytest.raises(RewardError, match="ReadTimeout"):
