@@ -536,7 +536,7 @@ class World:
         yield gateway, "url_of", str
         calls = {"AsyncClient": functools.partial(httpx.AsyncClient, transport=web.Transport())}
         yield pool, "httpx", SimpleNamespace(**vars(httpx) | calls)
-        yield pool, "random", SimpleNamespace(Random=lambda: self.rng)
+        yield pool, "random", self.rng
 
     async def _import_engine(self, context: Any) -> Any:
         async def open_engine() -> parts.Engine:
