@@ -1,7 +1,6 @@
 """From a seed to a world: its sizes and its faults.
 
-KINDS says of which kinds a seed may be. The worlds of a seed stay as they were when it found its
-fault.
+KINDS says of which kinds a seed may be; its world stays as it was when it found its fault.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from world import Fault, World
 
 NAMES = ("buffer", "learner-0", "generator-0", "generator-1", "supervisor")
 CHILDREN = NAMES[:-1]
-LONGEST_S = 40.0
-"""Faults begin before this time of the run."""
+LONGEST_S = 40.0  # faults begin before this time of the run
 
 
 def drawn(seed: int, path: Path, settings: Mapping[str, Any] = {}) -> World:
@@ -241,10 +239,12 @@ def _struck(fields: dict[str, Any], rng: random.Random) -> None:
 
 def _slow_generators(fields: dict[str, Any], rng: random.Random) -> None:
     """The learner waits for groups, whose attempts fail and whose generators have old weights."""
+    most = rng.choice((1, 2))
     fields["settings"] |= {
         "num_steps": 30,
         "generators.count": 3,
-        "buffer.max_staleness_versions": rng.choice((1, 2)),
+        "buffer.max_staleness_versions": most,
+        "buffer.uses_per_group": min(most, fields["settings"].get("buffer.uses_per_group", 1)),
         "generation.max_concurrent_groups": rng.choice((1, 3)),
         "timeouts.group_s": 30.0,
     }
