@@ -10,7 +10,7 @@ run checkers: *kattis*, arguments input, answer, feedback directory, the output 
 exit status 42 accepts; *testlib*, arguments input, output, answer, exit status 0 accepts;
 *printed*, arguments input, answer, output, exit status 0 and the text `1` on standard output
 accept. A checker that interacts has the same arguments; its standard streams are pipes to a program
-in another cell, and what it writes to the file of the output is lost. Every other end rejects. A
+in another cell, and its writes to the file of the output are lost. Every other end rejects. A
 cell has no files to give it: `open` knows the names of its arguments. Checkers in other languages
 are commands, which get files (rewards/verifier/commands.py).
 """

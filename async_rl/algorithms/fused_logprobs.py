@@ -33,8 +33,8 @@ def fused_logprobs(
 class _FusedLogprobs(torch.autograd.Function):
     """With z the scaled logits, m their maximum, s = sum of exp(z - m), t = sum of exp(z - m) z:
       log p_y = z_y - m - log s,   H = m + log s - t / s
-    summed over blocks with a running m (online softmax, arXiv 1805.02867 alg. 3).  The gradients
-    are those of `logprobs`.
+    summed over blocks with a running m (online softmax, arXiv 1805.02867 alg. 3).  It has the
+    gradients of `logprobs`.
     """
 
     @staticmethod

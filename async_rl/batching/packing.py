@@ -73,7 +73,7 @@ class RowInProgress:
         self._prompt_starts: dict[Hashable, int] = {}
 
     def add(self, ids: IntArray, parent: int) -> None:
-        """Append tokens, the first of which follows the token `parent`."""
+        """Append tokens; the first one follows the token `parent`."""
         if 0 <= parent == self.size - 1:
             # A longer segment: a kernel needs no mask for a token that follows its neighbor.
             start, length, first = self.segments[-1]

@@ -1,4 +1,4 @@
-"""Calls of the policy: what an answer may draw from, and what a sample keeps of it."""
+"""Calls of the policy: the tokens that an answer may draw, and the values that a sample keeps."""
 
 import json
 from typing import Annotated, Literal

@@ -3,7 +3,7 @@ hub; its files are checked without loading it.
 
 Invariants
 - What prepare_model returns holds config.json, a tokenizer and safetensors.
-- The hub's cache is asked before the network, which a node of a cluster often lacks.
+- The hub's cache is read before the network, which a node of a cluster often lacks.
 - A directory in our cache is complete or absent (cache.py).
 """
 

@@ -122,7 +122,7 @@ class Staging:
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the image of a file with these tensors, those of one byte per element last."""
+        """Make the image of a file with these tensors; elements of one byte are last."""
         specs = (tensor_spec(name, tensor) for name, tensor in tensors.items())
         head = header(specs, {"format": "pt"})
         self._size_bytes = len(head) + sum(tensor.nbytes for tensor in tensors.values())

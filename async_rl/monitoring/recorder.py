@@ -32,7 +32,7 @@ from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.os import replace_file
 from async_rl.core.records import line_number, lines_backwards
 from async_rl.monitoring import events
-from async_rl.monitoring.tensorboard import EventFile
+from async_rl.monitoring.event_file import EventFile
 from async_rl.protocol.supervisor import ReportMetrics
 
 _LEARNER_PART = "reward/mean"

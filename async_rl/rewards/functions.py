@@ -1,5 +1,5 @@
 """Reward functions of the configuration: how they are found, how their results are read, and the
-ready ones, of which one runs a model and two ask a server.
+ready ones, one that runs a model and two that call a server.
 
 A function takes one RewardSample, plain or async. It returns a number, or named parts: a dict of
 numbers whose "score", or else sum, is its score. Any other value, and nan or infinity, is a

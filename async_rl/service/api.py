@@ -1,4 +1,4 @@
-"""The handlers of the Tinker API's requests, and the queries that show what the service has.
+"""The handlers of the Tinker API's requests, and the queries of its sessions and checkpoints.
 
 In a query :run_id and its like are parts of the path or fields of the body; :limit and :offset are
 of the URL; :name and :tokenizer are of the base model.
@@ -214,7 +214,7 @@ class Api:
         }
 
     def shown(self, query: str, call: Call) -> msgspec.Raw:
-        """Return what a query makes."""
+        """Return the content of a query's answer."""
         page = msgspec.convert(call.query, forms.Page, strict=False)
         # GET has no body.
         named = msgspec.structs.asdict(forms.read(call.body or b"{}", forms.Named))

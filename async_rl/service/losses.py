@@ -221,7 +221,7 @@ def _check_range(name: str, values: AnyArray, low: Any, high: float) -> None:
 
 
 def _shared(one: Example, then: Example) -> int:
-    """Return the number of tokens that both begin with, 0 if storing them once saves nothing."""
+    """Return the number of tokens at the start of both, 0 if storing them once saves nothing."""
     size = min(len(one.tokens), len(then.tokens))
     differs = one.tokens[:size] != then.tokens[:size]
     shared = int(differs.argmax()) if differs.any() else size

@@ -213,7 +213,7 @@ def build_app(sessions: Sessions, offers: Offers | None = None) -> ASGIApp:
 async def _lines_until(
     answers: Awaitable[Sequence[Answer]], exchange: Exchange
 ) -> AsyncIterator[bytes]:
-    """Yield comments until the answers are there, then the lines of all events. The answers are
+    """Yield comments until the answers are complete, then the lines of all events. The answers are
     cancelled with it.
     """
     answering = asyncio.ensure_future(answers)

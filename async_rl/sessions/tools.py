@@ -86,7 +86,7 @@ def form_of(template: str, parser: str = "") -> ToolForm:
 def thinking_form(template: str, parser: str = "") -> str:
     """Return the form of a model's thinking: TAGS, the name of a parser, or "" without thinking.
 
-    parser: the one that the configuration names.
+    parser: as the configuration names it.
     """
     found = [name for name, mark in _MARKS.items() if mark in template]
     own = TAGS if THOUGHT in template else ""

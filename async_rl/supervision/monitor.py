@@ -23,7 +23,7 @@ from async_rl.monitoring.exports import Endpoint, WandbRun
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.status import NOTHING_REWARDED
-from async_rl.monitoring.tensorboard import TensorBoard
+from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.observability.logs import log_path
 from async_rl.protocol.buffer import StartFrom
 from async_rl.protocol.supervisor import ReportMetrics, StatusReply

@@ -34,7 +34,7 @@ _LONGEST_S = 2.0  # twice the interval at which the supervisor reads it; a busy 
 
 
 class AwakeClock:
-    """Seconds in which this process ran. read: monotonic seconds.
+    """Seconds while this process ran. read: monotonic seconds.
 
     A process that was stopped, or whose machine was suspended, has not heard its children and must
     not blame them for it. The time between two readings therefore counts as at most `_LONGEST_S`,
@@ -82,7 +82,7 @@ class Registry:
     """Members by name. The revision of `directory` grows when a member starts or stops serving.
 
     wanted: target number of processes per pool, set by the scaler. work: purpose of the generators
-    of each pool. clock: seconds in which the supervisor ran.
+    of each pool. clock: seconds while the supervisor ran.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:

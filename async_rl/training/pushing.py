@@ -232,7 +232,7 @@ class Pusher:
             self._wake.set()
 
     def _write_answers(self) -> None:
-        """Record the answers since the last call, those of a large fleet in few writes."""
+        """Record the answers since the last call, a large fleet's in few writes."""
         if self._answers:
             records.append(self._context.run_dir / PUSHES_FILE, self._answers)
             self._answers.clear()

@@ -200,7 +200,7 @@ class Broadcaster(Sender):
                 each.cancel()
 
     def _require_sent(self, parts: Sequence[asyncio.Future[Any]], seat: Seat) -> None:
-        """Raise the error of the rank that is the cause, before those of ranks that waited."""
+        """Raise the error of the rank that is the cause, before the errors of ranks that waited."""
         silent = DeadlineExceeded("it does not answer")
         errors = [part.exception() if part.done() else silent for part in parts]
         for rank, error in enumerate(errors):

@@ -211,7 +211,7 @@ def _dial(target: _End, number: int) -> str:
 
 def _listeners() -> dict[int, Any]:
     """Return the listening sockets of this process by inode: the number of a descriptor that
-    another thread closes is that of the next listener.
+    another thread closes may be the next listener's.
     """
     found = {}
     for end in _sockets(psutil.CONN_LISTEN):

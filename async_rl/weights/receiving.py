@@ -1,4 +1,4 @@
-"""The generators' half of every medium, and the pieces in which a broadcast arrives.
+"""The generators' half of every medium, and the pieces of a broadcast.
 
 A piece of a broadcast (weights/broadcast.py) is a bucket of whole tensors, a contiguous part of the
 block as `tensors.layout` arranges it, or a part of one that is larger than a piece.

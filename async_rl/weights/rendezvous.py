@@ -95,7 +95,7 @@ class Rendezvous:
 
 
 class SeatStore(dist.Store):  # type: ignore[name-defined,misc]
-    """The values of one communicator, for one rank. Its methods are those of torch's stores, called
+    """The values of one communicator, for one rank. It has the methods of torch's stores, called
     from threads of torch too; each raises AsyncRLError or RuntimeError if it fails.
     """
 

@@ -1,4 +1,4 @@
-"""Checks of what a run reads: the first rows of its data files, and the installed vLLM.
+"""Checks of a run's inputs: the first rows of its data files, and the installed vLLM.
 
 Files are usually wrong for one reason, which the first rows show: a column that is named otherwise.
 Without this check such a run starts all its processes and loads its model first. The engine

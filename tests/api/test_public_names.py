@@ -16,6 +16,8 @@ def loaded_by(code: str, *modules: str) -> str:
 
 def test_the_import_loads_no_other_package_and_a_launch_or_dry_run_nothing_heavy() -> None:
     assert loaded_by("import async_rl", *HEAVY) == "[]"
+    # A child lowers its priority before it imports TensorBoard.
+    assert loaded_by("import async_rl.monitoring.tensorboard_process", "tensorboard") == "[]"
     heavy = ("torch", "vllm", "transformers", "ray", "async_rl.launchers.cli")
     uses = "async_rl.launch, async_rl.open_run, async_rl.Verifier"
     assert loaded_by(f"import async_rl; {uses}", *heavy) == "[]"

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from async_rl.monitoring.tensorboard import EventFile
+from async_rl.monitoring.event_file import EventFile
 
 PARENT = """
 import sys
 from pathlib import Path
-from async_rl.monitoring.tensorboard import TensorBoard
+from async_rl.monitoring.tensorboard_process import TensorBoard
 run = Path(sys.argv[1])
 board = TensorBoard(run, host="127.0.0.1", port=0, log=run / "logs" / "tensorboard.log")
 print(board.url, flush=True)

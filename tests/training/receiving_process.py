@@ -1,6 +1,4 @@
-"""A generator without an engine, whose ranks receive broadcasts: a thread, or a process where it
-has GPUs.
-"""
+"""A generator without an engine, whose ranks receive broadcasts: a thread, with GPUs a process."""
 
 import asyncio
 import hashlib

@@ -2,7 +2,7 @@
 each state, and the audit of the whole history.
 
 Reads only, also while the run writes; one answer comes from one moment, which `reading` opens. The
-queries of the summary are in ledger.toml, those of the audit in audit.toml, tables in schema.py.
+queries of the summary are in ledger.toml, the audit's in audit.toml, tables in schema.py.
 """
 
 import contextlib

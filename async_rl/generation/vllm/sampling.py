@@ -1,4 +1,4 @@
-"""A sample in vLLM: the parameters with which it is requested, the limits top-k and top-p on its
+"""A sample in vLLM: the parameters of its request, the limits top-k and top-p on its
 tokens, and the tokens with their log-probs that it becomes.
 
 vLLM keeps all tokens whose logit equals the k-th, which in bfloat16 are often several, and reports
